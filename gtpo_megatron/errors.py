@@ -1,0 +1,57 @@
+"""Every error this package raises on purpose.
+
+::
+
+    GTPOError
+    +-- ConfigError (ValueError)          a configuration no run can have
+    +-- ShapeError (ValueError)           tensors whose shapes or dtypes do not fit
+    +-- DataError (ValueError)            a value or a data row that cannot be used
+    +-- WeightMappingError (KeyError)     a parameter without its counterpart
+    +-- RolloutError (RuntimeError)       generation failed
+    +-- WeightSyncError (RuntimeError)    a push failed, or the sampler is not the trainer's policy
+    +-- CheckpointError (RuntimeError)    a checkpoint cannot be written or read
+    +-- WorkerError (RuntimeError)        a rank or an engine died, hung or raised
+
+A message says what, got, expected, and what to do. Each class also is its standard-library counterpart. None has an
+``__init__`` of its own, so that all of them survive pickling between processes.
+"""
+
+
+class GTPOError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(GTPOError, ValueError):
+    """A configuration that no run can have; raised before any process starts."""
+
+
+class ShapeError(GTPOError, ValueError):
+    """Tensors whose shapes or dtypes do not fit together."""
+
+
+class DataError(GTPOError, ValueError):
+    """A value that cannot be used: a malformed data row, a NaN entropy, a negative length."""
+
+
+class WeightMappingError(GTPOError, KeyError):
+    """A parameter without its counterpart on the other side."""
+
+    def __str__(self) -> str:
+        """KeyError shows the repr of its argument; a sentence should be shown as it is."""
+        return Exception.__str__(self)
+
+
+class RolloutError(GTPOError, RuntimeError):
+    """Generation failed or returned something unusable."""
+
+
+class WeightSyncError(GTPOError, RuntimeError):
+    """A weight push failed, or the sampler does not have the trainer's policy."""
+
+
+class CheckpointError(GTPOError, RuntimeError):
+    """A checkpoint cannot be written or read."""
+
+
+class WorkerError(GTPOError, RuntimeError):
+    """A rank or an engine died, hung or raised; the message names it."""

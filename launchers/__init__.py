@@ -1,0 +1,1 @@
+"""Launchers: the only importers of nemo_run, and the only readers of the environment."""

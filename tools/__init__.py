@@ -1,0 +1,1 @@
+"""Maintenance scripts; each runs by itself."""
