@@ -1,0 +1,162 @@
+"""What travels between the stages of a step: frozen containers that grow by type, never by filling in optional fields.
+
+::
+
+    Problem -> PromptBatch -(2 rollout)-> RolloutBatch -(3 reward)-> RewardBatch
+                                               -(4 score)-> ScoredBatch -(5, 6 credit)-> TrainBatch
+
+Shapes: ``B`` responses, ``T`` response tokens (padded on the right), ``Tp`` prompt tokens (padded on the right).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.errors import ShapeError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One row of a dataset, tokenised.
+
+    Attributes:
+        problem_id: unique within its dataset.
+        prompt_ids: the rendered prompt, without special padding.
+        answer: the reference answer that the reward compares with.
+        source: name of the dataset the row came from.
+    """
+
+    problem_id: str
+    prompt_ids: tuple[int, ...]
+    answer: str
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptBatch:
+    """The prompts of one step; prompt ``n`` is sampled ``group_size`` times.
+
+    Attributes:
+        problems: one a prompt.
+        group_ids: int64 label of each prompt's group, unique in the run.
+    """
+
+    problems: tuple[Problem, ...]
+    group_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.problems) != len(self.group_ids):
+            raise ShapeError(f"{len(self.problems)} problems but {len(self.group_ids)} group_ids; one label a prompt")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutBatch:
+    """Sampled responses, as the sampler saw them.
+
+    Attributes:
+        prompt_ids: ``[B, Tp]`` int64, right-padded with 0.
+        prompt_lengths: ``[B]`` int64.
+        response_ids: ``[B, T]`` int64, right-padded with 0.
+        response_lengths: ``[B]`` int64.
+        rollout_logprobs: ``[B, T]`` float32, nats, of the sampling distribution; 0 at padding.
+        group_ids: ``[B]`` int64.
+        truncated: ``[B]`` bool, True where the length limit cut the response.
+        policy_version: of the weights that generated every token here.
+    """
+
+    prompt_ids: Tensor
+    prompt_lengths: Tensor
+    response_ids: Tensor
+    response_lengths: Tensor
+    rollout_logprobs: Tensor
+    group_ids: Tensor
+    truncated: Tensor
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        batch = self.response_ids.shape[0]
+        for name in ("prompt_lengths", "response_lengths", "group_ids", "truncated"):
+            if getattr(self, name).shape != (batch,):
+                raise ShapeError(f"{name}: got shape {tuple(getattr(self, name).shape)}, expected ({batch},)")
+        if self.rollout_logprobs.shape != self.response_ids.shape or self.prompt_ids.shape[:1] != (batch,):
+            raise ShapeError(
+                f"response_ids {tuple(self.response_ids.shape)}, rollout_logprobs {tuple(self.rollout_logprobs.shape)} "
+                f"and prompt_ids {tuple(self.prompt_ids.shape)} disagree on the number of responses or tokens"
+            )
+
+    @property
+    def num_responses(self) -> int:
+        """``B``."""
+        return int(self.response_ids.shape[0])
+
+    @property
+    def response_mask(self) -> Tensor:
+        """``[B, T]`` bool, True on response tokens; left-aligned."""
+        positions = torch.arange(self.response_ids.shape[1], device=self.response_ids.device)
+        return positions[None, :] < self.response_lengths[:, None]
+
+    def select(self, rows: Sequence[int]) -> "RolloutBatch":
+        """The responses at ``rows``, padding trimmed to the longest of them."""
+        index = torch.as_tensor(list(rows), dtype=torch.int64)
+        prompt_lengths, response_lengths = self.prompt_lengths[index], self.response_lengths[index]
+        prompt_width = int(prompt_lengths.max()) if len(index) else 0
+        response_width = int(response_lengths.max()) if len(index) else 0
+        return RolloutBatch(
+            prompt_ids=self.prompt_ids[index, :prompt_width],
+            prompt_lengths=prompt_lengths,
+            response_ids=self.response_ids[index, :response_width],
+            response_lengths=response_lengths,
+            rollout_logprobs=self.rollout_logprobs[index, :response_width],
+            group_ids=self.group_ids[index],
+            truncated=self.truncated[index],
+            policy_version=self.policy_version,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardBatch:
+    """Outcome rewards, one a response.
+
+    Attributes:
+        rewards: ``[B]`` float32, raw outcome reward.
+        failed: ``[B]`` bool, True where the reward function raised or ran out of time: no verdict, not a zero.
+    """
+
+    rewards: Tensor
+    failed: Tensor
+
+    def __post_init__(self) -> None:
+        if self.rewards.shape != self.failed.shape or self.rewards.ndim != 1:
+            raise ShapeError(f"rewards {tuple(self.rewards.shape)}, failed {tuple(self.failed.shape)}: both must be [B]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredBatch:
+    """What the old policy says of the sampled tokens; computed once, before the first update.
+
+    Attributes:
+        old_logprobs: ``[B, T]`` float32, nats; 0 at padding.
+        token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 at padding.
+    """
+
+    old_logprobs: Tensor
+    token_entropy: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainBatch:
+    """Everything an update needs, fixed before the first one.
+
+    Attributes:
+        rollouts: the responses.
+        scores: of the old policy.
+        shaped_rewards: ``[B, T]`` float32.
+        advantages: ``[B, T]`` float32, zero at padding.
+    """
+
+    rollouts: RolloutBatch
+    scores: ScoredBatch
+    shaped_rewards: Tensor
+    advantages: Tensor
