@@ -129,7 +129,9 @@ class RewardBatch:
 
     def __post_init__(self) -> None:
         if self.rewards.shape != self.failed.shape or self.rewards.ndim != 1:
-            raise ShapeError(f"rewards {tuple(self.rewards.shape)}, failed {tuple(self.failed.shape)}: both must be [B]")
+            raise ShapeError(
+                f"rewards {tuple(self.rewards.shape)}, failed {tuple(self.failed.shape)}: both must be [B]"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

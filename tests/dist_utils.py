@@ -1,0 +1,69 @@
+"""Real gloo ranks for tests: forked processes that meet in a file store and hand their results back.
+
+Fork, not spawn: the parent has imported torch already and no CUDA context exists, so a rank is up in milliseconds.
+"""
+
+import datetime
+import multiprocessing
+import pickle
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=30),
+        )
+        outcome = ("ok", fn(rank, world_size, *args))
+        dist.destroy_process_group()
+    except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises
+        outcome = ("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    Path(folder, f"rank{rank}.part").write_bytes(pickle.dumps(outcome))
+    Path(folder, f"rank{rank}.part").rename(Path(folder, f"rank{rank}"))
+
+
+def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0) -> list[Any]:
+    """``fn(rank, world_size, *args)`` on every rank of a fresh gloo world; its results in rank order.
+
+    Results travel by pickle: return tensors detached, on the CPU.
+
+    Raises:
+        AssertionError: a rank raised, died or outlived ``timeout_s``; the message carries its traceback.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=_rank_main, args=(fn, r, world_size, folder, args), daemon=True)
+            for r in range(world_size)
+        ]
+        for process in ranks:
+            process.start()
+        deadline = time.monotonic() + timeout_s
+        for process in ranks:
+            process.join(max(0.0, deadline - time.monotonic()))
+        hung = [r for r, process in enumerate(ranks) if process.is_alive()]
+        for r in hung:
+            ranks[r].kill()
+        results = []
+        for r in range(world_size):
+            path = Path(folder, f"rank{r}")
+            if not path.exists():
+                raise AssertionError(f"rank {r} left no result (exit code {ranks[r].exitcode}; hung ranks: {hung})")
+            status, value = pickle.loads(path.read_bytes())
+            if status == "error":
+                raise AssertionError(f"rank {r} raised {value}")
+            results.append(value)
+        return results
