@@ -1,0 +1,41 @@
+"""Ray and its processes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gtpo_megatron.config.checks import require_non_negative, require_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterConfig:
+    """Where the processes of a run live.
+
+    Attributes:
+        mode: ``ray`` starts one actor a rank; ``local`` runs everything in this process (one rank; tests, debugging).
+        address: of a running Ray head; empty starts a Ray of the run's own.
+        num_cpus: logical cores that a Ray of the run's own offers.
+        object_store_mib: shared memory for batches between processes.
+        threads_per_rank: of a trainer rank, on a CPU.
+        engine_threads: of the vLLM engine, on a CPU; 0 leaves it to vLLM.
+        start_deadline_s: by when every process must be up.
+        stage_deadline_s: longest time a stage may take before the run stops and names who has not answered.
+    """
+
+    mode: Literal["ray", "local"] = "ray"
+    address: str = ""
+    num_cpus: int = 2
+    object_store_mib: int = 1024
+    threads_per_rank: int = 1
+    engine_threads: int = 0
+    start_deadline_s: float = 600.0
+    stage_deadline_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        require_positive(
+            num_cpus=self.num_cpus,
+            object_store_mib=self.object_store_mib,
+            threads_per_rank=self.threads_per_rank,
+            start_deadline_s=self.start_deadline_s,
+            stage_deadline_s=self.stage_deadline_s,
+        )
+        require_non_negative(engine_threads=self.engine_threads)

@@ -1,0 +1,27 @@
+"""Which model is trained, and in which precision."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gtpo_megatron.config.checks import require_positive, require_text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The model to train, in Hugging Face format.
+
+    Attributes:
+        path: folder with ``config.json``, ``*.safetensors`` and tokenizer files.
+        dtype: of the weights in forward and backward; optimizer state and gradients are always float32.
+        max_sequence_tokens: prompt plus response; longer prompts are dropped at loading.
+        head_chunk_tokens: tokens whose logits are in memory at a time in the fused output layer.
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_sequence_tokens: int = 6144
+    head_chunk_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        require_text(path=self.path)
+        require_positive(max_sequence_tokens=self.max_sequence_tokens, head_chunk_tokens=self.head_chunk_tokens)

@@ -1,0 +1,77 @@
+"""Adam, its schedule, and how often a rollout batch is used."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """Adam with warm-up and decay; nothing here has a hidden default in Megatron.
+
+    Attributes:
+        learning_rate: peak value.
+        min_learning_rate: where a decay ends; ignored by the constant schedule.
+        schedule: shape after the warm-up, over the run's optimizer updates.
+        warmup_updates: optimizer updates over which the rate rises linearly from 0; the first update has rate
+            ``learning_rate / warmup_updates``.
+        adam_beta1: decay of the first moment.
+        adam_beta2: decay of the second moment.
+        adam_eps: added to the root of the second moment.
+        weight_decay: decoupled (AdamW); biases and norms are exempt, as in Megatron.
+        clip_grad: largest global gradient norm.
+    """
+
+    learning_rate: float
+    min_learning_rate: float = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_updates: int = 0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(learning_rate=self.learning_rate, adam_eps=self.adam_eps, clip_grad=self.clip_grad)
+        require_non_negative(
+            min_learning_rate=self.min_learning_rate,
+            warmup_updates=self.warmup_updates,
+            weight_decay=self.weight_decay,
+        )
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must lie in [0, 1)")
+        if self.min_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"min_learning_rate={self.min_learning_rate!r} exceeds learning_rate={self.learning_rate!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateConfig:
+    """How a rollout batch becomes optimizer updates.
+
+    Entropies, old log-probs and advantages are those of the policy that generated the batch, fixed before the first
+    update. The paper makes one update a batch (so every ratio is 1); more are this project's extension.
+
+    Attributes:
+        updates_per_rollout: optimizer updates made from one rollout batch.
+        mini_batch_prompts: prompts (whole groups) an update uses; 0 means all of the batch. Successive updates take
+            successive mini-batches of a seeded order of the prompts and start over when it is used up.
+        micro_batch_tokens: largest number of packed tokens (prompt plus response) in one forward pass; a longer single
+            sequence gets a micro-batch of its own.
+        mask_truncated: give responses cut by the length limit no part in the loss; their rewards still enter the
+            group's statistics.
+    """
+
+    updates_per_rollout: int = 1
+    mini_batch_prompts: int = 0
+    micro_batch_tokens: int = 16384
+    mask_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(updates_per_rollout=self.updates_per_rollout, micro_batch_tokens=self.micro_batch_tokens)
+        require_non_negative(mini_batch_prompts=self.mini_batch_prompts)

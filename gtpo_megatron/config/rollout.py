@@ -1,0 +1,80 @@
+"""How responses are sampled, and how new weights reach the sampler."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
+from gtpo_megatron.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingConfig:
+    """The sampling distribution.
+
+    Attributes:
+        temperature: logits are divided by it, in sampling, in scoring and in the update alike.
+        top_p: nucleus mass; below 1 the sampler's distribution is not the scored one.
+        top_k: number of candidates; 0 means all.
+        max_response_tokens: a longer response is cut and flagged.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_response_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        require_positive(temperature=self.temperature, top_p=self.top_p, max_response_tokens=self.max_response_tokens)
+        require_fraction(top_p=self.top_p)
+        require_non_negative(top_k=self.top_k)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutConfig:
+    """The vLLM engine.
+
+    Attributes:
+        group_size: responses a prompt, ``G``.
+        sampling: the distribution that training responses come from.
+        dtype: of vLLM's weights.
+        kv_cache_mib: memory of the key-value cache; without a number vLLM takes nearly all there is.
+        max_concurrent_sequences: sequences vLLM decodes together.
+        tensor_parallel_size: ranks of the engine.
+    """
+
+    group_size: int = 16
+    sampling: SamplingConfig = SamplingConfig()
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    kv_cache_mib: int = 16384
+    max_concurrent_sequences: int = 256
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive(
+            kv_cache_mib=self.kv_cache_mib,
+            max_concurrent_sequences=self.max_concurrent_sequences,
+            tensor_parallel_size=self.tensor_parallel_size,
+        )
+        if self.group_size < 2:
+            raise ConfigError(
+                f"group_size={self.group_size!r}: must be 2 or more; a response is judged against others of its prompt"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSyncConfig:
+    """The push of new weights into the sampler after every step.
+
+    Attributes:
+        transport: how the bytes travel.
+        verify_every_steps: every so many pushes, and at the first one, both sides compare a checksum of every tensor.
+        logprob_gap_limit: largest absolute difference, nats, between the sampler's and the trainer's log-prob of a
+            sampled token; above it the run stops. 1e-4 suits float32 on both sides; bfloat16 needs about 1.
+    """
+
+    transport: Literal["shared_memory"] = "shared_memory"
+    verify_every_steps: int = 10
+    logprob_gap_limit: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(verify_every_steps=self.verify_every_steps, logprob_gap_limit=self.logprob_gap_limit)

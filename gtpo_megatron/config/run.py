@@ -1,0 +1,83 @@
+"""The root of a run's configuration and the checks that span its parts."""
+
+from dataclasses import dataclass
+
+from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.data import DataConfig
+from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import RolloutConfig, WeightSyncConfig
+from gtpo_megatron.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything that determines a run. Two runs with equal configurations on equal machines are equal bit for bit.
+
+    Attributes:
+        name: of the recipe, for people.
+        seed: of prompts, samples and mini-batches.
+        num_steps: training steps; a step is one rollout batch.
+    """
+
+    name: str
+    num_steps: int
+    model: ModelConfig
+    data: DataConfig
+    evaluation: EvaluationConfig
+    algorithm: AlgorithmConfig
+    optimizer: OptimizerConfig
+    parallel: ParallelConfig
+    seed: int = 0
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    update: UpdateConfig = UpdateConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    def __post_init__(self) -> None:
+        require_text(name=self.name)
+        require_positive(num_steps=self.num_steps)
+        require_non_negative(seed=self.seed)
+        self._check_lengths()
+        self._check_batch()
+        if self.cluster.mode == "local" and self.parallel.num_ranks != 1:
+            raise ConfigError(
+                f"cluster.mode='local' runs one rank, got {self.parallel}; use mode='ray' or parallel.num_ranks=1"
+            )
+        if self.optimizer.warmup_updates > self.num_updates:
+            raise ConfigError(
+                f"optimizer.warmup_updates={self.optimizer.warmup_updates} exceeds the run's {self.num_updates} updates "
+                f"(num_steps={self.num_steps} x updates_per_rollout={self.update.updates_per_rollout})"
+            )
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates in the whole run."""
+        return self.num_steps * self.update.updates_per_rollout
+
+    def _check_lengths(self) -> None:
+        for where, sampling in (("rollout", self.rollout.sampling), ("evaluation", self.evaluation.sampling)):
+            needed = self.data.max_prompt_tokens + sampling.max_response_tokens
+            if needed > self.model.max_sequence_tokens:
+                raise ConfigError(
+                    f"data.max_prompt_tokens={self.data.max_prompt_tokens} + {where}.sampling.max_response_tokens="
+                    f"{sampling.max_response_tokens} = {needed} exceeds model.max_sequence_tokens="
+                    f"{self.model.max_sequence_tokens}; raise it or shorten one of them"
+                )
+
+    def _check_batch(self) -> None:
+        mini, prompts = self.update.mini_batch_prompts, self.data.prompts_per_step
+        if mini > prompts:
+            raise ConfigError(
+                f"update.mini_batch_prompts={mini} exceeds data.prompts_per_step={prompts}; use 0 for all of them"
+            )
