@@ -56,7 +56,7 @@ class RunConfig:
             )
         if self.optimizer.warmup_updates > self.num_updates:
             raise ConfigError(
-                f"optimizer.warmup_updates={self.optimizer.warmup_updates} exceeds the run's {self.num_updates} updates "
+                f"optimizer.warmup_updates={self.optimizer.warmup_updates} exceeds the run: {self.num_updates} updates "
                 f"(num_steps={self.num_steps} x updates_per_rollout={self.update.updates_per_rollout})"
             )
 

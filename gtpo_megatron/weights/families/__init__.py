@@ -1,0 +1,1 @@
+"""One two-way name table a model family."""

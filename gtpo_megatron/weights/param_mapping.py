@@ -1,0 +1,174 @@
+"""Typed mappings: which box of a Megatron shard is which box of a Hugging Face tensor.
+
+A mapping owns the tensor-parallel algebra of one Megatron parameter and yields ``SliceCopy`` rows. Loading reads them from
+right to left, export and the weight push from left to right, so the directions cannot drift apart.
+
+Every tensor is seen as a matrix ``[rows, columns]``; a vector is one column.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gtpo_megatron.errors import WeightMappingError
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of a matrix: rows ``[row, row + num_rows)``, columns ``[column, column + num_columns)``."""
+
+    row: int
+    num_rows: int
+    column: int
+    num_columns: int
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """To index a matrix with."""
+        return slice(self.row, self.row + self.num_rows), slice(self.column, self.column + self.num_columns)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCopy:
+    """One box of this rank's Megatron parameter equals one box of a Hugging Face tensor of the same size."""
+
+    megatron_name: str
+    megatron_box: Box
+    hf_name: str
+    hf_box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """A rank's place among the ranks that share a layer's matrices."""
+
+    size: int
+    index: int
+
+
+def _share(total: int, tp: TensorParallel, what: str) -> tuple[int, int]:
+    """First element and number of elements of this rank's equal share."""
+    if total % tp.size:
+        raise WeightMappingError(f"{what}: {total} does not split over tensor_parallel_size={tp.size}")
+    part = total // tp.size
+    return tp.index * part, part
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Norms: every rank has the whole tensor."""
+
+    megatron_name: str
+    hf_name: str
+    rows: int
+    columns: int = 1
+
+    def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
+        """The whole tensor; equal on all ranks, so only rank 0 of ``tp`` need write it."""
+        del tp
+        box = Box(0, self.rows, 0, self.columns)
+        yield SliceCopy(self.megatron_name, box, self.hf_name, box)
+
+
+@dataclass(frozen=True, slots=True)
+class RowParallel:
+    """Output and down projections: Megatron's row-parallel linear splits the input dim, that is columns here."""
+
+    megatron_name: str
+    hf_name: str
+    rows: int
+    columns: int
+
+    def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
+        """This rank's columns."""
+        start, part = _share(self.columns, tp, self.hf_name)
+        yield SliceCopy(self.megatron_name, Box(0, self.rows, 0, part), self.hf_name, Box(0, self.rows, start, part))
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Embedding and output layer: split by rows, Megatron's vocabulary padded so that it splits.
+
+    Attributes:
+        rows: true vocabulary size; rows at or past it exist in Megatron only and stay zero.
+        padded_rows: Megatron's vocabulary size over all ranks.
+    """
+
+    megatron_name: str
+    hf_name: str
+    rows: int
+    columns: int
+    padded_rows: int
+
+    def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
+        """This rank's true rows; nothing on a rank that has padding only."""
+        start, part = _share(self.padded_rows, tp, self.hf_name)
+        count = min(part, self.rows - start)
+        if count > 0:
+            yield SliceCopy(
+                self.megatron_name, Box(0, count, 0, self.columns), self.hf_name, Box(start, count, 0, self.columns)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """Gate and up projections fused: a rank holds its rows of the gate, then its rows of the up projection."""
+
+    megatron_name: str
+    gate_name: str
+    up_name: str
+    rows: int
+    columns: int
+
+    def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
+        """Two boxes."""
+        start, part = _share(self.rows, tp, self.gate_name)
+        for half, hf_name in enumerate((self.gate_name, self.up_name)):
+            yield SliceCopy(
+                self.megatron_name,
+                Box(half * part, part, 0, self.columns),
+                hf_name,
+                Box(start, part, 0, self.columns),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class QKV:
+    """Query, key and value fused by query group: ``[q of group 0, k of group 0, v of group 0, q of group 1, ...]``.
+
+    Attributes:
+        num_heads: query heads of the model.
+        num_query_groups: key-value heads of the model.
+        head_size: rows a head.
+        columns: hidden size, or 1 for the bias.
+    """
+
+    megatron_name: str
+    query_name: str
+    key_name: str
+    value_name: str
+    num_heads: int
+    num_query_groups: int
+    head_size: int
+    columns: int
+
+    def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
+        """Three boxes a query group that this rank holds."""
+        first_group, groups = _share(self.num_query_groups, tp, self.query_name)
+        query_rows = self.num_heads // self.num_query_groups * self.head_size
+        row = 0
+        for group in range(first_group, first_group + groups):
+            for hf_name, rows in (
+                (self.query_name, query_rows),
+                (self.key_name, self.head_size),
+                (self.value_name, self.head_size),
+            ):
+                yield SliceCopy(
+                    self.megatron_name,
+                    Box(row, rows, 0, self.columns),
+                    hf_name,
+                    Box(group * rows, rows, 0, self.columns),
+                )
+                row += rows
+
+
+ParamMapping = Replicated | RowParallel | Vocabulary | GatedMLP | QKV
