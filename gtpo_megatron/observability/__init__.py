@@ -1,0 +1,1 @@
+"""What a person sees of a run: metrics, logs, the live display and the report."""

@@ -1,0 +1,76 @@
+"""Sets up logging once a process; called from a command line's or a worker's entry, never at import."""
+
+import logging
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+LOG_FILE = "log.txt"
+PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
+"""Our own loggers, which follow the configured level; other libraries speak from WARNING on."""
+
+_FILE_FORMAT = "%(asctime)s %(levelname)-7s %(prefix)s%(name)s: %(message)s"
+_TERMINAL_FORMAT = "%(prefix)s%(message)s"
+_MARK = "_gtpo_megatron_handler"
+
+
+def rank_prefix(rank: int, **coordinates: int) -> str:
+    """``[rank 3 tp1 dp0]`` from ``rank_prefix(3, tp=1, dp=0)``."""
+    return "[" + " ".join([f"rank {rank}", *(f"{axis}{index}" for axis, index in coordinates.items())]) + "]"
+
+
+def set_up_logs(
+    *, level: str = "INFO", run_folder: Path | None = None, prefix: str = "", console: Console | None = None
+) -> None:
+    """Gives the root logger one handler for people and, if asked, one for ``log.txt``; a second call replaces them.
+
+    Args:
+        level: of our own loggers.
+        run_folder: ``log.txt`` in it is appended to, one whole line a write, so ranks of one machine can share it.
+            None: no file.
+        prefix: see :func:`rank_prefix`; empty in the driver.
+        console: the terminal that a live display draws on, so that log lines appear above it. Where it is no terminal
+            (or None), plain lines go to stderr.
+    """
+    handlers: list[logging.Handler] = []
+    if console is not None and console.is_terminal:
+        terminal: logging.Handler = RichHandler(
+            console=console, show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S", markup=False
+        )
+        terminal.setFormatter(logging.Formatter(_TERMINAL_FORMAT))
+    else:
+        terminal = logging.StreamHandler(sys.stderr)
+        terminal.setFormatter(logging.Formatter(_FILE_FORMAT))
+    handlers.append(terminal)
+    if run_folder is not None:
+        run_folder.mkdir(parents=True, exist_ok=True)
+        to_file = logging.FileHandler(run_folder / LOG_FILE, encoding="utf-8", delay=True)
+        to_file.setFormatter(logging.Formatter(_FILE_FORMAT))
+        handlers.append(to_file)
+
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if getattr(handler, _MARK, False)]:
+        root.removeHandler(old)
+        old.close()
+    for handler in handlers:
+        setattr(handler, _MARK, True)
+        handler.addFilter(_PrefixFilter(prefix))
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(level)
+    logging.captureWarnings(capture=True)
+
+
+class _PrefixFilter(logging.Filter):
+    """Adds the rank to every record, other libraries' included."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = f"{prefix} " if prefix else ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.prefix = self._prefix
+        return True

@@ -1,0 +1,105 @@
+"""``metrics.jsonl``: one line a step, equal byte by byte in two equal runs, and whole again after a crash."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import DataError
+
+METRICS_FILE = "metrics.jsonl"
+
+_log = logging.getLogger(__name__)
+
+
+class JsonlSink:
+    """One line a step: ``{"step": 3, ...}``, keys sorted, floats with all their digits, so equal runs give equal bytes.
+
+    JSON has no NaN: NaN and infinities are written as null, with a warning at the first of each metric. Every line is
+    synchronised to the disk before the step counts as written.
+
+    Args:
+        path: the file; made if missing, else appended to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+        self._warned: set[str] = set()
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Appends one line.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        line: dict[str, float | None] = {}
+        for name in sorted(scalars):
+            value = float(scalars[name])
+            line[name] = value if math.isfinite(value) else None
+            if line[name] is None and name not in self._warned:
+                self._warned.add(name)
+                _log.warning("step %d: %s is %s, written as null; later ones are not announced", step, name, value)
+        self._file.write(json.dumps({"step": step, **line}, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Drops the lines of steps later than ``step``, and a last line that a crash cut short.
+
+    Args:
+        path: a ``metrics.jsonl``; a missing file is fine.
+        step: the last step to keep.
+
+    Returns:
+        How many lines were dropped, a cut one included.
+
+    Raises:
+        DataError: a line before the last is not a JSON object with a step.
+    """
+    if not path.exists():
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line, record in _parse_lines(path, lines) if record["step"] <= step]
+    if len(kept) < len(lines):
+        scratch = path.with_name(path.name + ".tmp")
+        scratch.write_bytes(b"".join(kept))
+        scratch.replace(path)
+    return len(lines) - len(kept)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Reads a ``metrics.jsonl``, of a running or crashed run too: a cut last line is left out.
+
+    Returns:
+        One mapping a line: ``step`` (int) and floats by metric name, None where the value was NaN or infinite.
+
+    Raises:
+        DataError: no such file, or a line before the last is not a JSON object with a step.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file; expected the metrics of a run that has finished its first step")
+    return [record for _, record in _parse_lines(path, path.read_bytes().splitlines(keepends=True))]
+
+
+def _parse_lines(path: Path, lines: Sequence[bytes]) -> list[tuple[bytes, dict[str, Any]]]:
+    parsed: list[tuple[bytes, dict[str, Any]]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break  # only the last can lack its newline: the writer was killed, or is still writing it
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: not JSON ({error}); remove the line, or the file") from error
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise DataError(f"{path}:{number}: got {line[:60]!r}, expected a JSON object with an integer 'step'")
+        parsed.append((line, record))
+    return parsed

@@ -1,0 +1,155 @@
+"""Sampled texts: ``rollouts/step_000012.jsonl``, one response a line, with what the algorithm saw of every token.
+
+Whole groups are written, never single responses, because entropies are compared within a group.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import DataError
+
+ROLLOUT_FOLDER = "rollouts"
+SIGNIFICANT_DIGITS = 6
+"""Of the per-token numbers in the file: a long response has thousands, and nobody reads the seventh digit."""
+
+_STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRecord:
+    """One response as it is written.
+
+    Attributes:
+        group_id: label of its prompt group, unique in the run.
+        policy_version: of the weights that generated it.
+        prompt: text.
+        response: text.
+        tokens: the response's tokens as strings, ``|o|`` of them.
+        token_entropy: ``|o|`` values in nats, of the policy that generated the token.
+        shaped_rewards: ``|o|`` values.
+        advantages: ``|o|`` values.
+        reward: raw outcome reward.
+        truncated: the length limit cut the response.
+        reward_failed: the reward function gave no verdict.
+        answer: the reference answer.
+    """
+
+    group_id: int
+    policy_version: int
+    prompt: str
+    response: str
+    tokens: Sequence[str]
+    token_entropy: Sequence[float]
+    shaped_rewards: Sequence[float]
+    advantages: Sequence[float]
+    reward: float
+    truncated: bool
+    reward_failed: bool = False
+    answer: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("token_entropy", "shaped_rewards", "advantages"):
+            if len(getattr(self, name)) != len(self.tokens):
+                raise DataError(
+                    f"rollout record of group {self.group_id}: {name} has {len(getattr(self, name))} values for "
+                    f"{len(self.tokens)} tokens; give one a token, without padding"
+                )
+
+
+class RolloutLog:
+    """Writes the sampled groups of a step.
+
+    A step's file appears whole or not at all (written aside, then renamed), and writing a step again replaces it.
+
+    Args:
+        run_folder: the files go to ``rollouts/`` in it.
+        groups_per_step: prompt groups a file; 0 writes none.
+        every_steps: steps between two files.
+    """
+
+    def __init__(self, run_folder: Path, *, groups_per_step: int, every_steps: int = 1) -> None:
+        self._folder = run_folder / ROLLOUT_FOLDER
+        self._groups_per_step = groups_per_step
+        self._every_steps = every_steps
+
+    def choose(self, step: int, *, group_ids: Sequence[int], rewards: Sequence[float]) -> list[int]:
+        """The groups worth writing at this step: first those with different rewards, in which something is learned.
+
+        Args:
+            step: number of the step.
+            group_ids: ``[B]``, one a response.
+            rewards: ``[B]`` raw outcome rewards.
+
+        Returns:
+            At most ``groups_per_step`` group ids, in the order of their first response; empty if nothing is due.
+        """
+        if step % self._every_steps or not self._groups_per_step:
+            return []
+        by_group: dict[int, list[float]] = {}
+        for group_id, reward in zip(group_ids, rewards, strict=True):
+            by_group.setdefault(int(group_id), []).append(float(reward))
+        order = list(by_group)
+        ranked = sorted(order, key=lambda group_id: min(by_group[group_id]) == max(by_group[group_id]))
+        chosen = set(ranked[: self._groups_per_step])
+        return [group_id for group_id in order if group_id in chosen]
+
+    def write(self, step: int, records: Iterable[RolloutRecord]) -> Path:
+        """Writes the file of one step and returns its path.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"step_{step:06d}.jsonl"
+        scratch = path.with_name(path.name + ".tmp")
+        lines = [json.dumps({"step": step, **_plain(record)}, ensure_ascii=False) + "\n" for record in records]
+        scratch.write_text("".join(lines), encoding="utf-8")
+        scratch.replace(path)
+        return path
+
+    def truncate_after(self, step: int) -> int:
+        """Removes the files of steps later than ``step``, which a resumed run will write again; returns how many."""
+        later = [path for number, path in rollout_files(self._folder.parent) if number > step]
+        for path in later:
+            path.unlink()
+        return len(later)
+
+
+def rollout_files(run_folder: Path) -> list[tuple[int, Path]]:
+    """The steps of a run that have sampled texts, with their files, in ascending order."""
+    folder = run_folder / ROLLOUT_FOLDER
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else []:
+        match = _STEP_FILE.fullmatch(path.name)
+        if match:
+            found.append((int(match.group(1)), path))
+    return sorted(found)
+
+
+def read_rollouts(path: Path) -> list[RolloutRecord]:
+    """Reads one step's file.
+
+    Raises:
+        DataError: with file and line, for a line that is not a record.
+    """
+    known = {field.name for field in fields(RolloutRecord)}
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            records.append(RolloutRecord(**{name: value for name, value in row.items() if name in known}))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}:{number}: not a rollout record ({error}); remove the file") from error
+    return records
+
+
+def _plain(record: RolloutRecord) -> dict[str, Any]:
+    row = asdict(record)
+    row["tokens"] = list(record.tokens)
+    for name in ("token_entropy", "shaped_rewards", "advantages"):
+        row[name] = [float(f"{float(value):.{SIGNIFICANT_DIGITS}g}") for value in row[name]]
+    return row

@@ -1,0 +1,208 @@
+"""Where the numbers of a step go: ``metrics.jsonl`` always, TensorBoard and Weights & Biases if chosen.
+
+A sink that fails (a full disk, a lost network) is switched off with an error in the log and a count; it never stops a
+training run. A wrong name, a step written twice, or a chosen library that is not installed raises: those are mistakes
+in the code or in the configuration, and show at the first step.
+"""
+
+import importlib
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.observability.metrics import check_name
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, JsonlSink, truncate_after
+
+_log = logging.getLogger(__name__)
+
+
+class MetricSink(Protocol):
+    """Takes the numbers of one step after the other."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes one step; steps ascend, but not necessarily by one."""
+
+    def close(self) -> None:
+        """Finishes what is buffered."""
+
+
+class TensorBoardSink:
+    """``events.out.*`` in the run folder, flushed every step so that a killed run shows all its curves.
+
+    Args:
+        folder: the run folder.
+        first_step: TensorBoard hides what an earlier, broken-off run wrote at this step or later.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # half a second, so only if chosen
+        except ImportError as error:
+            raise ConfigError(
+                f"logging.tensorboard is on, but TensorBoard cannot be imported ({error}); "
+                "install it (pip install tensorboard) or set logging.tensorboard=False"
+            ) from error
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step or None)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Adds one point to every curve."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the event file."""
+        self._writer.close()
+
+
+class WandbSink:
+    """One run at Weights & Biases; its id is kept in the run folder, so a resumed run goes on in the same place.
+
+    Args:
+        folder: the run folder; also wandb's own folder for offline runs.
+        logging_config: names the project.
+        run_config: the resolved configuration, shown beside the run.
+
+    Raises:
+        ConfigError: wandb is not installed.
+    """
+
+    def __init__(self, folder: Path, *, logging_config: LoggingConfig, run_config: Mapping[str, Any]) -> None:
+        try:
+            wandb = importlib.import_module("wandb")  # an optional extra: only if chosen
+        except ImportError as error:
+            raise ConfigError(
+                f"logging.wandb_project={logging_config.wandb_project!r}, but wandb cannot be imported ({error}); "
+                "install it (pip install wandb) or leave logging.wandb_project out"
+            ) from error
+        id_file = folder / "wandb_run_id.txt"
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")
+        self._run: Any = wandb.init(
+            project=logging_config.wandb_project,
+            entity=logging_config.wandb_entity,
+            mode=logging_config.wandb_mode,
+            id=id_file.read_text(encoding="utf-8").strip(),
+            name=folder.name,
+            dir=str(folder),
+            resume="allow",
+            config=dict(run_config),
+        )
+        # wandb's own step counter refuses to go back to the checkpoint's step after a crash; a metric of ours does not.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Logs one step."""
+        self._run.log({"step": step, **scalars})
+
+    def close(self) -> None:
+        """Marks the run as finished."""
+        self._run.finish()
+
+
+class MetricSinks:
+    """Writes to several sinks, and goes on without those that fail.
+
+    Args:
+        sinks: by the name that the log calls them.
+
+    Attributes:
+        failures: the sinks that were switched off, with the reason.
+    """
+
+    def __init__(self, sinks: Mapping[str, MetricSink]) -> None:
+        self._sinks = dict(sinks)
+        self._last_step: int | None = None
+        self.failures: dict[str, str] = {}
+
+    @property
+    def num_failed(self) -> int:
+        """How many sinks were switched off."""
+        return len(self.failures)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes one step to every sink that still works.
+
+        Raises:
+            DataError: a malformed metric name, or a step that is not after the last one.
+        """
+        for name in scalars:
+            check_name(name)
+        if self._last_step is not None and step <= self._last_step:
+            raise DataError(
+                f"metrics of step {step} come after those of step {self._last_step}; write each step once, in order"
+            )
+        self._last_step = step
+        for name, sink in list(self._sinks.items()):
+            self._guard(name, lambda sink=sink: sink.write(step, scalars))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Closes every sink that still works; a second call does nothing."""
+        for name, sink in list(self._sinks.items()):
+            self._guard(name, sink.close)
+        self._sinks.clear()
+
+    def __enter__(self) -> "MetricSinks":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _guard(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - vendors raise anything, and no logger is worth a training run
+            self.switch_off(name, error)
+
+    def switch_off(self, name: str, error: Exception) -> None:
+        """Stops writing to the sink ``name``, logs why and counts it."""
+        self._sinks.pop(name, None)
+        self.failures[name] = f"{type(error).__name__}: {error}"
+        _log.error("metrics sink %s failed and is switched off, training goes on: %s", name, self.failures[name])
+
+
+def open_sinks(
+    folder: Path, logging_config: LoggingConfig, *, run_config: Mapping[str, Any], resume_after: int | None = None
+) -> MetricSinks:
+    """Opens the sinks that the configuration names.
+
+    Args:
+        folder: the run folder; must exist.
+        logging_config: which sinks.
+        run_config: the resolved configuration, for sinks that show it.
+        resume_after: the step of the checkpoint that a resumed run goes on from: what later steps wrote is dropped, as
+            the run will write it again. None: a fresh run.
+
+    Raises:
+        ConfigError: a chosen library is not installed.
+    """
+    if resume_after is not None:
+        truncate_after(folder / METRICS_FILE, resume_after)
+    first_step = 0 if resume_after is None else resume_after + 1
+    makers: dict[str, Callable[[], MetricSink]] = {"jsonl": lambda: JsonlSink(folder / METRICS_FILE)}
+    if logging_config.tensorboard:
+        makers["tensorboard"] = lambda: TensorBoardSink(folder, first_step=first_step)
+    if logging_config.wandb_project is not None:
+        makers["wandb"] = lambda: WandbSink(folder, logging_config=logging_config, run_config=run_config)
+    opened: dict[str, MetricSink] = {}
+    failed: dict[str, Exception] = {}
+    for name, make in makers.items():
+        try:
+            opened[name] = make()
+        except ConfigError:
+            MetricSinks(opened).close()
+            raise
+        except Exception as error:  # noqa: BLE001 - wandb.init without a network raises its own types
+            failed[name] = error
+    sinks = MetricSinks(opened)
+    for name, reason in failed.items():
+        sinks.switch_off(name, reason)
+    return sinks

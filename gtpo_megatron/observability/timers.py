@@ -1,0 +1,62 @@
+"""How long the stages of a step take."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gtpo_megatron.observability.metrics import check_name
+
+
+class StageTimers:
+    """Adds up seconds by stage on the monotonic clock; use from one thread.
+
+    Stages may nest: an outer stage includes its inner ones. A stage entered again while it runs is not counted twice. A
+    stage that raises is counted as well.
+
+    Args:
+        on_stage: called with the name of the stage that is now running (``TrainingDisplay.stage``, for example): at
+            entry, and with the outer stage's name when an inner one ends.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self, on_stage: Callable[[str], None] | None = None, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._on_stage = on_stage
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._running: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times its body under ``timing/<name>_s``.
+
+        Raises:
+            DataError: the name does not make a metric name.
+        """
+        check_name(f"timing/{name}_s")
+        is_outermost = name not in self._running
+        self._running.append(name)
+        self._tell()
+        start = self._clock()
+        try:
+            yield
+        finally:
+            seconds = self._clock() - start
+            self._running.pop()
+            if is_outermost:
+                self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+            self._tell()
+
+    def take(self) -> dict[str, float]:
+        """The seconds since the last call, as ``timing/<stage>_s``, and starts again at zero.
+
+        A stage still running is left out; its whole time counts when it ends.
+        """
+        taken = {f"timing/{name}_s": seconds for name, seconds in sorted(self._seconds.items())}
+        self._seconds.clear()
+        return taken
+
+    def _tell(self) -> None:
+        if self._on_stage is not None and self._running:
+            self._on_stage(self._running[-1])
