@@ -1,7 +1,7 @@
 """Typed mappings: which box of a Megatron shard is which box of a Hugging Face tensor.
 
-A mapping owns the tensor-parallel algebra of one Megatron parameter and yields ``SliceCopy`` rows. Loading reads them from
-right to left, export and the weight push from left to right, so the directions cannot drift apart.
+A mapping owns the tensor-parallel algebra of one Megatron parameter and yields ``SliceCopy`` rows. Loading reads them
+from right to left, export and the weight push from left to right, so the directions cannot drift apart.
 
 Every tensor is seen as a matrix ``[rows, columns]``; a vector is one column.
 """

@@ -1,7 +1,7 @@
 """The plan: which slices of a rank's Megatron shard are which slices of the Hugging Face tensors. Pure.
 
-The plan is one list of copies for a place ``(tensor rank, pipeline stage)``. Loading a checkpoint, exporting one and pushing
-weights to the sampler all follow it.
+The plan is one list of copies for a place ``(tensor rank, pipeline stage)``. Loading a checkpoint, exporting one and
+pushing weights to the sampler all follow it.
 """
 
 from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ def export_plan(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -
     Over all places of one data-parallel replica, every element of every tensor is written exactly once: replicated
     tensors by tensor rank 0 only, a tied embedding by the first stage only.
     """
-    plan = []
+    plan: list[SliceCopy] = []
     for mapping in stage_mappings(arch, place, padded_vocab_size):
         if isinstance(mapping, Replicated) and place.tensor_parallel.index > 0:
             continue
