@@ -1,0 +1,224 @@
+"""Tells Megatron-core that there is no CUDA. Does nothing where CUDA is there.
+
+Megatron-core (0.16.1 and 0.19.2) asks for the current CUDA device, names ``device="cuda"`` in places, and keeps its
+random states on the GPU. Each function below answers one of those questions for the CPU; none changes a number. This is
+the only place that knows: the rest of the package runs unchanged on either device. docs/adr/0006 says why these are the
+only changes made to another library at run time.
+"""
+
+import contextlib
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch._dynamo
+
+_FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "empty_like", "zeros_like", "rand", "randn")
+
+_LITERAL_MODULES = (
+    "megatron.core.pipeline_parallel.schedules",  # total_num_tokens
+    "megatron.core.optimizer.clip_grads",  # norms, number of zeros
+    "megatron.core.optimizer.optimizer",  # found_inf, scale
+    "megatron.core.optimizer.grad_scaler",
+    "megatron.core.transformer.utils",  # causal mask
+    "megatron.core.utils",  # local norms
+    "megatron.core.dist_checkpointing.exchange_utils",
+    "megatron.core.dist_checkpointing.strategies.state_dict_saver",
+    "megatron.core.dist_checkpointing.strategies.async_utils",
+)
+"""Modules with ``device="cuda"`` written out."""
+
+
+def is_cpu() -> bool:
+    """No CUDA device is there."""
+    return not torch.cuda.is_available()
+
+
+def device() -> torch.device:
+    """Where this rank's tensors live."""
+    return torch.device("cpu") if is_cpu() else torch.device("cuda", torch.cuda.current_device())
+
+
+@functools.cache
+def install() -> None:
+    """Prepares Megatron-core for this machine; idempotent. Call before importing ``megatron.core``."""
+    if not is_cpu():
+        return
+    _answer_device_questions()
+    _redirect_device_literals()
+    _keep_random_states_on_cpu()
+    _name_cpu_tensors_as_megatron_expects()
+    _fix_distributed_optimizer_loading()
+
+
+class _NoStream:
+    """Stands for the CUDA stream where work is done when it is called."""
+
+    def wait_stream(self, other: object) -> None:
+        """Work is already done."""
+
+    def wait_event(self, event: object) -> None:
+        """Work is already done."""
+
+    def record_event(self, event: object = None) -> object:
+        """Nothing to record."""
+        return event
+
+    def synchronize(self) -> None:
+        """Work is already done."""
+
+
+def _answer_device_questions() -> None:
+    # Megatron's jit_fuser is torch.compile from import on; on a CPU that is minutes of C++ for nothing
+    torch._dynamo.config.disable = True
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.synchronize = lambda *_, **__: None
+    cuda.current_stream = cuda.default_stream = lambda *_, **__: _NoStream()
+    # `.cuda()` is called on tied embeddings and by the optimizer's reload
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+class _CpuTorch(types.ModuleType):
+    """``torch`` as one Megatron module sees it: factory functions put ``device="cuda"`` on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        for name in _FACTORIES:
+            setattr(self, name, self._on_cpu(getattr(torch, name)))
+
+    @staticmethod
+    def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(factory)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            wanted = kwargs.get("device")
+            if wanted is not None and torch.device(wanted).type == "cuda":
+                kwargs["device"] = "cpu"
+            kwargs.pop("pin_memory", None)
+            return factory(*args, **kwargs)
+
+        return call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _redirect_device_literals() -> None:
+    proxy = _CpuTorch()
+    for name in _LITERAL_MODULES:
+        with contextlib.suppress(ModuleNotFoundError):  # the two versions do not have all of them
+            importlib.import_module(name).torch = proxy  # type: ignore[attr-defined]
+
+
+def _keep_random_states_on_cpu() -> None:
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    class CpuRngStatesTracker(megatron_random.CudaRNGStatesTracker):
+        """Megatron's tracker of named random states, on the CPU's generator."""
+
+        def add(self, name: str, seed: int) -> None:
+            self._is_initialized = True
+            if seed in self.seeds_ or name in self.states_:
+                raise RuntimeError(f"random state {name!r} or seed {seed} is registered already")
+            self.seeds_.add(seed)
+            kept = torch.get_rng_state()
+            torch.manual_seed(seed)
+            self.states_[name] = torch.get_rng_state()
+            torch.set_rng_state(kept)
+
+        @contextlib.contextmanager
+        def fork(self, name: str = megatron_random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
+            kept = torch.get_rng_state()
+            torch.set_rng_state(self.states_[name])
+            try:
+                yield
+            finally:
+                self.states_[name] = torch.get_rng_state()
+                torch.set_rng_state(kept)
+
+    replacements = {
+        "CudaRNGStatesTracker": CpuRngStatesTracker,
+        "_get_cuda_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "_set_cuda_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+    }
+    for module in list(sys.modules.values()):  # some modules hold these by name
+        if getattr(module, "__name__", "").startswith("megatron.core"):
+            for name, value in replacements.items():
+                if name in vars(module):
+                    setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def _cuda_type_names() -> Iterator[None]:
+    original = torch.Tensor.type
+
+    def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            return original(self, dtype, *args, **kwargs)
+        name = original(self)
+        return name if ".cuda." in name else name.replace("torch.", "torch.cuda.", 1)
+
+    torch.Tensor.type = type_  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.type = original  # type: ignore[method-assign]
+
+
+def _with_cuda_type_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _cuda_type_names():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _name_cpu_tensors_as_megatron_expects() -> None:
+    """The optimizers sort parameters by comparing ``tensor.type()`` with 'torch.cuda.FloatTensor'."""
+    from megatron.core.optimizer import clip_grads, distrib_optimizer, optimizer
+
+    clip = _with_cuda_type_names(clip_grads.clip_grad_by_total_norm_fp32)
+    clip_grads.clip_grad_by_total_norm_fp32 = clip
+    optimizer.clip_grad_by_total_norm_fp32 = clip
+    distributed = distrib_optimizer.DistributedOptimizer
+    distributed._build_model_and_main_param_groups = classmethod(
+        _with_cuda_type_names(distributed._build_model_and_main_param_groups.__func__)
+    )
+    for kind in (distributed, optimizer.Float16OptimizerWithFloat16Params):
+        kind.__init__ = _with_cuda_type_names(kind.__init__)
+
+
+def _fix_distributed_optimizer_loading() -> None:
+    """Without Transformer Engine the inner optimizer is torch's Adam, whose ``step`` is a tensor of every parameter.
+
+    The loader hands one ``step`` tensor to all of them, and Adam would count it once a parameter; and for float32
+    models it copies into leaf views outside ``no_grad``.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    def set_states(self: Any, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+        group_index, order = self.model_param_group_index_map[model_param]
+        main = self.optimizer.param_groups[group_index]["params"][order]
+        targets = {"param": main, **self.optimizer.state[main]}
+        with torch.no_grad():
+            for name, value in tensors.items():
+                if name in targets:
+                    targets[name].copy_(value)
+
+    load = DistributedOptimizer.load_state_dict
+
+    @functools.wraps(load)
+    def load_state_dict(self: Any, state_dict: Any) -> Any:
+        result = load(self, state_dict)
+        for state in self.optimizer.state.values():
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].clone()
+        return result
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = set_states
+    DistributedOptimizer.load_state_dict = load_state_dict

@@ -1,0 +1,73 @@
+"""Runs packed micro-batches through Megatron's pipeline schedules."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.data.packing import PackedMicroBatch
+
+R = TypeVar("R")
+
+FinishMicroBatch = Callable[[Tensor, PackedMicroBatch], tuple[Tensor, R]]
+"""From the last stage's hidden states to the micro-batch's share of the loss (a scalar, already divided by the global
+weight) and whatever is to be kept of it."""
+
+
+def run_micro_batches(
+    model: Any, micro_batches: Sequence[PackedMicroBatch], finish: FinishMicroBatch[R], *, forward_only: bool
+) -> list[R]:
+    """Forward, and backward unless ``forward_only``, over every micro-batch.
+
+    Gradients are left in Megatron's buffers, summed over micro-batches, data-parallel ranks and shared embeddings;
+    nothing divides them: Megatron's token count is reported as 0, which switches its own division off.
+
+    Args:
+        model: Megatron's data-parallel wrapper of a ``PolicyModel``.
+        micro_batches: at least one.
+        finish: called on the last pipeline stage only.
+        forward_only: no gradients, no gradient communication.
+
+    Returns:
+        What ``finish`` kept, one a micro-batch; empty off the last stage.
+
+    Collectives: Megatron's own, over tp and pp; with gradients also over dp.
+    """
+    device = cpu_platform.device()
+
+    def forward_step(batches: Iterator[PackedMicroBatch], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
+        batch = next(batches)
+        cu_seqlens = batch.cu_seqlens.to(device)
+        packed = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_kv=cu_seqlens,
+            max_seqlen_q=batch.max_sequence_tokens,
+            max_seqlen_kv=batch.max_sequence_tokens,
+        )
+        hidden = chunk(
+            batch.input_ids.to(device)[None], batch.position_ids.to(device)[None], None, packed_seq_params=packed
+        )
+        return hidden, partial(_finish, batch)
+
+    def _finish(batch: PackedMicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, R]:
+        loss, kept = finish(hidden, batch)
+        return loss, torch.zeros([], dtype=torch.int, device=device), kept
+
+    longest = max(batch.input_ids.shape[0] for batch in micro_batches)
+    with torch.set_grad_enabled(not forward_only):
+        kept: list[R] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(micro_batches),
+            model=model,
+            num_microbatches=len(micro_batches),
+            seq_length=longest,
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+    return kept

@@ -1,0 +1,108 @@
+"""Joins this process to the trainer's world and sets Megatron's parallel state."""
+
+import datetime
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.reshard import ShardPlace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """Where this rank stands.
+
+    Attributes:
+        global_rank: in the trainer's world.
+        tensor_index: along the tensor-parallel axis.
+        pipeline_index: along the pipeline axis.
+        data_index: along the data-parallel axis.
+    """
+
+    global_rank: int
+    tensor_index: int
+    pipeline_index: int
+    data_index: int
+
+    def __str__(self) -> str:
+        return f"rank {self.global_rank} tp{self.tensor_index} pp{self.pipeline_index} dp{self.data_index}"
+
+
+def initialize(
+    config: ParallelConfig, *, global_rank: int, init_method: str, seed: int, collective_timeout_s: float
+) -> RankPlace:
+    """Starts torch.distributed and Megatron's parallel state.
+
+    Args:
+        config: the layout.
+        global_rank: of this process.
+        init_method: as torch.distributed understands it: ``tcp://host:port`` or ``file://path``.
+        seed: of Megatron's random states.
+        collective_timeout_s: after which a collective gives up on a rank that does not answer.
+
+    Collectives: rendezvous of all ranks; creation of every group.
+    """
+    cpu_platform.install()
+    from megatron.core import parallel_state, tensor_parallel
+
+    if not cpu_platform.is_cpu():
+        torch.cuda.set_device(global_rank % torch.cuda.device_count())
+    timeout = datetime.timedelta(seconds=collective_timeout_s)
+    dist.init_process_group(
+        "gloo" if cpu_platform.is_cpu() else "nccl",
+        init_method=init_method,
+        rank=global_rank,
+        world_size=config.num_ranks,
+        timeout=timeout,
+    )
+    parallel_state.initialize_model_parallel(
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+        distributed_timeout_minutes=max(1, round(collective_timeout_s / 60)),
+    )
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    return RankPlace(
+        global_rank=global_rank,
+        tensor_index=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline_index=parallel_state.get_pipeline_model_parallel_rank(),
+        data_index=parallel_state.get_data_parallel_rank(),
+    )
+
+
+def parallel_groups(config: ParallelConfig) -> ParallelGroups:
+    """This rank's groups, None for axes of size one."""
+    from megatron.core import parallel_state
+
+    def group(size: int, get: ProcessGroup) -> ProcessGroup | None:
+        return get if size > 1 else None
+
+    return ParallelGroups(
+        tp=group(config.tensor_parallel_size, parallel_state.get_tensor_model_parallel_group()),
+        dp=group(config.data_parallel_size, parallel_state.get_data_parallel_group()),
+        pp=group(config.pipeline_parallel_size, parallel_state.get_pipeline_model_parallel_group()),
+    )
+
+
+def shard_place(config: ParallelConfig, place: RankPlace) -> ShardPlace:
+    """This rank's place as the weight plans know it."""
+    return ShardPlace(
+        tensor_parallel=TensorParallel(config.tensor_parallel_size, place.tensor_index),
+        pipeline_size=config.pipeline_parallel_size,
+        pipeline_stage=place.pipeline_index,
+    )
+
+
+def shut_down() -> None:
+    """Leaves the world; harmless where none was joined."""
+    from megatron.core import parallel_state
+
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()

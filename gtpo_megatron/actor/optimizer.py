@@ -1,0 +1,53 @@
+"""Megatron's optimizer and schedule from this project's configuration."""
+
+from typing import Any
+
+import torch
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from gtpo_megatron.config.optimizer import OptimizerConfig
+
+
+def build_optimizer(config: OptimizerConfig, model: Any, *, dtype: torch.dtype, distributed: bool) -> Any:
+    """Megatron's Adam over a data-parallel model; float32 master weights for a bfloat16 model.
+
+    Collectives: group creation only.
+    """
+    return get_megatron_optimizer(
+        MegatronOptimizerConfig(
+            optimizer="adam",
+            lr=config.learning_rate,
+            min_lr=config.min_learning_rate,
+            weight_decay=config.weight_decay,
+            adam_beta1=config.adam_beta1,
+            adam_beta2=config.adam_beta2,
+            adam_eps=config.adam_eps,
+            clip_grad=config.clip_grad,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=distributed,
+        ),
+        [model],
+    )
+
+
+def build_schedule(config: OptimizerConfig, optimizer: Any, *, num_updates: int) -> OptimizerParamScheduler:
+    """The learning rate over the run's updates; ``step(1)`` before an update sets that update's rate."""
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=config.learning_rate,
+        min_lr=config.min_learning_rate,
+        lr_warmup_steps=config.warmup_updates,
+        # Megatron wants the decay to be longer than the warm-up
+        lr_decay_steps=max(num_updates, config.warmup_updates + 1),
+        lr_decay_style=config.schedule,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=num_updates,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )

@@ -1,0 +1,20 @@
+"""The process groups a rank belongs to, by axis."""
+
+from dataclasses import dataclass
+
+from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelGroups:
+    """This rank's group along every axis; None is an axis of size one.
+
+    Attributes:
+        tp: ranks that share every layer's matrices.
+        dp: ranks that hold other rows of the same batch.
+        pp: ranks that hold the other layers.
+    """
+
+    tp: ProcessGroup | None = None
+    dp: ProcessGroup | None = None
+    pp: ProcessGroup | None = None
