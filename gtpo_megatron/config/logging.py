@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from gtpo_megatron.config.checks import require_choice, require_non_negative, require_positive, require_text
 from gtpo_megatron.errors import ConfigError
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+WANDB_MODES = ("online", "offline")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,19 +33,11 @@ class LoggingConfig:
     rollout_every_steps: int = 1
 
     def __post_init__(self) -> None:
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(f"logging.log_level: got {self.log_level!r}, expected one of {', '.join(LOG_LEVELS)}")
-        if self.wandb_mode not in ("online", "offline"):
-            raise ConfigError(f"logging.wandb_mode: got {self.wandb_mode!r}, expected 'online' or 'offline'")
-        if self.wandb_project is not None and not self.wandb_project.strip():
-            raise ConfigError("logging.wandb_project: got an empty name; name a project, or leave it out")
+        require_choice("log_level", self.log_level, LOG_LEVELS)
+        require_choice("wandb_mode", self.wandb_mode, WANDB_MODES)
+        require_non_negative(rollout_groups_per_step=self.rollout_groups_per_step)
+        require_positive(rollout_every_steps=self.rollout_every_steps)
+        if self.wandb_project is not None:
+            require_text(wandb_project=self.wandb_project)
         if self.wandb_entity is not None and self.wandb_project is None:
-            raise ConfigError(
-                f"logging.wandb_entity: got {self.wandb_entity!r} without logging.wandb_project; set that too"
-            )
-        if self.rollout_groups_per_step < 0:
-            raise ConfigError(
-                f"logging.rollout_groups_per_step: got {self.rollout_groups_per_step}, expected 0 (none) or more"
-            )
-        if self.rollout_every_steps < 1:
-            raise ConfigError(f"logging.rollout_every_steps: got {self.rollout_every_steps}, expected 1 or more")
+            raise ConfigError(f"wandb_entity={self.wandb_entity!r} without wandb_project: set that too")

@@ -2,8 +2,8 @@
 
 The figure is the sum of **PSS** (proportional set size): a page shared by n processes counts 1/n in each, so that
 shared libraries, forked pages and shared-memory object stores enter the sum once. Where the kernel refuses PSS (another
-user's process, no Linux), that process counts with its RSS, which overstates what is shared. GPU memory is not included,
-nor are processes on other machines, nor a peak between two readings.
+user's process, no Linux), that process counts with its RSS, which overstates what is shared. Not included: GPU
+memory, processes on other machines, a peak between two readings.
 """
 
 import logging

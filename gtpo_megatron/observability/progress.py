@@ -1,0 +1,282 @@
+"""The live display of a training run in the terminal; one plain line a step where there is no terminal."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+REFRESHES_PER_S = 2.0
+"""Enough for a clock that counts seconds; more only flickers over a slow connection."""
+STEPS_FOR_TIME_LEFT = 10
+"""Steps averaged for the time left: few enough to follow responses that grow, enough to smooth out evaluations."""
+TREND_WIDTH = 16
+TWO_COLUMNS_FROM = 96
+"""Terminal columns that two metrics side by side need."""
+
+FINISHED = "finished"
+HELDOUT = "eval/heldout_mean_at_k"
+GAP = "sync/logprob_gap_max"
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def _fixed(digits: int, unit: str = "") -> Callable[[float], str]:
+    return lambda value: f"{value:,.{digits}f}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One metric on display: its label and how its number is written, with the unit."""
+
+    name: str
+    label: str
+    write: Callable[[float], str]
+
+
+_ROWS = (
+    _Row("rollout/reward_mean", "reward", _fixed(3)),
+    _Row(HELDOUT, "held-out", lambda value: f"{100 * value:.1f}%"),
+    _Row("policy/entropy_nats", "entropy", _fixed(3, " nats")),
+    _Row("rollout/response_length_tokens", "length", _fixed(1, " tokens")),
+    _Row("throughput/tokens_per_s", "speed", _fixed(0, " tokens/s")),
+    _Row(GAP, "log-prob gap", lambda value: f"{value:.1e} nats"),
+)
+
+
+class TrainingDisplay:
+    """Shows how training goes: step, the numbers that matter with their course, the stage now running, time left.
+
+    On a terminal it draws one panel that stays in place while notes and log lines scroll above it. Elsewhere (a file,
+    CI) it writes the same numbers as one line a step, with the time by stage in place of the stage now running.
+
+    Args:
+        num_steps: number of the last step.
+        title: what runs, such as ``gtpo · tiny_cpu``.
+        first_step: number of steps done before, by the run that this one resumes.
+        gap_limit: the largest log-prob gap allowed, nats; a gap past it is shown as an alarm.
+        console: where to draw; give the same one to ``logs.set_up_logs``. None: stdout.
+        is_live: draw the panel; None: if the console is a terminal that can.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_steps: int,
+        title: str,
+        first_step: int = 0,
+        gap_limit: float | None = None,
+        console: Console | None = None,
+        is_live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_steps = num_steps
+        self._title = title
+        self._step = first_step
+        self._gap_limit = gap_limit
+        self._console = console or Console()
+        self._is_live = self._console.is_interactive and self._console.file.isatty() if is_live is None else is_live
+        self._clock = clock
+        self._start = self._step_start = self._stage_start = clock()
+        self._stage = "starting"
+        self._step_seconds: deque[float] = deque(maxlen=STEPS_FOR_TIME_LEFT)
+        self._history: dict[str, list[float]] = {row.name: [] for row in _ROWS}
+        self._interval = (math.nan, math.nan)
+        self._outcome: str | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> "TrainingDisplay":
+        self._start = self._step_start = self._stage_start = self._clock()
+        if self._is_live:
+            self._live = Live(
+                get_renderable=self._panel, console=self._console, refresh_per_second=REFRESHES_PER_S, transient=False
+            )
+            self._live.start()
+        else:
+            self._line(f"{self._title}: steps {self._step + 1} to {self._num_steps}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._outcome = f"stopped in {self._stage} by {kind.__name__}"
+        else:
+            self._outcome = FINISHED if self._step >= self._num_steps else "stopped early"
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        else:
+            self._line(
+                f"{self._title}: {self._outcome} after step {self._step}, {duration(self._clock() - self._start)}"
+            )
+
+    def stage(self, name: str) -> None:
+        """Says what is running now; cheap enough for every stage of every step."""
+        self._stage, self._stage_start = name, self._clock()
+
+    def step_done(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Shows the numbers of a finished step.
+
+        Args:
+            step: its number, 1 to ``num_steps``; 0 for what was measured before training.
+            scalars: by metric name, as they go to the sinks; what is missing is not shown.
+        """
+        now = self._clock()
+        if step > self._step:
+            self._step_seconds.append((now - self._step_start) / (step - self._step))
+            self._step = step
+        self._step_start = now
+        for name, values in self._history.items():
+            if name in scalars:
+                values.append(float(scalars[name]))
+        if HELDOUT in scalars:
+            low, high = scalars.get("eval/heldout_interval_low"), scalars.get("eval/heldout_interval_high")
+            self._interval = (math.nan if low is None else low, math.nan if high is None else high)
+        if self._live is None:
+            self._line(self._plain_step(step, scalars))
+        else:
+            self._live.refresh()
+
+    def note(self, text: str) -> None:
+        """Writes a line that stays: above the panel, or between the plain lines."""
+        self._line(text)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate from the last steps; None before the first step is done."""
+        if not self._step_seconds:
+            return None
+        return max(self._num_steps - self._step, 0) * sum(self._step_seconds) / len(self._step_seconds)
+
+    # ---------------------------------------------------------------------------------------------------- plain lines
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _plain_step(self, step: int, scalars: Mapping[str, float]) -> str:
+        parts = [f"step {step}/{self._num_steps}"]
+        parts += [f"{row.label} {self._value(row)}" for row in _ROWS if row.name in scalars]
+        stages = {name: value for name, value in scalars.items() if name.startswith("timing/") and value >= 0.05}
+        total = stages.pop("timing/step_s", None)
+        slowest = sorted(stages, key=lambda name: -stages[name])
+        named = ", ".join(f"{name.removeprefix('timing/').removesuffix('_s')} {stages[name]:.1f}" for name in slowest)
+        if total is not None:
+            parts.append(f"{total:.1f} s" + (f" ({named})" if named else ""))
+        if step and self.seconds_left is not None:
+            parts.append(f"left {duration(self.seconds_left)}")
+        return " · ".join(parts)
+
+    # -------------------------------------------------------------------------------------------------- the live panel
+
+    def _panel(self) -> RenderableType:
+        now = self._clock()
+        width = self._console.width
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column(no_wrap=True)
+        head.add_column(ratio=1)
+        head.add_column(no_wrap=True, justify="right")
+        left = self.seconds_left
+        times = Text(duration(now - self._start))
+        if self._outcome is None:
+            times.append(" so far" if left is None else f" + {duration(left)} left", style="dim")
+        head.add_row(
+            Text.assemble(("step ", "dim"), (f"{self._step}", "bold"), (f"/{self._num_steps}", "dim")),
+            ProgressBar(
+                total=self._num_steps,
+                completed=self._step,
+                complete_style="cyan",
+                finished_style="green",
+                style="grey23",
+            ),
+            times,
+        )
+        if self._outcome is None:
+            foot = Text.assemble(("now ", "dim"), (self._stage, "cyan"))
+            foot.append(f"  {duration(now - self._stage_start)}", style="dim")
+        else:
+            foot = Text(self._outcome, style="bold green" if self._outcome == FINISHED else "bold red")
+        return Panel(
+            Group(head, Padding(self._grid(width), (1, 0)), foot),
+            title=Text(self._title, style="bold"),
+            title_align="left",
+            border_style="grey37",
+            padding=(1, 2, 0, 2),
+            width=min(width, 112),
+        )
+
+    def _grid(self, width: int) -> Table:
+        columns = 2 if width >= TWO_COLUMNS_FROM else 1
+        grid = Table.grid(padding=(0, 2))
+        for _ in range(columns):
+            grid.add_column(no_wrap=True, style="dim", min_width=12)
+            grid.add_column(no_wrap=True, min_width=14)
+            grid.add_column(no_wrap=True, style="cyan", min_width=TREND_WIDTH)
+        cells = [self._cells(row) for row in _ROWS]
+        for first in range(0, len(cells), columns):
+            grid.add_row(*[cell for group in cells[first : first + columns] for cell in group])
+        return grid
+
+    def _cells(self, row: _Row) -> tuple[RenderableType, RenderableType, RenderableType]:
+        values = self._history[row.name]
+        if not values:
+            return row.label, Text("-", style="dim"), ""
+        is_alarm = not math.isfinite(values[-1]) or (
+            row.name == GAP and self._gap_limit is not None and values[-1] > self._gap_limit
+        )
+        value = Text(self._value(row), style="bold red" if is_alarm else "bold")
+        if row.name == HELDOUT:  # two or three points make no course: say where it started
+            begin = Text(f"from {row.write(values[0])}", style="dim") if len(values) > 1 else Text("")
+            return row.label, value, begin
+        return row.label, value, trend(values, TREND_WIDTH) if self._can_draw else ""
+
+    @property
+    def _can_draw(self) -> bool:
+        return self._console.encoding.startswith("utf")
+
+    def _value(self, row: _Row) -> str:
+        values = self._history[row.name]
+        if not math.isfinite(values[-1]):
+            return str(values[-1])
+        written = row.write(values[-1])
+        if row.name == HELDOUT and all(map(math.isfinite, self._interval)):
+            return f"{written} [{100 * self._interval[0]:.1f}, {100 * self._interval[1]:.1f}]"
+        return written
+
+
+def duration(seconds: float) -> str:
+    """``42s``, ``7:05`` minutes or ``3:07:05`` hours."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def trend(values: Sequence[float], width: int) -> str:
+    """The course of a whole series as ``width`` block characters at most; each is the mean of its share of the values.
+
+    A constant series is drawn at half height; what is not finite leaves a gap.
+    """
+    count = min(width, len(values))
+    means = []
+    for index in range(count):
+        share = values[index * len(values) // count : (index + 1) * len(values) // count]
+        finite = [value for value in share if math.isfinite(value)]
+        means.append(sum(finite) / len(finite) if finite else math.nan)
+    finite_means = [mean for mean in means if math.isfinite(mean)]
+    if not finite_means:
+        return " " * count
+    low, high = min(finite_means), max(finite_means)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        return "".join(_BARS[3] if math.isfinite(mean) else " " for mean in means)
+    steps = len(_BARS) - 1
+    return "".join(_BARS[round(steps * (mean - low) / (high - low))] if math.isfinite(mean) else " " for mean in means)
