@@ -1,0 +1,1 @@
+"""Sampling responses with vLLM, on a GPU or on a CPU."""
