@@ -1,0 +1,1 @@
+"""Everything that talks to other ranks: vocabulary-parallel scoring and the distributed advantage reducer."""

@@ -1,0 +1,337 @@
+"""Log-probability and entropy of tokens under a vocabulary that is split over tensor-parallel ranks.
+
+`token_scores` reads logits; `linear_token_scores` fuses the output layer, so that logits are never all in memory.
+Both score the distribution ``softmax(z / T)`` over the first ``vocab_size`` columns:
+
+``log p_y = z_y / T - log sum_v exp(z_v / T)``, ``H = -sum_v p_v log p_v``, in nats (arXiv 2508.04349v6, Eq. 3-4 use H).
+
+docs/vocab_parallel.md says which distribution to score, what the memory is, and how to use this under Megatron.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gtpo_megatron.distributed.kernels import checks, partials
+from gtpo_megatron.distributed.kernels.gather import gather_stacked
+from gtpo_megatron.distributed.kernels.linear_head import linear_gradients, linear_partials
+from gtpo_megatron.distributed.kernels.logits_scores import logits_gradient, logits_partials
+from gtpo_megatron.distributed.kernels.tiles import ScoreTask, accumulation_dtype
+from gtpo_megatron.distributed.kernels.truncation import Truncation
+
+__all__ = ["ScoredDistribution", "TokenScores", "Truncation", "linear_token_scores", "token_scores"]
+
+DEFAULT_CHUNK_TOKENS = 2048
+"""Tokens whose logits are made together: enough for the matrix product to run at full rate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoredDistribution:
+    """Which distribution scores belong to; it travels with them.
+
+    Attributes:
+        temperature: one float, or ``[P]``.
+        vocab_size: columns that took part.
+        truncation: None is the full distribution.
+        policy_version: of the weights; None until the caller that knows says so.
+    """
+
+    temperature: float | Tensor
+    vocab_size: int
+    truncation: Truncation | None = None
+    policy_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenScores:
+    """Scores of ``P`` tokens, float32 (float64 for float64 input), equal on all tensor-parallel ranks.
+
+    Attributes:
+        logprobs: ``[P]`` nats, of the target tokens; differentiable.
+        entropy: ``[P]`` nats, >= 0; differentiable only where asked for.
+        second_moment: ``[P]`` in (0, 1], ``sum_v p_v^2``, the mean probability under the distribution itself; or None.
+        distribution: what was scored.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    second_moment: Tensor | None = None
+    distribution: ScoredDistribution
+
+    def of_policy(self, policy_version: int) -> "TokenScores":
+        """The same scores, labelled with the version of the weights that made them."""
+        return replace(self, distribution=replace(self.distribution, policy_version=policy_version))
+
+
+def token_scores(
+    logits: Tensor,
+    target_ids: Tensor,
+    tp_group: dist.ProcessGroup | None = None,
+    temperature: float | Tensor = 1.0,
+    vocab_size: int | None = None,
+    entropy_grad: bool = False,
+    *,
+    with_second_moment: bool = False,
+    truncation: Truncation | None = None,
+) -> TokenScores:
+    """Log-probability and entropy from logits: one softmax for both, which never changes its input.
+
+    Args:
+        logits: ``[P, V/tp]``, any float dtype; the maths is float32 (float64 for float64). ``-inf`` excludes a column.
+            Its gradient has its dtype and needs no collective.
+        target_ids: ``[P]`` int64 in ``[0, vocab_size)``, the same on all ranks.
+        tp_group: ranks that share the vocabulary, rank r holding columns ``[r V/tp, (r+1) V/tp)``. None: one rank.
+        temperature: positive float or ``[P]``; no gradient.
+        vocab_size: true size; columns at or past it are padding and take no part. None: all columns count.
+        entropy_grad: let the entropy carry a gradient. GTPO holds entropy constant, so the default is free of it.
+        with_second_moment: also return ``sum_v p_v^2``.
+        truncation: score the top-k/top-p distribution; gathers whole rows of logits.
+
+    Returns:
+        `TokenScores`, the same on all ranks.
+
+    Raises:
+        GTPOError: `ShapeError`, `DataError` or `ConfigError`, the same on every rank, before any result is exchanged.
+
+    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers a token; a truncation adds one a
+    block), none backward; none at all for one rank. One host synchronisation.
+    """
+
+    def local_check() -> checks.Facts:
+        checks.check_logits(logits)
+        return _check_task(logits.shape[0], logits, logits.shape[1], options)
+
+    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment, truncation)
+    checks.agree(local_check, tp_group, logits.device)
+    task = options.task(logits.shape[1])
+    outputs = _LogitsScores.apply(logits, task)  # type: ignore[no-untyped-call]
+    return options.scores(outputs, task)
+
+
+def linear_token_scores(  # noqa: PLR0913 - the public contract
+    hidden: Tensor,
+    weight: Tensor,
+    target_ids: Tensor,
+    tp_group: dist.ProcessGroup | None = None,
+    temperature: float | Tensor = 1.0,
+    vocab_size: int | None = None,
+    entropy_grad: bool = False,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    *,
+    reduce_hidden_grad: bool = True,
+    with_second_moment: bool = False,
+    truncation: Truncation | None = None,
+) -> TokenScores:
+    """Log-probability and entropy from the output layer's input; ``logits = hidden @ weight.T`` is never all in memory.
+
+    The backward pass makes the logits again, tile by tile. The gradient of ``weight`` is summed in float32: into
+    ``weight.main_grad`` where that exists (Megatron's DDP), with zeros handed to autograd so that hooks fire and
+    a tied embedding's own gradient still arrives; else into ``weight.grad``.
+
+    Args:
+        hidden: ``[P, H]`` bfloat16, float32 or float64: the tokens to score and no others, the same on all ranks.
+        weight: ``[V/tp, H]`` of that dtype, the local rows of the output layer or of the tied embedding.
+        target_ids: ``[P]`` int64 in ``[0, vocab_size)``, the same on all ranks.
+        tp_group: ranks that share the vocabulary, rank r holding rows ``[r V/tp, (r+1) V/tp)``. None: one rank.
+        temperature: positive float or ``[P]``; no gradient.
+        vocab_size: true size; rows at or past it are padding, take no part and get gradient 0. None: all rows count.
+        entropy_grad: let the entropy carry a gradient.
+        chunk_tokens: tokens whose logits are made together.
+        reduce_hidden_grad: sum ``hidden.grad`` over ``tp_group``. False under sequence parallelism, where the backward
+            of the gather that made ``hidden`` reduce-scatters it.
+        with_second_moment: also return ``sum_v p_v^2``.
+        truncation: score the top-k/top-p distribution; makes and gathers whole rows of logits, a chunk at a time.
+
+    Returns:
+        `TokenScores`, the same on all ranks.
+
+    Raises:
+        GTPOError: `ShapeError`, `DataError` or `ConfigError`, the same on every rank, before any result is exchanged.
+
+    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers a token; a truncation adds one a
+    chunk); backward one all-reduce of ``hidden.grad`` a chunk, if ``reduce_hidden_grad``. One host synchronisation.
+    """
+
+    def local_check() -> checks.Facts:
+        checks.check_linear(hidden, weight, chunk_tokens)
+        facts = _check_task(hidden.shape[0], hidden, weight.shape[0], options)
+        facts |= {
+            "hidden size": hidden.shape[1],
+            "chunk_tokens": chunk_tokens,
+            "reduce_hidden_grad": reduce_hidden_grad,
+        }
+        return facts
+
+    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment, truncation)
+    checks.agree(local_check, tp_group, hidden.device)
+    task = options.task(weight.shape[0])
+    outputs = _LinearScores.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, task, chunk_tokens, reduce_hidden_grad
+    )
+    return options.scores(outputs, task)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Options:
+    """The arguments that both functions share, as given."""
+
+    target_ids: Tensor
+    tp_group: dist.ProcessGroup | None
+    temperature: float | Tensor
+    vocab_size: int | None
+    entropy_grad: bool
+    with_second_moment: bool
+    truncation: Truncation | None
+
+    @property
+    def tp_size(self) -> int:
+        return 1 if self.tp_group is None else dist.get_world_size(self.tp_group)
+
+    def true_vocab(self, local_rows: int) -> int:
+        return local_rows * self.tp_size if self.vocab_size is None else self.vocab_size
+
+    def task(self, local_rows: int) -> ScoreTask:
+        temperature = self.temperature
+        inverse = 1 / temperature.detach().double() if isinstance(temperature, Tensor) else 1 / temperature
+        truncation = self.truncation
+        return ScoreTask(
+            target_ids=self.target_ids.long(),
+            inverse_temperature=inverse,
+            vocab_size=self.true_vocab(local_rows),
+            entropy_grad=self.entropy_grad,
+            with_second_moment=self.with_second_moment,
+            truncation=None if truncation is None or truncation.is_identity else truncation,
+            tp_group=self.tp_group if self.tp_size > 1 else None,
+        )
+
+    def scores(self, outputs: tuple[Tensor, Tensor, Tensor | None], task: ScoreTask) -> TokenScores:
+        return TokenScores(
+            logprobs=outputs[0],
+            entropy=outputs[1],
+            second_moment=outputs[2],
+            distribution=ScoredDistribution(
+                temperature=self.temperature, vocab_size=task.vocab_size, truncation=task.truncation
+            ),
+        )
+
+
+def _check_task(num_tokens: int, rows: Tensor, local_rows: int, options: _Options) -> checks.Facts:
+    vocab_size = options.true_vocab(local_rows)
+    checks.check_vocab(local_rows, options.tp_size, vocab_size)
+    return {
+        "number of tokens": num_tokens,
+        "vocabulary rows of a rank": local_rows,
+        "vocab_size": vocab_size,
+        "dtype": str(rows.dtype),
+        "target_ids (least, largest, sum)": checks.check_targets(
+            options.target_ids, num_tokens, vocab_size, rows.device
+        ),
+        "temperature": checks.check_temperature(options.temperature, num_tokens, rows.device),
+        "entropy_grad": options.entropy_grad,
+        "with_second_moment": options.with_second_moment,
+        "truncation": repr(options.truncation),
+    }
+
+
+def _combine(ctx: Any, local: Tensor, limits: Tensor | None, task: ScoreTask, dtype: torch.dtype) -> tuple[Any, ...]:
+    """One gather of the ranks' partials, then the same arithmetic on every rank; saves what backward needs."""
+    if task.tp_group is not None and task.num_tokens:
+        local = partials.merge(gather_stacked(local, task.tp_group), task.inverse_temperature)
+    logprobs, entropy, second_moment, sums = partials.finish(local, task.inverse_temperature)
+    ctx.sums, ctx.limits = sums, limits
+    outputs = logprobs.to(dtype), entropy.to(dtype), None if second_moment is None else second_moment.to(dtype)
+    constants = [] if task.entropy_grad else [outputs[1]]
+    if outputs[2] is not None:
+        constants.append(outputs[2])
+    ctx.mark_non_differentiable(*constants)
+    return outputs
+
+
+def _upstream(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the outputs; an output that nobody used has gradient 0."""
+    zeros = torch.zeros_like(ctx.sums.rest)
+    return zeros if grad_logprobs is None else grad_logprobs, grad_entropy if ctx.task.entropy_grad else None
+
+
+class _LogitsScores(torch.autograd.Function):
+    """`token_scores` for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, task: ScoreTask) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits)
+        ctx.task = task
+        local, limits = logits_partials(logits, task)
+        return _combine(ctx, local, limits, task, accumulation_dtype(logits.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:
+        (logits,) = ctx.saved_tensors
+        upstream = _upstream(ctx, grads[0], grads[1])
+        return logits_gradient(logits, ctx.task, (ctx.sums, ctx.limits), upstream), None
+
+
+class _LinearScores(torch.autograd.Function):
+    """`linear_token_scores` for autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int, reduce_hidden_grad: bool
+    ) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight)
+        ctx.task, ctx.chunk_tokens, ctx.reduce_hidden_grad = task, chunk_tokens, reduce_hidden_grad
+        with torch.autocast(hidden.device.type, enabled=False):
+            local, limits = linear_partials(hidden, weight, task, chunk_tokens)
+        return _combine(ctx, local, limits, task, accumulation_dtype(hidden.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, weight = ctx.saved_tensors
+        total = _weight_total(weight) if ctx.needs_input_grad[1] else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            grad_hidden = linear_gradients(
+                hidden,
+                weight,
+                ctx.task,
+                ctx.chunk_tokens,
+                (ctx.sums, ctx.limits),
+                _upstream(ctx, grads[0], grads[1]),
+                hidden_grad=ctx.needs_input_grad[0],
+                weight_grad=total,
+                reduce_hidden_grad=ctx.reduce_hidden_grad,
+            )
+        return grad_hidden, None if total is None else _hand_over(weight, total), None, None, None
+
+
+def _main_grad(weight: Tensor) -> Tensor | None:
+    main_grad: Tensor | None = getattr(weight, "main_grad", None)
+    return main_grad
+
+
+def _weight_total(weight: Tensor) -> Tensor:
+    """Where the weight's gradient is summed: Megatron's buffer if it has the precision, else one of our own."""
+    dtype, main_grad = accumulation_dtype(weight.dtype), _main_grad(weight)
+    if main_grad is not None and main_grad.dtype == dtype:
+        return main_grad
+    return torch.zeros_like(weight, dtype=dtype)
+
+
+def _hand_over(weight: Tensor, total: Tensor) -> Tensor:
+    """What autograd sees as the weight's gradient.
+
+    With ``main_grad`` it is zeros: Megatron's DDP adds what autograd accumulated and then fires its hook, so a tied
+    embedding's share (in the same accumulation) must not be skipped. Hence ``grad_added_to_main_grad`` is left alone.
+    """
+    main_grad = _main_grad(weight)
+    if main_grad is None:
+        return total.to(weight.dtype)
+    if total is not main_grad:
+        main_grad.add_(total)
+    return torch.zeros_like(weight)

@@ -1,0 +1,248 @@
+"""Vocabulary split over real gloo ranks against dense float64: values and gradients, many cases a process group."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist  # noqa: TID251 - the tests of collectives
+
+from gtpo_megatron.distributed import vocab_parallel
+from gtpo_megatron.distributed.vocab_parallel import Truncation
+from gtpo_megatron.errors import DataError, GTPOError, ShapeError
+from tests.dist_utils import run_ranks
+from tests.reference.vocab_scores import dense_scores, kept_columns
+
+pytestmark = pytest.mark.distributed
+
+# (tokens, hidden, padded vocabulary, true vocabulary, per-token temperature, gradient of entropy, chunk)
+CASES = [
+    (7, 6, 40, 40, False, False, 3),
+    (13, 5, 44, 37, True, False, 1),
+    (5, 3, 20, 4, True, True, 5),  # with four ranks, three hold nothing but padding
+    (1, 2, 8, 7, False, True, 64),
+]
+
+
+def _case(number, dtype=torch.float64):
+    tokens, hidden, padded, true, per_token, entropy_grad, chunk = CASES[number]
+    generator = torch.Generator().manual_seed(number)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return SimpleNamespace(
+        hidden=normal(tokens, hidden),
+        weight=normal(padded, hidden),
+        targets=torch.randint(0, true, (tokens,), generator=generator),
+        temperature=torch.rand(tokens, generator=generator) + 0.5 if per_token else 0.7,
+        vocab_size=true,
+        entropy_grad=entropy_grad,
+        chunk=chunk,
+        upstream=normal(tokens),
+        upstream_entropy=normal(tokens),
+    )
+
+
+def _loss(scores, case):
+    entropy_term = scores.entropy.double() @ case.upstream_entropy.double() if case.entropy_grad else 0.0
+    return scores.logprobs.double() @ case.upstream.double() + entropy_term
+
+
+def _dense(case):
+    hidden, weight = case.hidden.double().requires_grad_(), case.weight.double().requires_grad_()
+    logits = hidden @ weight.T
+    logits.retain_grad()
+    scores = dense_scores(logits, case.targets, case.temperature, case.vocab_size)
+    _loss(scores, case).backward()
+    return scores, hidden.grad, weight.grad, logits.grad
+
+
+def _score_all(rank, world_size, dtype):
+    results = []
+    for number in range(len(CASES)):
+        case = _case(number, dtype)
+        rows = case.weight.shape[0] // world_size
+        mine = slice(rank * rows, (rank + 1) * rows)
+        hidden, weight = case.hidden.clone().requires_grad_(), case.weight[mine].clone().requires_grad_()
+        options = (dist.group.WORLD, case.temperature, case.vocab_size, case.entropy_grad)
+        fused = vocab_parallel.linear_token_scores(
+            hidden, weight, case.targets, *options, case.chunk, with_second_moment=True
+        )
+        _loss(fused, case).backward()
+        logits = (case.hidden @ case.weight[mine].T).requires_grad_()
+        plain = vocab_parallel.token_scores(logits, case.targets, *options, with_second_moment=True)
+        _loss(plain, case).backward()
+        outputs = [[s.logprobs, s.entropy, s.second_moment] for s in (fused, plain)]
+        results.append(
+            ([[t.detach() for t in scores] for scores in outputs], [hidden.grad, weight.grad, logits.grad], mine)
+        )
+    return results
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_split_vocabulary_equals_dense(tp_size, dtype):
+    tolerance = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 5e-6}
+    ranks = run_ranks(_score_all, tp_size, dtype)
+    for number in range(len(CASES)):
+        expected, grad_hidden, grad_weight, grad_logits = _dense(_case(number, dtype))
+        for rank in ranks:
+            outputs, (hidden, weight, logits), mine = rank[number]
+            for scores in outputs:
+                for got, want in zip(scores, expected, strict=True):
+                    torch.testing.assert_close(got.double(), want.detach(), **tolerance)
+            torch.testing.assert_close(hidden.double(), grad_hidden, **tolerance)
+            torch.testing.assert_close(weight.double(), grad_weight[mine], **tolerance)
+            torch.testing.assert_close(logits.double(), grad_logits[:, mine], **tolerance)
+
+
+def _sequence_parallel(rank, world_size):
+    """Each rank's own part of hidden's gradient, and what a reduce-scatter makes of it."""
+    case = _case(0)
+    rows = case.weight.shape[0] // world_size
+    hidden, weight = case.hidden.clone().requires_grad_(), case.weight[rank * rows : (rank + 1) * rows]
+    scores = vocab_parallel.linear_token_scores(
+        hidden, weight, case.targets, dist.group.WORLD, case.temperature, reduce_hidden_grad=False
+    )
+    _loss(scores, case).backward()
+    return hidden.grad
+
+
+def test_unreduced_hidden_gradients_sum_to_the_dense_one():
+    parts = run_ranks(_sequence_parallel, 2)
+    _, grad_hidden, _, _ = _dense(_case(0))
+    torch.testing.assert_close(parts[0] + parts[1], grad_hidden)
+    assert not torch.allclose(parts[0], parts[1])
+
+
+def _truncated(rank, world_size):
+    case = _case(1)
+    rows = case.weight.shape[0] // world_size
+    mine = slice(rank * rows, (rank + 1) * rows)
+    results = []
+    for truncation in (Truncation(top_k=5), Truncation(top_p=0.8), Truncation(top_k=9, top_p=0.5)):
+        hidden, weight = case.hidden.clone().requires_grad_(), case.weight[mine].clone().requires_grad_()
+        scores = vocab_parallel.linear_token_scores(
+            hidden,
+            weight,
+            case.targets,
+            dist.group.WORLD,
+            case.temperature,
+            case.vocab_size,
+            True,
+            4,
+            truncation=truncation,
+        )
+        (scores.logprobs @ case.upstream + scores.entropy @ case.upstream_entropy).backward()
+        results.append((truncation, scores.logprobs.detach(), scores.entropy.detach(), hidden.grad, weight.grad))
+    return mine, results
+
+
+def test_truncated_distribution_across_ranks():
+    case = _case(1)
+    for mine, results in run_ranks(_truncated, 2):
+        for truncation, logprobs, entropy, grad_hidden, grad_weight in results:
+            hidden, weight = case.hidden.clone().requires_grad_(), case.weight.clone().requires_grad_()
+            logits = (hidden @ weight.T)[:, : case.vocab_size]
+            kept = kept_columns(logits, case.temperature, truncation.top_k, truncation.top_p, case.targets)
+            # A large negative number in place of -inf, through which autograd gives NaN.
+            want = dense_scores(torch.where(kept, logits, -1e6), case.targets, case.temperature)
+            (want.logprobs @ case.upstream + want.entropy @ case.upstream_entropy).backward()
+            torch.testing.assert_close(logprobs, want.logprobs.detach())
+            torch.testing.assert_close(entropy, want.entropy.detach())
+            torch.testing.assert_close(grad_hidden, hidden.grad)
+            torch.testing.assert_close(grad_weight, weight.grad[mine])
+
+
+def _no_tokens(rank, world_size):
+    hidden, weight = torch.zeros(0, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True)
+    scores = vocab_parallel.linear_token_scores(hidden, weight, torch.zeros(0, dtype=torch.int64), dist.group.WORLD)
+    (scores.logprobs.sum() * 0.0).backward()
+    return scores.logprobs.shape, scores.entropy.shape, hidden.grad.shape, weight.grad.abs().max()
+
+
+def test_no_tokens_still_runs_backward_on_every_rank():
+    for logprobs, entropy, hidden_grad, weight_grad in run_ranks(_no_tokens, 2):
+        assert (logprobs, entropy, hidden_grad, weight_grad) == ((0,), (0,), (0, 4), 0)
+
+
+def _count_collectives(rank, world_size):
+    """Names of the collectives of a forward and of a backward pass."""
+    seen = []
+
+    def counted(name, original):
+        def call(*args, **kwargs):
+            seen.append(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in ("all_gather_single", "all_reduce", "all_gather", "broadcast", "reduce", "all_gather_object"):
+        setattr(dist, name, counted(name, getattr(dist, name)))
+    case = _case(0)
+    rows = case.weight.shape[0] // world_size
+    mine = case.weight[rank * rows : (rank + 1) * rows]
+    counts = []
+    for reduce_hidden_grad in (True, False):
+        hidden = case.hidden.clone().requires_grad_()
+        scores = vocab_parallel.linear_token_scores(
+            hidden, mine, case.targets, dist.group.WORLD, chunk_tokens=4, reduce_hidden_grad=reduce_hidden_grad
+        )
+        forward = list(seen)
+        scores.logprobs.sum().backward()
+        counts.append((forward, seen[len(forward) :]))
+        seen.clear()
+    return counts
+
+
+def test_two_collectives_forward_and_one_all_reduce_a_chunk_backward():
+    for reduced, unreduced in run_ranks(_count_collectives, 2):
+        assert reduced == (["all_gather_single"] * 2, ["all_reduce"] * 2)
+        assert unreduced == (["all_gather_single"] * 2, [])
+
+
+def _bad_inputs(rank, world_size):
+    """One rank is wrong; the error every rank sees."""
+    hidden, weight, targets = torch.randn(4, 3), torch.randn(6, 3), torch.tensor([0, 5, 11, 7])
+    wrong = rank == 1
+    calls = {
+        "target": lambda: vocab_parallel.linear_token_scores(
+            hidden, weight, targets + 7 * wrong, dist.group.WORLD, vocab_size=12
+        ),
+        "rows": lambda: vocab_parallel.linear_token_scores(hidden, weight[: 6 - wrong], targets * 0, dist.group.WORLD),
+        "split": lambda: vocab_parallel.linear_token_scores(
+            hidden, weight[: 6 - wrong], targets * 0, dist.group.WORLD, vocab_size=11
+        ),
+        "tokens": lambda: vocab_parallel.token_scores(
+            torch.randn(4 - wrong, 6), targets[: 4 - wrong] * 0, dist.group.WORLD
+        ),
+        "temperature": lambda: vocab_parallel.token_scores(
+            torch.randn(4, 6), targets, dist.group.WORLD, 1.0 - 2.0 * wrong
+        ),
+        "other targets": lambda: vocab_parallel.token_scores(
+            torch.randn(4, 6), targets.roll(1) if not wrong else targets * 0, dist.group.WORLD
+        ),
+    }
+    errors = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except GTPOError as error:
+            errors[name] = (type(error), str(error))
+    return errors
+
+
+def test_bad_input_on_one_rank_raises_the_same_error_on_all():
+    first, second = run_ranks(_bad_inputs, 2)
+    assert first == second
+    kinds = {name: kind for name, (kind, _) in first.items()}
+    assert kinds == {
+        "target": DataError,
+        "rows": ShapeError,
+        "split": ShapeError,
+        "tokens": ShapeError,
+        "temperature": DataError,
+        "other targets": ShapeError,
+    }
+    assert "rank 1" in first["target"][1]
+    assert "18" in first["target"][1]
