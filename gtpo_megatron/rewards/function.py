@@ -1,0 +1,47 @@
+"""What a reward function is, how one is named, and how one is called."""
+
+import importlib
+import math
+from typing import Protocol, cast
+
+from gtpo_megatron.errors import ConfigError, DataError
+
+
+class RewardFunction(Protocol):
+    """A verifiable outcome reward; any function with this signature can be named in a recipe."""
+
+    def __call__(self, response: str, answer: str) -> float:
+        """Judges one response against its reference answer; raises where it has no verdict."""
+        ...
+
+
+def resolve_reward(name: str) -> RewardFunction:
+    """Imports the reward function called ``module:function``.
+
+    Raises:
+        ConfigError: the name has another form, the module does not import, or it has no such callable.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute):
+        raise ConfigError(f"reward function {name!r}: got no colon, expected module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the user's module: whatever it raises, the sentence names it
+        raise ConfigError(f"reward function {name!r}: importing {module_name} failed: {error!r}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        callables = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise ConfigError(f"reward function {name!r}: {module_name} lacks it; it has {', '.join(callables)}")
+    return cast("RewardFunction", function)
+
+
+def graded(function: RewardFunction, response: str, answer: str) -> float:
+    """Calls the function and insists on a finite number.
+
+    Raises:
+        DataError: it returned something else. Whatever it raises itself passes through.
+    """
+    reward: object = function(response, answer)
+    if not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        raise DataError(f"the reward function returned {reward!r}; expected a finite number")
+    return float(reward)

@@ -1,0 +1,89 @@
+"""Stage 3 of the path of data: responses in, outcome rewards out."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+
+import torch
+
+from gtpo_megatron.batch import RewardBatch
+from gtpo_megatron.errors import ShapeError
+from gtpo_megatron.rewards.function import RewardFunction, graded, resolve_reward
+from gtpo_megatron.rewards.pool import RewardPool, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class RewardScorer:
+    """Grades batches of responses, in child processes or in this one.
+
+    Args:
+        function: ``module:function`` with the signature ``(response: str, answer: str) -> float``.
+        num_workers: child processes; 0 grades here, without a time limit (tests, debuggers).
+        timeout_s: wall-clock limit of one row.
+
+    Raises:
+        ConfigError: the function cannot be imported; raised here, before any response is sampled.
+    """
+
+    def __init__(self, function: str, *, num_workers: int, timeout_s: float) -> None:
+        self._pool = RewardPool(function, num_workers=num_workers, timeout_s=timeout_s) if num_workers else None
+        self._function = None if num_workers else resolve_reward(function)
+
+    def score(self, texts: Sequence[str], answers: Sequence[str]) -> RewardBatch:
+        """Grades each response against its answer.
+
+        Args:
+            texts: ``B`` responses.
+            answers: ``B`` reference answers.
+
+        Returns:
+            Rewards ``[B]`` float32 on the CPU. Where the function raised, ran out of time or died, ``failed`` is True
+            and the reward is 0 as a placeholder, never as a verdict.
+
+        Raises:
+            ShapeError: the two lists differ in length.
+            WorkerError: a worker cannot be restarted.
+        """
+        if len(texts) != len(answers):
+            raise ShapeError(f"got {len(texts)} responses and {len(answers)} answers; expected one answer a response")
+        if self._pool is not None:
+            verdicts = self._pool.grade(texts, answers)
+        else:
+            assert self._function is not None
+            verdicts = [_verdict(self._function, text, answer) for text, answer in zip(texts, answers, strict=True)]
+        _report_failures(verdicts)
+        return RewardBatch(
+            rewards=torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32),
+            failed=torch.tensor([verdict.failure is not None for verdict in verdicts], dtype=torch.bool),
+        )
+
+    def close(self) -> None:
+        """Ends the child processes, if there are any."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> "RewardScorer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _verdict(function: RewardFunction, text: str, answer: str) -> Verdict:
+    """Grades one row in this process."""
+    try:
+        return Verdict(reward=graded(function, text, answer))
+    except Exception as error:  # noqa: BLE001 - any failure of the user's function is that row's verdict
+        return Verdict(reward=0.0, failure=f"{type(error).__name__}: {error}")
+
+
+def _report_failures(verdicts: Sequence[Verdict]) -> None:
+    """Says how many rows have no verdict, and the commonest reasons."""
+    reasons = Counter(verdict.failure for verdict in verdicts if verdict.failure is not None)
+    if reasons:
+        commonest = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        logger.warning("%d of %d responses have no reward: %s", reasons.total(), len(verdicts), commonest)

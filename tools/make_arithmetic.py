@@ -1,0 +1,78 @@
+"""Writes the arithmetic task: ``train.jsonl`` and ``heldout.jsonl``, disjoint by expression, from one seed.
+
+Each row has the schema that real data sets are read with: ``prompt`` as chat messages, ``answer``, ``id``, ``source``.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from gtpo_megatron.data.arithmetic import (
+    ArithmeticTask,
+    Expression,
+    canonical,
+    evaluate,
+    prompt_text,
+    sample_expression,
+)
+
+NUM_TRAIN = 4096
+NUM_HELDOUT = 512
+SEED = 2508
+ASSETS = Path(__file__).resolve().parent.parent / "assets" / "arithmetic"
+
+
+def distinct_expressions(task: ArithmeticTask, seed: int) -> Iterator[Expression]:
+    """Endless expressions, no two of them equal up to the order of terms and factors."""
+    rng = random.Random(seed)
+    seen = set()
+    while True:
+        expression = sample_expression(task, rng)
+        key = canonical(expression)
+        if key not in seen:
+            seen.add(key)
+            yield expression
+
+
+def problem_row(expression: Expression, row_id: str) -> dict[str, object]:
+    """One row of the data set."""
+    return {
+        "id": row_id,
+        "prompt": [{"role": "user", "content": prompt_text(expression)}],
+        "answer": str(evaluate(expression)),
+        "source": "arithmetic",
+    }
+
+
+def write_split(path: Path, expressions: list[Expression], prefix: str) -> None:
+    """Writes one JSON object a line."""
+    rows = (problem_row(expression, f"{prefix}-{index:05d}") for index, expression in enumerate(expressions))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def make_splits(num_train: int, num_heldout: int, seed: int) -> tuple[list[Expression], list[Expression]]:
+    """Training and held-out expressions; the held-out ones depend on ``num_heldout`` and ``seed`` only."""
+    stream = distinct_expressions(ArithmeticTask(), seed)
+    heldout = [next(stream) for _ in range(num_heldout)]
+    return [next(stream) for _ in range(num_train)], heldout
+
+
+def main() -> None:
+    """Writes both splits into a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ASSETS)
+    parser.add_argument("--num-train", type=int, default=NUM_TRAIN)
+    parser.add_argument("--num-heldout", type=int, default=NUM_HELDOUT)
+    parser.add_argument("--seed", type=int, default=SEED)
+    args = parser.parse_args()
+    train, heldout = make_splits(args.num_train, args.num_heldout, args.seed)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_split(args.out / "train.jsonl", train, "arithmetic-train")
+    write_split(args.out / "heldout.jsonl", heldout, "arithmetic-heldout")
+    print(f"{len(train)} training and {len(heldout)} held-out problems in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
