@@ -1,0 +1,29 @@
+"""``report.html``: one self-contained page on one run or several."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gtpo_megatron.observability.report_figures import figures
+from gtpo_megatron.observability.report_page import page
+from gtpo_megatron.observability.run_folder import read_runs
+
+
+def write_report(runs: Sequence[Path], out: Path) -> None:
+    """Writes one HTML file that needs no network.
+
+    What a run lacks (a metric, its configuration, sampled texts) is left out with a sentence in its place; a metrics
+    file cut in mid-line by a crash is read up to there.
+
+    Args:
+        runs: run folders; several are drawn in the same figures.
+        out: the file, replaced only when the new one is complete.
+
+    Raises:
+        DataError: no run folder given, or one that does not exist.
+        OSError: the file cannot be written.
+    """
+    data = read_runs(runs)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = out.with_name(out.name + ".tmp")
+    scratch.write_text(page(data, figures(data)), encoding="utf-8")
+    scratch.replace(out)
