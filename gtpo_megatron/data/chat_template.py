@@ -1,0 +1,60 @@
+"""The tokenizer of a model folder, and prompts rendered with its chat template."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gtpo_megatron.data.rows import Message
+from gtpo_megatron.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
+    """Loads the tokenizer of a Hugging Face folder; never from the network.
+
+    Raises:
+        DataError: no such folder, or none that ``transformers`` can read a tokenizer from.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(model_path).is_dir():
+        raise DataError(f"{model_path}: no such folder; expected a Hugging Face model folder with its tokenizer files")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... by kind of damage
+        raise DataError(
+            f"{model_path}: no tokenizer in it ({type(error).__name__}: {error}); "
+            "expected tokenizer.json or the files of the model's own tokenizer"
+        ) from error
+    return tokenizer
+
+
+def render_prompt(
+    tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[Message] | str, *, verbatim_text: bool = False
+) -> tuple[int, ...]:
+    """Token ids of a prompt, up to where the response begins.
+
+    Args:
+        tokenizer: with a chat template, unless the prompt is verbatim text.
+        prompt: chat messages; or text, which becomes one user message.
+        verbatim_text: take text as it is, without a template (base models).
+
+    Raises:
+        DataError: the tokenizer has no chat template, or the template refuses the messages.
+    """
+    if isinstance(prompt, str) and verbatim_text:
+        return tuple(tokenizer.encode(prompt))
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; "
+            "add one to its folder, or give prompts as text and take them verbatim"
+        )
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # jinja2's errors: templates raise them on roles they do not know
+        raise DataError(f"the chat template of {tokenizer.name_or_path} refuses the messages: {error}") from error
+    # The template writes every special token itself, so the tokenizer must not add its own.
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

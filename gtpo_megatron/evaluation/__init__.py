@@ -1,0 +1,1 @@
+"""Held-out accuracy: pure metrics, benchmarks, and the evaluator that fills them."""

@@ -1,0 +1,252 @@
+r"""Accuracy of several samples a problem: mean@k, pass@k, best@k, maj@k, and an interval around any of them.
+
+``c`` is ``[problems, samples]``: 0/1 or rewards, one row a problem, every row equally long. Pure and in float64; whatever
+draws at random takes a seed and is the same on every machine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gtpo_megatron.errors import DataError, ShapeError
+
+Floats = npt.NDArray[np.float64]
+CONFIDENCE = 0.95
+NUM_BOOTSTRAP = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A mean over problems and its bootstrap interval.
+
+    Attributes:
+        mean: over problems.
+        low: lower end.
+        high: upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def mean_at_k(c: npt.ArrayLike) -> float:
+    """Mean reward over all samples of all problems: ``mean_p mean_s c[p, s]``, k being the number of samples.
+
+    Raises:
+        ShapeError, DataError: ``c`` is not ``[problems, samples]`` of finite numbers.
+    """
+    return float(_checked(c).mean())
+
+
+def pass_at_k(c: npt.ArrayLike, k: int) -> float:
+    """Unbiased probability that at least one of k samples is right, averaged over problems.
+
+    ``pass@k = mean_p [1 - C(n - s_p, k) / C(n, k)]`` with n samples of which s_p are right (arXiv 2107.03374, Eq. 1). Exact
+    for k samples drawn **without** replacement; :func:`best_at_k` is its with-replacement kin and lies below it.
+
+    Args:
+        c: ``[problems, samples]`` of 0 and 1.
+        k: samples a problem, between 1 and n.
+
+    Raises:
+        ShapeError, DataError: ``c`` is not ``[problems, samples]`` of 0 and 1, or k does not lie in 1..n.
+    """
+    return float(pass_at_k_per_problem(c, k).mean())
+
+
+def pass_at_k_per_problem(c: npt.ArrayLike, k: int) -> Floats:
+    """The terms of :func:`pass_at_k`, ``[problems]`` float64."""
+    values = _checked(c)
+    if not np.isin(values, (0.0, 1.0)).all():
+        raise DataError("pass@k needs every entry to be 0 or 1; use best_at_k for rewards, or compare with a threshold")
+    num_samples = values.shape[1]
+    _check_k(k, num_samples)
+    wrong = num_samples - values.sum(axis=1)
+    # C(wrong, k) / C(n, k) as a product, which neither overflows nor cancels; a factor is 0 once wrong < k.
+    steps = np.arange(k, dtype=np.float64)
+    none_right = np.prod(np.clip(wrong[:, None] - steps, 0.0, None) / (num_samples - steps), axis=1)
+    return np.asarray(1.0 - none_right)
+
+
+def best_at_k(c: npt.ArrayLike, k: int, *, num_bootstrap: int = NUM_BOOTSTRAP, seed: int | None = None) -> float:
+    """Expected greatest reward of k samples drawn **with** replacement from a problem's n, averaged over problems.
+
+    ``best@k = mean_p sum_i x_(i) [(i/n)^k - ((i-1)/n)^k]`` over the sorted rewards ``x_(1) <= ... <= x_(n)``: the exact
+    expectation of the bootstrap that verl and others draw. With a ``seed`` it is drawn instead, ``num_bootstrap`` times,
+    to repeat figures that were made so.
+
+    Args:
+        c: ``[problems, samples]`` of rewards.
+        k: samples a draw; may exceed n.
+        num_bootstrap: draws, used with a seed.
+        seed: None for the exact expectation.
+
+    Raises:
+        ShapeError, DataError: ``c`` is not ``[problems, samples]`` of finite numbers, or k or ``num_bootstrap`` < 1.
+    """
+    return float(best_at_k_per_problem(c, k, num_bootstrap=num_bootstrap, seed=seed).mean())
+
+
+def best_at_k_per_problem(
+    c: npt.ArrayLike, k: int, *, num_bootstrap: int = NUM_BOOTSTRAP, seed: int | None = None
+) -> Floats:
+    """The terms of :func:`best_at_k`, ``[problems]`` float64."""
+    values = _checked(c)
+    _check_k(k, None)
+    if seed is None:
+        num_samples = values.shape[1]
+        share = (np.arange(num_samples + 1, dtype=np.float64) / num_samples) ** k
+        return np.asarray(np.sort(values, axis=1) @ np.diff(share))
+    return _bootstrap_draws(
+        values.shape[1], k, num_bootstrap, seed, lambda p, drawn: values[p][drawn].max(axis=1), values
+    )
+
+
+def maj_at_k(
+    c: npt.ArrayLike,
+    answers: Sequence[Sequence[str | None]],
+    k: int,
+    *,
+    num_bootstrap: int = NUM_BOOTSTRAP,
+    seed: int = 0,
+) -> float:
+    """Reward of the commonest answer among k samples drawn with replacement (bootstrap), averaged over problems.
+
+    Of answers equally common, the one drawn first wins. None means that a sample gave no answer: it is outvoted by
+    any answer and scores 0 where nothing else was drawn. A draw scores the mean reward of the winning answer's samples
+    in ``c``, so that equal answers that were graded apart do not depend on which came first.
+
+    Args:
+        c: ``[problems, samples]`` of 0/1 or rewards.
+        answers: ``[problems][samples]`` final answers, compared as text; normalise them first.
+        k: samples a draw; may exceed n.
+        num_bootstrap: draws.
+        seed: of the draws.
+
+    Raises:
+        ShapeError, DataError: ``c`` is not ``[problems, samples]`` of finite numbers, ``answers`` has another shape, or
+            k or ``num_bootstrap`` < 1.
+    """
+    return float(maj_at_k_per_problem(c, answers, k, num_bootstrap=num_bootstrap, seed=seed).mean())
+
+
+def maj_at_k_per_problem(
+    c: npt.ArrayLike,
+    answers: Sequence[Sequence[str | None]],
+    k: int,
+    *,
+    num_bootstrap: int = NUM_BOOTSTRAP,
+    seed: int = 0,
+) -> Floats:
+    """The terms of :func:`maj_at_k`, ``[problems]`` float64."""
+    values = _checked(c)
+    _check_k(k, None)
+    shape = [len(row) for row in answers]
+    if shape != [values.shape[1]] * values.shape[0]:
+        raise ShapeError(f"answers has rows of {shape} entries, expected {values.shape[0]} rows of {values.shape[1]}")
+    votes = [_Votes.of(values[p], answers[p]) for p in range(values.shape[0])]
+    return _bootstrap_draws(values.shape[1], k, num_bootstrap, seed, lambda p, drawn: votes[p].winner(drawn), values)
+
+
+def bootstrap_interval(
+    per_problem: npt.ArrayLike, *, confidence: float = CONFIDENCE, num_bootstrap: int = 10_000, seed: int = 0
+) -> Interval:
+    """Percentile bootstrap over problems: the interval of their mean, were other problems drawn from the same source.
+
+    Args:
+        per_problem: ``[problems]``, for example ``c.mean(axis=1)`` or :func:`pass_at_k_per_problem`.
+        confidence: between 0 and 1.
+        num_bootstrap: resamples.
+        seed: of the resamples.
+
+    Raises:
+        ShapeError, DataError: not a vector of at least one finite number, or ``confidence`` or ``num_bootstrap`` out of
+            range.
+    """
+    values = np.asarray(per_problem, dtype=np.float64)
+    if values.ndim != 1:
+        raise ShapeError(f"per_problem has shape {values.shape}, expected [problems]")
+    _checked(values[:, None])
+    if not 0.0 < confidence < 1.0:
+        raise DataError(f"confidence={confidence}: must lie strictly between 0 and 1, for example 0.95")
+    _check_draws(num_bootstrap)
+    rng = np.random.default_rng(seed)
+    num = len(values)
+    means = np.empty(num_bootstrap)
+    for draw in range(num_bootstrap):  # one resample at a time: [num_bootstrap, problems] would be large
+        means[draw] = values[rng.integers(num, size=num)].mean()
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(means, (tail, 1.0 - tail))
+    return Interval(mean=float(values.mean()), low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Votes:
+    """One problem's samples as votes: ``labels [samples]`` names the answer (-1: none), ``rewards [answers]`` its worth."""
+
+    labels: npt.NDArray[np.int64]
+    rewards: Floats
+
+    @classmethod
+    def of(cls, rewards: Floats, answers: Sequence[str | None]) -> "_Votes":
+        names = sorted({answer for answer in answers if answer is not None})
+        index = {answer: label for label, answer in enumerate(names)}
+        labels = np.array([-1 if answer is None else index[answer] for answer in answers], dtype=np.int64)
+        return cls(labels=labels, rewards=np.array([rewards[labels == label].mean() for label in range(len(names))]))
+
+    def winner(self, drawn: npt.NDArray[np.int64]) -> Floats:
+        """The reward of the winner of each draw, ``[draws]``, for sample numbers ``drawn [draws, k]``."""
+        if not len(self.rewards):
+            return np.zeros(len(drawn))
+        ballots = self.labels[drawn]
+        is_for = ballots[:, :, None] == np.arange(len(self.rewards))  # [draws, k, answers]
+        counts = is_for.sum(axis=1)
+        k = drawn.shape[1]
+        first = np.where(counts > 0, is_for.argmax(axis=1), k)
+        best = (counts * (k + 1) - first).argmax(axis=1)  # more votes first, then the earlier first vote
+        rewards = self.rewards[best]
+        return np.asarray(np.where(counts.max(axis=1) > 0, rewards, 0.0))
+
+
+def _bootstrap_draws(
+    num_samples: int,
+    k: int,
+    num_bootstrap: int,
+    seed: int,
+    score: Callable[[int, npt.NDArray[np.int64]], Floats],
+    values: Floats,
+) -> Floats:
+    """Mean score over draws of k sample numbers with replacement, problem by problem; ``[problems]``."""
+    _check_draws(num_bootstrap)
+    rng = np.random.default_rng(seed)
+    means = [score(p, rng.integers(num_samples, size=(num_bootstrap, k))).mean() for p in range(values.shape[0])]
+    return np.asarray(means, dtype=np.float64)
+
+
+def _checked(c: Any) -> Floats:
+    """``c`` as float64 ``[problems, samples]``, both at least 1, all finite."""
+    try:
+        values = np.asarray(c, dtype=np.float64)
+    except ValueError as error:
+        raise ShapeError(
+            f"c is ragged or not numeric ({error}); expected [problems, samples], all rows equally long"
+        ) from error
+    if values.ndim != 2 or 0 in values.shape:
+        raise ShapeError(f"c has shape {values.shape}, expected [problems, samples] with at least one of each")
+    if not np.isfinite(values).all():
+        raise DataError("c holds NaN or infinity; leave failed samples out, or say what they count as")
+    return values
+
+
+def _check_k(k: int, greatest: int | None) -> None:
+    if k < 1 or (greatest is not None and k > greatest):
+        raise DataError(f"k={k}: must be at least 1" + (f" and at most the {greatest} samples" if greatest else ""))
+
+
+def _check_draws(num_bootstrap: int) -> None:
+    if num_bootstrap < 1:
+        raise DataError(f"num_bootstrap={num_bootstrap}: must be at least 1")
