@@ -3,16 +3,13 @@
 Both functions walk over blocks that stay in a core's cache, since they are a handful of elementwise passes.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from gtpo_megatron.distributed.kernels import partials
-from gtpo_megatron.distributed.kernels.partials import MAX, REST, SQUARE, TARGET, WEIGHTED, SoftmaxSums
+from gtpo_megatron.distributed.kernels.partials import LOWEST, MAX, REST, SQUARE, TARGET, WEIGHTED, SoftmaxSums
 
-BLOCK_ELEMENTS = 1 << 17
-"""Elements of one block for each thread: 512 KiB of float32 for the distances and as much for their exponentials."""
+BLOCK_ELEMENTS = 1 << 16
+"""Elements of one block for each thread: 256 KiB of float32 for the distances and as much for their exponentials."""
 
 PEAKED_SUM = 1.02
 """Below this sum of exponentials the 1 of the maximum would cost the rest two digits: sum again without it."""
@@ -40,20 +37,24 @@ def reduce_tile(
     Communication: none.
     """
     _read_targets(logits, target_columns, out)
-    for rows in _row_blocks(logits):
-        block = logits[rows]
-        maximum = block.amax(1).to(out.dtype)
+    distances = logits if owned else logits.to(out.dtype, copy=True)
+    maxima, totals, weighted = out[MAX], out[REST], out[WEIGHTED]
+    step = _block_rows(distances)
+    scratch = torch.empty_like(distances[:step])
+    for start in range(0, len(distances), step):
+        rows = slice(start, start + step)
+        block = distances[rows]
+        maximum = torch.amax(block, dim=1, out=maxima[rows])
         if may_mask:
             maximum.clamp_(min=torch.finfo(out.dtype).min)
-        distance = _distances(block, maximum, inverse_temperature, rows, in_place=owned, may_mask=may_mask)
-        exponential = distance.exp()
-        total = exponential.sum(1)
-        out[MAX, rows] = maximum
-        out[REST, rows] = total.sub_(1)
-        _sum_again_where_peaked(distance, exponential, out[REST, rows])
+        _to_distances_(block, maximum, inverse_temperature, rows, may_mask=may_mask)
+        exponential = torch.exp(block, out=scratch[: len(block)])
+        torch.sum(exponential, dim=1, out=totals[rows])
         if out.shape[0] > SQUARE:
             out[SQUARE, rows] = torch.linalg.vecdot(exponential, exponential)
-        torch.sum(distance.mul_(exponential), dim=1, out=out[WEIGHTED, rows])
+        torch.sum(exponential.mul_(block), dim=1, out=weighted[rows])
+    out[REST] -= 1
+    _sum_again_where_peaked(distances, out[REST])
 
 
 def gradient_tile(
@@ -76,61 +77,60 @@ def gradient_tile(
         sums: ``[n]`` each, of the whole vocabulary.
         grad_logprobs: ``[n]``, ``g``.
         grad_entropy: ``[n]``, ``g_H``, or None where the entropy carries no gradient.
-        out: ``[n, c]``, overwritten; its own dtype, the maths in that of ``sums``.
+        out: ``[n, c]``, overwritten; its own dtype, the maths in that of ``sums``. Logits are changed only if they
+            are ``out`` itself, of that dtype.
         may_mask: as in `reduce_tile`.
 
     Communication: none.
     """
     factor = -1 / (1 + sums.rest) if inverse_temperature is None else -inverse_temperature / (1 + sums.rest)
-    in_place = out is logits and out.dtype == factor.dtype
     held = ((target_columns >= 0) & (target_columns < logits.shape[1])).nonzero().squeeze(1)
     columns = target_columns[held]
-    at_target = logits[held, columns].to(factor.dtype)
-    for rows in _row_blocks(logits):
-        distance = _distances(
-            logits[rows], sums.maximum[rows], inverse_temperature, rows, in_place=in_place, may_mask=may_mask
-        )
+    distance_at_target = logits[held, columns].to(factor.dtype) - sums.maximum[held]
+    distances = logits if out is logits else logits.to(factor.dtype, copy=True)
+    step = _block_rows(distances)
+    for start in range(0, len(distances), step):
+        rows = slice(start, start + step)
+        block = _to_distances_(distances[rows], sums.maximum[rows], inverse_temperature, rows, may_mask=may_mask)
         if grad_entropy is None:
-            gradient = distance.exp_().mul_((factor * grad_logprobs)[rows, None])
+            block.exp_().mul_((factor * grad_logprobs)[rows, None])
         else:
-            gradient = distance.exp()
-            distance.add_(sums.surprise[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
-            gradient.mul_(distance.mul_(factor[rows, None]))
-        if not in_place or grad_entropy is not None:
-            out[rows] = gradient
+            probability = block.exp()
+            block.add_(sums.surprise[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
+            block.mul_(factor[rows, None]).mul_(probability)
+    if out is not logits:
+        out.copy_(distances)
     # exp(d) - (1 + r) loses everything where the target has nearly all the mass; expm1(d) - r is exact there.
-    distance = at_target - sums.maximum[held]
     if inverse_temperature is not None:
-        distance *= inverse_temperature[held]
-    gradient = (torch.expm1(distance) - sums.rest[held]) * grad_logprobs[held]
+        distance_at_target *= inverse_temperature[held]
+    gradient = (torch.expm1(distance_at_target) - sums.rest[held]) * grad_logprobs[held]
     if grad_entropy is not None:
-        gradient += distance.exp() * (distance.clamp(min=partials.LOWEST) + sums.surprise[held]) * grad_entropy[held]
+        surprise = distance_at_target.clamp(min=LOWEST) + sums.surprise[held]
+        gradient += distance_at_target.exp() * surprise * grad_entropy[held]
     out[held, columns] = (gradient * factor[held]).to(out.dtype)
 
 
-def _row_blocks(logits: Tensor) -> Iterator[slice]:
-    num_rows, num_columns = logits.shape
-    elements = BLOCK_ELEMENTS * torch.get_num_threads() if logits.device.type == "cpu" else logits.numel()
-    step = max(1, elements // max(1, num_columns))
-    return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+def _block_rows(tile: Tensor) -> int:
+    elements = BLOCK_ELEMENTS * torch.get_num_threads() if tile.device.type == "cpu" else tile.numel()
+    return max(1, elements // max(1, tile.shape[1]))
 
 
-def _distances(
-    block: Tensor, maximum: Tensor, inverse_temperature: Tensor | None, rows: slice, *, in_place: bool, may_mask: bool
+def _to_distances_(
+    block: Tensor, maximum: Tensor, inverse_temperature: Tensor | None, rows: slice, *, may_mask: bool
 ) -> Tensor:
-    """``d_v = (z_v - m) / T`` in the dtype of ``maximum``."""
-    distance = block.sub_(maximum[:, None]) if in_place else torch.sub(block, maximum[:, None])
+    """``d_v = (z_v - m) / T``, in place."""
+    block.sub_(maximum[:, None])
     if inverse_temperature is not None:
-        distance.mul_(inverse_temperature[rows, None])
-    return distance.clamp_(min=partials.LOWEST) if may_mask else distance
+        block.mul_(inverse_temperature[rows, None])
+    return block.clamp_(min=LOWEST) if may_mask else block
 
 
-def _sum_again_where_peaked(distance: Tensor, exponential: Tensor, rest: Tensor) -> None:
+def _sum_again_where_peaked(distances: Tensor, rest: Tensor) -> None:
     peaked = (rest < PEAKED_SUM - 1).nonzero().squeeze(1)
     if peaked.numel():
-        others = exponential[peaked]
-        others.scatter_(1, distance[peaked].argmax(1, keepdim=True), 0.0)
-        rest[peaked] = others.sum(1)
+        others = distances[peaked]
+        winners = others.argmax(1, keepdim=True)
+        rest[peaked] = others.exp_().scatter_(1, winners, 0.0).sum(1)
 
 
 def _read_targets(logits: Tensor, target_columns: Tensor, out: Tensor) -> None:
