@@ -16,6 +16,9 @@ from gtpo_megatron.distributed.kernels.truncation import Truncation
 CPU_TILE_ELEMENTS = 1 << 21
 """8 MiB of float32: what the matrix product writes is read again from the last-level cache, not from memory."""
 
+MIN_TILE_COLUMNS = 512
+"""Narrower products waste time packing their operands; a chunk so long that this matters has larger tiles."""
+
 GPU_TILE_ELEMENTS = 1 << 25
 """128 MiB of float32: large enough to fill the device, small beside one activation."""
 
@@ -142,4 +145,4 @@ def spans(total: int, step: int) -> Iterator[slice]:
 def tile_columns(num_rows: int, tensor: Tensor) -> int:
     """Columns of a tile of ``num_rows`` rows."""
     elements = GPU_TILE_ELEMENTS if tensor.is_cuda else CPU_TILE_ELEMENTS
-    return max(512, elements // max(1, num_rows))
+    return max(MIN_TILE_COLUMNS, elements // max(1, num_rows))

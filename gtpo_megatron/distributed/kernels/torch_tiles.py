@@ -88,12 +88,13 @@ def gradient_tile(
     columns = target_columns[held]
     distance_at_target = logits[held, columns].to(factor.dtype) - sums.maximum[held]
     distances = logits if out is logits else logits.to(factor.dtype, copy=True)
+    upstream = factor * grad_logprobs
     step = _block_rows(distances)
     for start in range(0, len(distances), step):
         rows = slice(start, start + step)
         block = _to_distances_(distances[rows], sums.maximum[rows], inverse_temperature, rows, may_mask=may_mask)
         if grad_entropy is None:
-            block.exp_().mul_((factor * grad_logprobs)[rows, None])
+            block.exp_().mul_(upstream[rows, None])
         else:
             probability = block.exp()
             block.add_(sums.surprise[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])

@@ -1,0 +1,362 @@
+"""Scores of one rank against dense float64: values, gradients, precision, memory, Megatron's gradient buffers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gtpo_megatron.distributed import vocab_parallel
+from gtpo_megatron.distributed.kernels import tiles, torch_tiles
+from gtpo_megatron.distributed.vocab_parallel import Truncation, linear_token_scores, token_scores
+from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
+from tests.reference.vocab_scores import dense_scores, kept_columns
+
+
+def _problem(tokens=11, hidden=5, vocab=23, true=None, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(tokens, hidden, generator=generator, dtype=torch.float64).to(dtype)
+    w = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64).to(dtype)
+    return h, w, torch.randint(0, true or vocab, (tokens,), generator=generator)
+
+
+@pytest.fixture
+def narrow_tiles(monkeypatch):
+    """Many tiles of few columns, and few rows a block, so that small problems exercise the merging."""
+    monkeypatch.setattr(tiles, "MIN_TILE_COLUMNS", 4)
+    monkeypatch.setattr(tiles, "CPU_TILE_ELEMENTS", 1)
+    monkeypatch.setattr(torch_tiles, "BLOCK_ELEMENTS", 8)
+
+
+@pytest.mark.usefixtures("narrow_tiles")
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.integers(1, 9),
+    vocab=st.integers(1, 19),
+    padding=st.integers(0, 9),
+    chunk=st.integers(1, 10),
+    temperature=st.sampled_from([1.0, 0.6, "per token"]),
+    entropy_grad=st.booleans(),
+)
+def test_fused_and_plain_equal_dense(tokens, vocab, padding, chunk, temperature, entropy_grad):
+    h, w, targets = _problem(tokens, 3, vocab + padding, vocab, seed=vocab)
+    if temperature == "per token":
+        temperature = torch.linspace(0.4, 2.0, tokens)
+    upstream = torch.linspace(-1, 2, tokens, dtype=torch.float64)
+    h_leaf, w_leaf = h.clone().requires_grad_(), w.clone().requires_grad_()
+    logits = h_leaf @ w_leaf.T
+    logits.retain_grad()
+    want = dense_scores(logits, targets, temperature, vocab)
+    (want.logprobs @ upstream + (want.entropy @ upstream.flip(0) if entropy_grad else 0.0)).backward()
+
+    h_mine, w_mine = h.clone().requires_grad_(), w.clone().requires_grad_()
+    z_mine = (h @ w.T).requires_grad_()
+    options = (targets, None, temperature, vocab, entropy_grad)
+    fused = linear_token_scores(h_mine, w_mine, *options, chunk, with_second_moment=True)
+    plain = token_scores(z_mine, *options, with_second_moment=True)
+    for scores in (fused, plain):
+        torch.testing.assert_close(scores.logprobs, want.logprobs)
+        torch.testing.assert_close(scores.entropy, want.entropy)
+        torch.testing.assert_close(scores.second_moment, want.second_moment)
+        assert scores.entropy.requires_grad == entropy_grad
+        (scores.logprobs @ upstream + (scores.entropy @ upstream.flip(0) if entropy_grad else 0.0)).backward()
+    torch.testing.assert_close(h_mine.grad, h_leaf.grad)
+    torch.testing.assert_close(w_mine.grad, w_leaf.grad)
+    torch.testing.assert_close(z_mine.grad, logits.grad)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradcheck(temperature):
+    h, w, targets = _problem(4, 3, 7, 6)
+
+    def fused(hidden, weight):
+        scores = linear_token_scores(hidden, weight, targets, None, temperature, 6, True, 3)
+        return scores.logprobs, scores.entropy
+
+    def plain(logits):
+        scores = token_scores(logits, targets, None, temperature, 6, True)
+        return scores.logprobs, scores.entropy
+
+    assert torch.autograd.gradcheck(fused, (h.requires_grad_(), w.requires_grad_()))
+    assert torch.autograd.gradcheck(plain, ((h @ w.T).detach().requires_grad_(),))
+
+
+def test_no_tokens():
+    h, w = torch.zeros(0, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.int64)
+    for temperature in (1.0, torch.zeros(0)):
+        scores = linear_token_scores(h, w, none, None, temperature, with_second_moment=True)
+        assert scores.logprobs.shape == scores.entropy.shape == scores.second_moment.shape == (0,)
+    (scores.logprobs.sum() * 0.0).backward()
+    assert h.grad.shape == (0, 3)
+    assert torch.equal(w.grad, torch.zeros(5, 3))
+    logits = torch.zeros(0, 5, requires_grad=True)
+    token_scores(logits, none).logprobs.sum().backward()
+    assert logits.grad.shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_logits(dtype):
+    one_hot = torch.full((9,), -3e4)
+    one_hot[4] = 3e4
+    logits = torch.stack([torch.full((9,), 3e4), torch.full((9,), -3e4), torch.zeros(9), one_hot, one_hot]).to(dtype)
+    logits.requires_grad_()
+    targets = torch.tensor([0, 8, 3, 4, 5])
+    scores = token_scores(logits, targets, entropy_grad=True, with_second_moment=True)
+    log_nine = torch.tensor(9.0, dtype=dtype).log()
+    torch.testing.assert_close(scores.entropy, torch.stack([log_nine] * 3 + [log_nine * 0] * 2))
+    torch.testing.assert_close(
+        scores.logprobs, torch.stack([-log_nine] * 3 + [log_nine * 0, log_nine.new_tensor(-6e4)])
+    )
+    torch.testing.assert_close(scores.second_moment, logits.new_tensor([1 / 9, 1 / 9, 1 / 9, 1, 1]))
+    (scores.logprobs.sum() + scores.entropy.sum()).backward()
+    assert logits.grad.isfinite().all()
+    torch.testing.assert_close(logits.grad.sum(1), logits.new_zeros(5), atol=1e-6, rtol=0)
+
+
+def test_excluded_columns_are_as_if_absent():
+    logits = torch.randn(3, 8)
+    logits[:, [1, 6]] = -torch.inf
+    kept = [0, 2, 3, 4, 5, 7]
+    scores = token_scores(logits, torch.tensor([0, 7, 2]), entropy_grad=True)
+    want = dense_scores(logits[:, kept], torch.tensor([0, 5, 1]))
+    torch.testing.assert_close(scores.entropy.double(), want.entropy)
+    torch.testing.assert_close(scores.logprobs.double(), want.logprobs)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_poisoned_logit_is_not_hidden(poison):
+    logits = torch.randn(3, 8)
+    logits[1, 5] = poison
+    scores = token_scores(logits, torch.tensor([0, 1, 2]))
+    assert scores.entropy.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_input_is_left_alone(dtype, temperature):
+    logits = torch.randn(6, 40).to(dtype).requires_grad_()
+    before, version = logits.detach().clone(), logits._version
+    scores = token_scores(logits, torch.arange(6), None, temperature, entropy_grad=True)
+    (scores.logprobs.sum() + scores.entropy.sum()).backward()
+    assert torch.equal(logits, before)
+    assert logits._version == version
+    assert logits.grad.dtype == dtype
+    assert scores.logprobs.dtype == scores.entropy.dtype == torch.float32
+    want = dense_scores(before, torch.arange(6), temperature)
+    torch.testing.assert_close(scores.entropy.double(), want.entropy, rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_weights_keep_float32_logits():
+    h, w, targets = _problem(16, 64, 3000, dtype=torch.bfloat16)
+    h_leaf, w_leaf = h.double().requires_grad_(), w.double().requires_grad_()
+    want = dense_scores(h_leaf @ w_leaf.T, targets)
+    want.logprobs.sum().backward()
+    h.requires_grad_()
+    w.requires_grad_()
+    scores = linear_token_scores(h, w, targets, chunk_tokens=5)
+    scores.logprobs.sum().backward()
+    # Logits rounded to bfloat16 would be off by up to 0.1 here.
+    torch.testing.assert_close(scores.logprobs.double(), want.logprobs, atol=2e-5, rtol=1e-6)
+    torch.testing.assert_close(scores.entropy.double(), want.entropy, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(h.grad, h_leaf.grad.to(torch.bfloat16), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(w.grad, w_leaf.grad.to(torch.bfloat16), rtol=1e-2, atol=1e-3)
+
+
+def test_autocast_does_not_round_the_logits():
+    h, w, targets = _problem(8, 32, 500, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = linear_token_scores(h, w, targets)
+    torch.testing.assert_close(scores.logprobs, linear_token_scores(h, w, targets).logprobs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("std", [2.0, 4.0, 8.0, "peaked"])
+def test_accuracy_at_a_real_vocabulary(std):
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(24, 152_064, generator=generator)
+    if std == "peaked":
+        # The tail holds about exp(0.5) V: heads from 8 to 30 give entropies from 12 nats down to 1e-7.
+        logits[:, 77] = torch.linspace(8, 30, 24)
+    else:
+        logits *= std
+    targets = torch.randint(0, 152_064, (24,), generator=generator)
+    targets[::2] = logits[::2].argmax(1)
+    want = dense_scores(logits, targets)
+    got = token_scores(logits, targets)
+    assert (got.entropy >= 0).all()
+    assert (got.entropy - want.entropy).abs().max() < 2e-4
+    visible = want.entropy >= 1e-5
+    assert visible.sum() >= 12
+    assert ((got.entropy / want.entropy - 1)[visible]).abs().max() < 1e-3
+    assert (got.logprobs - want.logprobs).abs().max() < 2e-4
+    if std == "peaked":
+        assert want.entropy.min() < 1e-5  # the hard end is in the test
+
+
+def test_gradient_of_a_nearly_certain_token_keeps_its_digits():
+    logits = torch.zeros(1, 50)
+    logits[0, 3] = 20.0
+    leaf, wide = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    token_scores(leaf, torch.tensor([3])).logprobs.sum().backward()
+    dense_scores(wide, torch.tensor([3])).logprobs.sum().backward()
+    assert wide.grad[0, 3] < 2e-7  # one float32 step of a probability near 1 is 6e-8
+    torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=1e-5, atol=0)
+
+
+def test_tied_embedding_gets_both_gradients():
+    table = torch.randn(13, 4, dtype=torch.float64)
+    ids, targets = torch.tensor([1, 4, 4, 12]), torch.tensor([4, 4, 12, 0])
+    tied, dense = table.clone().requires_grad_(), table.clone().requires_grad_()
+    linear_token_scores(tied[ids].tanh(), tied, targets, None, 1.0, 13).logprobs.sum().backward()
+    dense_scores(dense[ids].tanh() @ dense.T, targets).logprobs.sum().backward()
+    torch.testing.assert_close(tied.grad, dense.grad)
+
+
+@pytest.mark.parametrize("main_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_main_grad_collects_in_float32_and_keeps_a_tied_embedding(main_dtype, tied):
+    """Megatron's hook adds ``weight.grad`` into ``main_grad`` after each micro-batch, then drops it."""
+    h, w, targets = _problem(9, 6, 21, dtype=torch.bfloat16)
+    weight = torch.nn.Parameter(w)
+    weight.main_grad = torch.zeros(21, 6, dtype=main_dtype)
+    weight.grad_added_to_main_grad = False
+    wide = w.double().requires_grad_()
+    ids = targets.flip(0)
+    for _ in range(2):
+        hidden, wide_hidden = (weight[ids], wide[ids]) if tied else (h, h.double())
+        linear_token_scores(hidden, weight, targets, chunk_tokens=4).logprobs.sum().backward()
+        dense_scores(wide_hidden @ wide.T, targets).logprobs.sum().backward()
+        assert weight.grad is not None, "Megatron's hook waits for a gradient"
+        assert not weight.grad_added_to_main_grad, "or the embedding's share would be skipped"
+        weight.main_grad.add_(weight.grad)
+        weight.grad = None
+    # A tied share arrives as the embedding's own bfloat16 gradient.
+    precise = main_dtype == torch.float32 and not tied
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if precise else {"rtol": 2e-2, "atol": 3e-2}
+    torch.testing.assert_close(weight.main_grad.double(), wide.grad, **tolerance)
+
+
+def test_frozen_inputs_get_no_gradient():
+    h, w, targets = _problem()
+    h.requires_grad_()
+    linear_token_scores(h, w, targets).logprobs.sum().backward()
+    assert w.grad is None
+    h_grad, h.grad = h.grad, None
+    h, w = h.detach(), w.requires_grad_()
+    linear_token_scores(h, w, targets).logprobs.sum().backward()
+    assert h.grad is None
+    assert h_grad.abs().max() > 0 < w.grad.abs().max()
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Bytes of the largest storage that any operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in known:
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+        return result
+
+
+def test_logits_are_never_whole(monkeypatch):
+    monkeypatch.setattr(tiles, "CPU_TILE_ELEMENTS", 1 << 15)
+    h, w, targets = _problem(256, 8, 4096, 4000, dtype=torch.float32)
+    h.requires_grad_()
+    w.requires_grad_()
+    with _LargestTensor() as mode:
+        linear_token_scores(h, w, targets, None, 0.9, 4000, True, 64).logprobs.sum().backward()
+    gradient_bytes = 4096 * 8 * 4
+    tile_bytes = (1 << 15) * 4
+    assert mode.largest == max(gradient_bytes, tile_bytes)
+    assert mode.largest < 64 * 4096 * 4 / 4  # a quarter of one chunk of logits; the whole would be 32 times more
+
+
+@pytest.mark.parametrize(
+    "truncation", [Truncation(top_k=3), Truncation(top_p=0.6), Truncation(top_k=10, top_p=0.7), Truncation(top_p=0.01)]
+)
+@pytest.mark.parametrize("temperature", [0.7, torch.linspace(0.5, 2, 11)])
+def test_truncated_distribution(truncation, temperature):
+    h, w, targets = _problem(true=20)
+    logits = (h @ w.T).requires_grad_()
+    keep = kept_columns(logits[:, :20], temperature, truncation.top_k, truncation.top_p, targets)
+    want = dense_scores(torch.where(keep, logits[:, :20], -1e6), targets, temperature)
+    (want.logprobs.sum() + 2 * want.entropy.sum()).backward()
+    want_grad, logits.grad = logits.grad, None
+    plain = token_scores(logits, targets, None, temperature, 20, True, truncation=truncation)
+    fused = linear_token_scores(h, w, targets, None, temperature, 20, chunk_tokens=4, truncation=truncation)
+    (plain.logprobs.sum() + 2 * plain.entropy.sum()).backward()
+    torch.testing.assert_close(logits.grad, want_grad)
+    for scores in (plain, fused):
+        torch.testing.assert_close(scores.logprobs, want.logprobs.detach(), check_dtype=False)
+        torch.testing.assert_close(scores.entropy, want.entropy.detach())
+        assert scores.distribution.truncation == truncation
+
+
+def test_tied_logits_at_the_cut_stay_together():
+    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
+    scores = token_scores(logits, torch.tensor([0]), truncation=Truncation(top_k=2), with_second_moment=True)
+    want = dense_scores(logits[:, :4], torch.tensor([0]))
+    torch.testing.assert_close(scores.logprobs.double(), want.logprobs)
+
+
+def test_scores_say_what_they_are_of():
+    scores = token_scores(torch.randn(2, 6), torch.tensor([0, 1]), None, 0.8, 5, truncation=Truncation())
+    assert (scores.distribution.temperature, scores.distribution.vocab_size) == (0.8, 5)
+    assert scores.distribution.truncation is None  # keeps everything
+    assert scores.distribution.policy_version is None
+    labelled = scores.of_policy(7)
+    assert labelled.distribution.policy_version == 7
+    assert labelled.logprobs is scores.logprobs
+
+
+H, W, IDS = torch.randn(3, 4), torch.randn(6, 4), torch.tensor([0, 1, 5])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: linear_token_scores(H, W, torch.tensor([0, 1, 6])), DataError, r"got 6, expected ids in \[0, 6\)"),
+        (lambda: linear_token_scores(H, W, torch.tensor([0, -1, 5])), DataError, "got -1"),
+        (lambda: linear_token_scores(H, W, IDS, None, 1.0, 5), DataError, "got 5"),
+        (lambda: linear_token_scores(H, W, IDS[:2]), ShapeError, "target_ids"),
+        (lambda: linear_token_scores(H, W, IDS.float()), ShapeError, "target_ids"),
+        (lambda: linear_token_scores(H, W[:, :3], IDS), ShapeError, r"\[V/tp, H\]"),
+        (lambda: linear_token_scores(H[None], W, IDS), ShapeError, r"\[P, H\]"),
+        (lambda: linear_token_scores(H, W.half(), IDS), ShapeError, "float16"),
+        (lambda: linear_token_scores(H.half(), W.half(), IDS), ShapeError, "float16"),
+        (lambda: linear_token_scores(H, W.long(), IDS), ShapeError, "int64"),
+        (lambda: linear_token_scores(H.bfloat16(), W, IDS), ShapeError, "bfloat16"),
+        (lambda: linear_token_scores(H, W, IDS, None, 1.0, 7), ShapeError, "vocab_size: got 7"),
+        (lambda: linear_token_scores(H, W, IDS, None, 1.0, 0), ShapeError, "vocab_size: got 0"),
+        (lambda: linear_token_scores(H, W, IDS, chunk_tokens=0), ConfigError, "chunk_tokens"),
+        (lambda: linear_token_scores(H, W, IDS, None, 0.0), DataError, "temperature: got 0.0"),
+        (lambda: linear_token_scores(H, W, IDS, None, float("nan")), DataError, "temperature"),
+        (lambda: linear_token_scores(H, W, IDS, None, torch.tensor([1.0, -1.0, 1.0])), DataError, "from -1.0 to 1.0"),
+        (lambda: linear_token_scores(H, W, IDS, None, torch.tensor([1.0, torch.nan, 1.0])), DataError, "nan"),
+        (lambda: linear_token_scores(H, W, IDS, None, torch.ones(2)), ShapeError, "temperature"),
+        (lambda: token_scores(H, torch.tensor([0, 1, 4])), DataError, "got 4"),
+        (lambda: token_scores(H.long(), torch.tensor([0, 1, 3])), ShapeError, "int64"),
+        (lambda: token_scores(H[0], torch.tensor([0])), ShapeError, r"\[P, V/tp\]"),
+        (lambda: Truncation(top_p=0.0), ConfigError, "top_p"),
+        (lambda: Truncation(top_k=-1), ConfigError, "top_k"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert isinstance(caught.value, GTPOError)
+
+
+def test_public_names_are_pinned():
+    assert vocab_parallel.__all__ == [
+        "ScoredDistribution",
+        "TokenScores",
+        "Truncation",
+        "linear_token_scores",
+        "token_scores",
+    ]
