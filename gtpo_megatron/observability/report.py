@@ -25,5 +25,5 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     data = read_runs(runs)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(out.name + ".tmp")
-    scratch.write_text(page(data, figures(data)), encoding="utf-8")
+    scratch.write_text(page(data, figures(data)), encoding="utf-8", errors="replace")  # a model may sample half a pair
     scratch.replace(out)

@@ -107,7 +107,7 @@ class RolloutLog:
         path = self._folder / f"step_{step:06d}.jsonl"
         scratch = path.with_name(path.name + ".tmp")
         lines = [json.dumps({"step": step, **_plain(record)}, ensure_ascii=False) + "\n" for record in records]
-        scratch.write_text("".join(lines), encoding="utf-8")
+        scratch.write_bytes("".join(lines).encode("utf-8", "backslashreplace"))  # half a pair as a JSON escape
         scratch.replace(path)
         return path
 
@@ -138,7 +138,7 @@ def read_rollouts(path: Path) -> list[RolloutRecord]:
     """
     known = {field.name for field in fields(RolloutRecord)}
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):  # as text it would split at U+2028 too
         try:
             row = json.loads(line)
             records.append(RolloutRecord(**{name: value for name, value in row.items() if name in known}))

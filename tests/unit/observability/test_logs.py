@@ -1,0 +1,80 @@
+import io
+import logging
+import warnings
+
+import pytest
+from rich.console import Console
+
+from gtpo_megatron.observability.logs import PACKAGES, rank_prefix, set_up_logs
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    root = logging.getLogger()
+    handlers, level, show = list(root.handlers), root.level, warnings.showwarning
+    yield
+    logging.captureWarnings(capture=False)
+    warnings.showwarning = show
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(logging.NOTSET)
+
+
+def test_prefix():
+    assert rank_prefix(3, tp=1, dp=0) == "[rank 3 tp1 dp0]"
+    assert rank_prefix(0) == "[rank 0]"
+
+
+def test_every_line_of_the_file_carries_the_rank(tmp_path, capsys):
+    set_up_logs(run_folder=tmp_path, prefix=rank_prefix(3, tp=1, dp=0))
+    logging.getLogger("gtpo_megatron.actor").info("ready in %d s", 4)
+    logging.getLogger("some_library").warning("beware")
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[0].endswith("INFO    [rank 3 tp1 dp0] gtpo_megatron.actor: ready in 4 s")
+    assert lines[1].endswith("WARNING [rank 3 tp1 dp0] some_library: beware")
+    assert "[rank 3 tp1 dp0] gtpo_megatron.actor: ready in 4 s" in capsys.readouterr().err
+
+
+def test_our_level_is_configured_and_others_speak_from_warning_on(tmp_path):
+    set_up_logs(level="DEBUG", run_folder=tmp_path)
+    logging.getLogger("gtpo_megatron.x").debug("ours")
+    logging.getLogger("some_library").info("theirs")
+    text = (tmp_path / "log.txt").read_text()
+    assert "ours" in text
+    assert "theirs" not in text
+
+
+def test_a_second_set_up_replaces_the_first(tmp_path):
+    set_up_logs(run_folder=tmp_path / "first")
+    set_up_logs(run_folder=tmp_path / "second")
+    logging.getLogger("gtpo_megatron").warning("once")
+    assert not (tmp_path / "first" / "log.txt").exists()
+    assert (tmp_path / "second" / "log.txt").read_text().count("once") == 1
+
+
+def test_a_terminal_shows_the_text_of_a_message_and_not_its_markup(tmp_path):
+    stream = io.StringIO()
+    set_up_logs(console=Console(file=stream, force_terminal=True, width=100, color_system=None), prefix="[rank 1]")
+    logging.getLogger("gtpo_megatron").info("a list [bold]")
+    assert "[rank 1] a list [bold]" in stream.getvalue()
+
+
+def test_a_file_in_place_of_a_terminal_gets_plain_lines_on_stderr(capsys):
+    stream = io.StringIO()
+    set_up_logs(console=Console(file=stream))
+    logging.getLogger("gtpo_megatron").info("hello")
+    assert stream.getvalue() == ""
+    assert capsys.readouterr().err.endswith("INFO    gtpo_megatron: hello\n")
+
+
+def test_warnings_go_to_the_log(tmp_path):
+    set_up_logs(run_folder=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)
+        logging.captureWarnings(capture=True)
+        warnings.warn("old api", UserWarning, stacklevel=1)
+    assert "old api" in (tmp_path / "log.txt").read_text()

@@ -1,0 +1,82 @@
+import os
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from gtpo_megatron.observability.memory import GIB, PeakMemory, tree_memory_gib
+
+BALLAST_MIB = 64
+CHILD = f"b = bytearray(b'x' * ({BALLAST_MIB} << 20)); print('ready', flush=True); input()"
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_tree_includes_children(child):
+    own = psutil.Process().memory_full_info().pss / GIB
+    gib, kind = tree_memory_gib()
+    assert gib >= own + BALLAST_MIB / 1024
+    assert kind == "pss"
+
+
+def test_forked_pages_are_counted_once(child):
+    """RSS would count the parent's pages again in a child that shares them; PSS splits them."""
+    ballast = bytearray(b"x" * (BALLAST_MIB << 20))
+    before, _ = tree_memory_gib()
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:  # the child touches nothing and waits to be told
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    try:
+        after, _ = tree_memory_gib()
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(pid, 0)
+    assert after - before < 0.5 * BALLAST_MIB / 1024
+    assert len(ballast) == BALLAST_MIB << 20
+
+
+def test_a_peak_between_two_takes_is_caught_and_then_forgotten(monkeypatch):
+    readings, all_read = iter([1.0, 7.0, 2.0]), threading.Event()
+
+    def read(pid):
+        reading = next(readings, None)
+        if reading is None:
+            all_read.set()
+        return (0.5 if reading is None else reading), "pss"
+
+    monkeypatch.setattr("gtpo_megatron.observability.memory.tree_memory_gib", read)
+    with PeakMemory(interval_s=0.001) as peak:
+        assert all_read.wait(timeout=10)  # nobody but the thread reads
+    assert peak.take() == {"memory/peak_gib": 7.0}
+    assert peak.take() == {"memory/peak_gib": 0.5}
+
+
+def test_a_tree_that_has_ended_counts_nothing(child):
+    child.kill()
+    child.communicate()
+    assert tree_memory_gib(child.pid) == (0.0, "pss")
+
+
+def test_a_process_that_refuses_pss_counts_with_its_rss(child, monkeypatch):
+    def refuse(self):
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
+    gib, kind = tree_memory_gib(child.pid)
+    assert kind == "rss"
+    assert gib >= BALLAST_MIB / 1024

@@ -1,0 +1,164 @@
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from gtpo_megatron.observability.progress import TrainingDisplay, duration, trend
+
+SCALARS = {
+    "rollout/reward_mean": 0.5,
+    "policy/entropy_nats": 0.731,
+    "rollout/response_length_tokens": 83.25,
+    "throughput/tokens_per_s": 2345.6,
+    "sync/logprob_gap_max": 3.2e-5,
+    "eval/heldout_mean_at_k": 0.312,
+    "eval/heldout_interval_low": 0.29,
+    "eval/heldout_interval_high": 0.33,
+    "timing/step_s": 6.0,
+    "timing/rollout_s": 3.5,
+    "timing/update_s": 2.25,
+    "timing/credit_s": 0.001,
+}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def display(stream, *, is_live=None, width=110, **settings):
+    console = Console(file=stream, width=width, force_terminal=True if is_live else None, color_system=None)
+    clock = Clock()
+    return TrainingDisplay(
+        num_steps=10, title="gtpo", console=console, is_live=is_live, clock=clock, gap_limit=1e-4, **settings
+    ), clock
+
+
+def test_without_a_terminal_each_step_is_one_plain_line_with_everything():
+    stream = io.StringIO()
+    shown, clock = display(stream, width=40)  # narrower than the line, which must not be wrapped
+    with shown:
+        shown.stage("rollout")
+        clock.now += 6.0
+        shown.step_done(1, SCALARS)
+        shown.note("checkpoint of step 1 written")
+        clock.now += 4.0
+        shown.step_done(2, {"rollout/reward_mean": math.nan})
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "gtpo: steps 1 to 10",
+        "step 1/10 · reward 0.500 · held-out 31.2% [29.0, 33.0] · entropy 0.731 nats · length 83.2 tokens · "
+        "speed 2,346 tokens/s · log-prob gap 3.2e-05 nats · 6.0 s (rollout 3.5, update 2.2) · left 54s",
+        "checkpoint of step 1 written",
+        "step 2/10 · reward nan · left 40s",
+        "gtpo: stopped early after step 2, 10s",
+    ]
+
+
+def test_time_left_follows_the_last_steps_and_ignores_those_before_a_resume():
+    shown, clock = display(io.StringIO(), first_step=4)
+    with shown:
+        assert shown.seconds_left is None
+        clock.now += 100.0
+        shown.step_done(4, {})  # an evaluation before the first step of this run is no step
+        assert shown.seconds_left is None
+        clock.now += 5.0
+        shown.step_done(5, {})
+        assert shown.seconds_left == 25.0
+        for step in range(6, 11):
+            clock.now += 3.0
+            shown.step_done(step, {})
+        assert shown.seconds_left == 0.0
+
+
+def test_the_last_line_says_how_it_ended():
+    stream = io.StringIO()
+    shown, clock = display(stream)
+
+    def crash():
+        with shown:
+            shown.stage("update")
+            clock.now += 65.0
+            raise KeyError("rank 1")
+
+    with pytest.raises(KeyError):
+        crash()
+    assert stream.getvalue().splitlines()[-1] == "gtpo: stopped in update by KeyError after step 0, 1:05"
+    stream = io.StringIO()
+    shown, clock = display(stream, first_step=9)
+    with shown:
+        shown.step_done(10, {})
+    assert stream.getvalue().splitlines()[-1] == "gtpo: finished after step 10, 0s"
+
+
+def _frame(shown, width):
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None, force_terminal=True).print(shown._panel())
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [110, 60])
+def test_the_panel_shows_step_numbers_stage_and_time_left(width):
+    shown, clock = display(io.StringIO(), is_live=True, width=width)
+    with shown:
+        shown.step_done(0, {"eval/heldout_mean_at_k": 0.25})
+        for step in (1, 2):
+            clock.now += 60.0
+            shown.step_done(step, SCALARS | {"rollout/reward_mean": 0.1 * step})
+        shown.stage("weight_sync")
+        clock.now += 3.0
+        frame = _frame(shown, width)
+        assert all(len(line) <= width for line in frame.splitlines())
+        for text in ("gtpo", "step 2/10", "2:03 + 8:00 left", "now weight_sync  3s", "0.200", "▁█", "0.731 nats"):
+            assert text in frame
+        for text in ("31.2% [29.0, 33.0]", "from 25.0%", "83.2 tokens", "2,346 tokens/s", "3.2e-05 nats"):
+            assert text in frame
+    assert "stopped early" in _frame(shown, width)
+
+
+def test_a_gap_past_the_limit_and_a_nan_are_alarms():
+    shown, _ = display(io.StringIO(), is_live=True)
+    with shown:
+        shown.step_done(1, SCALARS | {"sync/logprob_gap_max": 2e-4, "policy/entropy_nats": math.nan})
+    stream = io.StringIO()
+    Console(file=stream, width=110, color_system="standard", force_terminal=True).print(shown._panel())
+    frame = stream.getvalue()
+    assert "\x1b[1;31m2.0e-04 nats" in frame
+    assert "\x1b[1;31mnan" in frame
+    assert "\x1b[1;31m0.500" not in frame
+
+
+def test_notes_stay_above_the_panel():
+    stream = io.StringIO()
+    shown, _ = display(stream, is_live=True)
+    with shown:
+        shown.note("[rank 0] saved")  # brackets are text, not markup
+    text = stream.getvalue()
+    assert text.index("[rank 0] saved") < text.rindex("stopped early")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (59.6, "1:00"), (425, "7:05"), (11225, "3:07:05")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "text"),
+    [
+        ([0, 1], 8, "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([0, 2, 9, 11], 2, "▁█"),
+        ([3.0, 3.0], 8, "▄▄"),
+        ([0, math.nan, 7], 8, "▁ █"),
+        ([math.nan], 8, " "),
+        ([], 8, ""),
+    ],
+)
+def test_trend(values, width, text):
+    assert trend(values, width) == text

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord, read_rollouts, rollout_files
+
+
+def record(**changes):
+    values = {
+        "group_id": 7,
+        "policy_version": 3,
+        "prompt": "2 + 2 = ?",
+        "response": "4 …\u2028\n",
+        "tokens": ["4", " …\u2028", "\n"],
+        "token_entropy": [0.123456789, 0.0, 2.0],
+        "shaped_rewards": [1.05, 1.0, 1.2],
+        "advantages": [0.5, -0.25, 1e-9],
+        "reward": 1.0,
+        "truncated": False,
+        "answer": "4",
+    }
+    return RolloutRecord(**(values | changes))
+
+
+def test_a_step_is_written_to_its_own_file_and_reads_back(tmp_path):
+    records = [record(), record(reward=0.0, truncated=True, reward_failed=True)]
+    path = RolloutLog(tmp_path, groups_per_step=2).write(12, records)
+    assert path == tmp_path / "rollouts" / "step_000012.jsonl"
+    first, second = read_rollouts(path)
+    assert first.token_entropy == [0.123457, 0.0, 2.0]  # six significant digits
+    assert first.advantages == [0.5, -0.25, 1e-9]
+    assert (first.response, first.tokens, first.answer) == ("4 …\u2028\n", ["4", " …\u2028", "\n"], "4")
+    assert (second.truncated, second.reward_failed, second.reward) == (True, True, 0.0)
+    assert [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] == [12, 12]
+
+
+def test_half_a_surrogate_pair_survives(tmp_path):
+    path = RolloutLog(tmp_path, groups_per_step=1).write(1, [record(response="\ud83d")])
+    assert read_rollouts(path)[0].response == "\ud83d"
+
+
+@pytest.mark.parametrize("name", ["token_entropy", "shaped_rewards", "advantages"])
+def test_padding_in_a_record_is_refused(name):
+    with pytest.raises(DataError, match=f"{name} has 4 values for 3 tokens"):
+        record(**{name: [0.0] * 4})
+
+
+def test_groups_that_teach_come_first_and_order_is_kept(tmp_path):
+    log = RolloutLog(tmp_path, groups_per_step=2)
+    group_ids = [5, 5, 3, 3, 9, 9]
+    assert log.choose(1, group_ids=group_ids, rewards=[1, 1, 0, 0, 1, 0]) == [5, 9]
+    assert log.choose(1, group_ids=group_ids, rewards=[1, 1, 0, 1, 1, 0]) == [3, 9]
+    assert log.choose(1, group_ids=group_ids, rewards=[1, 1, 0, 0, 1, 1]) == [5, 3]
+
+
+def test_choosing_follows_the_cadence_and_zero_groups_means_none(tmp_path):
+    log = RolloutLog(tmp_path, groups_per_step=1, every_steps=5)
+    assert [step for step in range(1, 12) if log.choose(step, group_ids=[1], rewards=[1.0])] == [5, 10]
+    assert RolloutLog(tmp_path, groups_per_step=0).choose(5, group_ids=[1], rewards=[1.0]) == []
+
+
+def test_resuming_removes_the_files_of_later_steps(tmp_path):
+    log = RolloutLog(tmp_path, groups_per_step=1)
+    for step in (2, 10, 9):
+        log.write(step, [record()])
+    (tmp_path / "rollouts" / "step_000011.jsonl.tmp").write_text("half")  # a crash left it; it is not a step's file
+    assert log.truncate_after(9) == 1
+    assert [step for step, _ in rollout_files(tmp_path)] == [2, 9]
+
+
+def test_a_run_without_texts_has_no_files(tmp_path):
+    assert rollout_files(tmp_path) == []
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    path = RolloutLog(tmp_path, groups_per_step=1).write(1, [record()])
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"group_id": 7}\n')
+    with pytest.raises(DataError, match=r"step_000001\.jsonl:2: not a rollout record"):
+        read_rollouts(path)
