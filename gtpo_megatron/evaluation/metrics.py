@@ -1,7 +1,7 @@
 r"""Accuracy of several samples a problem: mean@k, pass@k, best@k, maj@k, and an interval around any of them.
 
-``c`` is ``[problems, samples]``: 0/1 or rewards, one row a problem, every row equally long. Pure and in float64; whatever
-draws at random takes a seed and is the same on every machine.
+``c`` is ``[problems, samples]``: 0/1 or rewards, one row a problem, every row equally long. Pure and in float64;
+whatever draws at random takes a seed and is the same on every machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ def mean_at_k(c: npt.ArrayLike) -> float:
 def pass_at_k(c: npt.ArrayLike, k: int) -> float:
     """Unbiased probability that at least one of k samples is right, averaged over problems.
 
-    ``pass@k = mean_p [1 - C(n - s_p, k) / C(n, k)]`` with n samples of which s_p are right (arXiv 2107.03374, Eq. 1). Exact
-    for k samples drawn **without** replacement; :func:`best_at_k` is its with-replacement kin and lies below it.
+    ``pass@k = mean_p [1 - C(n - s_p, k) / C(n, k)]`` with n samples of which s_p are right (arXiv 2107.03374, Eq. 1).
+    Exact for k samples drawn **without** replacement; :func:`best_at_k` is its with-replacement kin and lies below it.
 
     Args:
         c: ``[problems, samples]`` of 0 and 1.
@@ -76,8 +76,8 @@ def best_at_k(c: npt.ArrayLike, k: int, *, num_bootstrap: int = NUM_BOOTSTRAP, s
     """Expected greatest reward of k samples drawn **with** replacement from a problem's n, averaged over problems.
 
     ``best@k = mean_p sum_i x_(i) [(i/n)^k - ((i-1)/n)^k]`` over the sorted rewards ``x_(1) <= ... <= x_(n)``: the exact
-    expectation of the bootstrap that verl and others draw. With a ``seed`` it is drawn instead, ``num_bootstrap`` times,
-    to repeat figures that were made so.
+    expectation of the bootstrap that verl and others draw. With a ``seed`` it is drawn instead, ``num_bootstrap``
+    times, to repeat figures that were made so.
 
     Args:
         c: ``[problems, samples]`` of rewards.
@@ -101,9 +101,7 @@ def best_at_k_per_problem(
         num_samples = values.shape[1]
         share = (np.arange(num_samples + 1, dtype=np.float64) / num_samples) ** k
         return np.asarray(np.sort(values, axis=1) @ np.diff(share))
-    return _bootstrap_draws(
-        values.shape[1], k, num_bootstrap, seed, lambda p, drawn: values[p][drawn].max(axis=1), values
-    )
+    return _bootstrap_draws(values.shape, k, num_bootstrap, seed, lambda p, drawn: values[p][drawn].max(axis=1))
 
 
 def maj_at_k(
@@ -149,7 +147,7 @@ def maj_at_k_per_problem(
     if shape != [values.shape[1]] * values.shape[0]:
         raise ShapeError(f"answers has rows of {shape} entries, expected {values.shape[0]} rows of {values.shape[1]}")
     votes = [_Votes.of(values[p], answers[p]) for p in range(values.shape[0])]
-    return _bootstrap_draws(values.shape[1], k, num_bootstrap, seed, lambda p, drawn: votes[p].winner(drawn), values)
+    return _bootstrap_draws(values.shape, k, num_bootstrap, seed, lambda p, drawn: votes[p].winner(drawn))
 
 
 def bootstrap_interval(
@@ -186,7 +184,7 @@ def bootstrap_interval(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Votes:
-    """One problem's samples as votes: ``labels [samples]`` names the answer (-1: none), ``rewards [answers]`` its worth."""
+    """One problem's samples as votes: ``labels [samples]`` number the answers (-1: none), ``rewards [answers]``."""
 
     labels: npt.NDArray[np.int64]
     rewards: Floats
@@ -213,17 +211,16 @@ class _Votes:
 
 
 def _bootstrap_draws(
-    num_samples: int,
+    shape: tuple[int, ...],
     k: int,
     num_bootstrap: int,
     seed: int,
     score: Callable[[int, npt.NDArray[np.int64]], Floats],
-    values: Floats,
 ) -> Floats:
-    """Mean score over draws of k sample numbers with replacement, problem by problem; ``[problems]``."""
+    """Mean score over draws of k sample numbers with replacement, by problem; ``shape`` is [problems, samples]."""
     _check_draws(num_bootstrap)
     rng = np.random.default_rng(seed)
-    means = [score(p, rng.integers(num_samples, size=(num_bootstrap, k))).mean() for p in range(values.shape[0])]
+    means = [score(p, rng.integers(shape[1], size=(num_bootstrap, k))).mean() for p in range(shape[0])]
     return np.asarray(means, dtype=np.float64)
 
 

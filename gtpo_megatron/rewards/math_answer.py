@@ -1,11 +1,19 @@
-r"""Grades the last ``\boxed{...}`` of a response against a reference answer with math-verify."""
+r"""Grades the last ``\boxed{...}`` of a response against a reference answer with math-verify.
+
+math-verify (sympy: a second) is imported with the module, so that a worker pays before its first row's clock runs.
+"""
 
 import functools
 import logging
 import re
 from typing import Any
 
+import math_verify
+
 from gtpo_megatron.errors import DataError
+
+# It warns once that we switched its SIGALRM limit off, which is on purpose.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 MAX_ANSWER_CHARACTERS = 2_000
 """A longer box is wrong without asking the parser, which is slower than linear; real answers have tens of them."""
@@ -42,7 +50,7 @@ def math_answer(response: str, answer: str) -> float:
     gold = _parse(_unwrapped(reference))
     if not gold:
         raise DataError(f"math-verify cannot parse the reference answer {answer!r}; fix the row or drop it")
-    return float(_grader().verify(list(gold), list(_parse(boxed)), timeout_seconds=None))
+    return float(math_verify.verify(list(gold), list(_parse(boxed)), timeout_seconds=None))
 
 
 def last_boxed(text: str) -> str | None:
@@ -74,14 +82,4 @@ def _unwrapped(reference: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _parse(content: str) -> tuple[Any, ...]:
     """Parses what stands in a box; cached, because a group's responses mostly agree and share one reference."""
-    return tuple(_grader().parse(f"\\boxed{{{content}}}", parsing_timeout=None))
-
-
-@functools.cache
-def _grader() -> Any:
-    """Imports math-verify on first use (a second, because of sympy)."""
-    import math_verify
-
-    # It warns once that we switched its SIGALRM limit off, which is on purpose.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return math_verify
+    return tuple(math_verify.parse(f"\\boxed{{{content}}}", parsing_timeout=None))

@@ -100,7 +100,7 @@ class RewardPool:
     def __init__(self, function: str, *, num_workers: int, timeout_s: float) -> None:
         if num_workers < 1 or timeout_s <= 0:
             raise ConfigError(
-                f"num_workers={num_workers}, timeout_s={timeout_s}: need num_workers >= 1 and timeout_s > 0"
+                f"num_workers={num_workers}, timeout_s={timeout_s}: need at least 1 worker and more than 0 s"
             )
         self._function = function
         self._timeout_s = timeout_s

@@ -1,0 +1,89 @@
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from math_verify import parse, verify
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.math_answer import last_boxed, math_answer
+
+
+@pytest.mark.parametrize(
+    ("boxed", "answer", "expected"),
+    [
+        ("42", "42", 1),
+        ("-7", "-7", 1),
+        ("7", "-7", 0),
+        ("007", "7", 1),
+        ("7.0", "7", 1),
+        ("1,000", "1000", 1),
+        ("10^{3}", "1000", 1),
+        (r"\frac{1}{2}", "0.5", 1),
+        ("1/2", r"\frac12", 1),
+        ("0.3333", r"\frac13", 0),
+        (r"\sqrt{8}", r"2\sqrt{2}", 1),
+        (r"\{1,2\}", r"\{2,1\}", 1),
+        (r"\{1,2,3\}", r"\{2,1\}", 0),
+        ("[1,2)", "[1,2)", 1),
+        ("(1,2)", "[1,2]", 0),
+        (r"5\text{ cm}", "5", 1),
+        (r"50\%", r"50\%", 1),
+        ("x=5", "5", 1),
+        ("$4$", "4", 1),
+        ("3.14", r"\pi", 0),
+        ("4", r"\boxed{4}", 1),
+        ("4", "$4$", 1),
+        ("", "7", 0),
+        (r"\frac{1}{", "7", 0),
+        ("seven", "7", 0),
+    ],
+)
+def test_answers_are_compared_as_mathematics(boxed, answer, expected):
+    assert math_answer(f"So it is \\boxed{{{boxed}}}.", answer) == expected
+
+
+def test_only_the_last_box_counts_and_an_answer_outside_a_box_does_not():
+    assert math_answer(r"\boxed{3}, no: \boxed{4}", "4") == 1.0
+    assert math_answer(r"\boxed{4}, no: \boxed{3}", "4") == 0.0
+    assert math_answer("The answer is 4", "4") == 0.0
+    assert math_answer(r"\boxed{4", "4") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{\frac{1}{2}} so", r"\frac{1}{2}"),
+        (r"\boxed{a} \boxed{b", "a"),
+        (r"\boxed{\boxed{4}}", "4"),
+        (r"\boxed{\{1\}}", r"\{1\}"),
+        (r"} { \boxed {5}", "5"),
+        (r"\boxed{}", ""),
+        ("nothing", None),
+        ("", None),
+    ],
+)
+def test_last_boxed(text, expected):
+    assert last_boxed(text) == expected
+
+
+def test_megabytes_of_open_boxes_and_a_huge_box_are_wrong_at_once():
+    start = time.perf_counter()
+    assert math_answer("\\boxed{" * 300_000, "4") == 0.0
+    assert math_answer("\\boxed{" + "9" * 1_000_000 + "}", "4") == 0.0
+    assert time.perf_counter() - start < 5.0
+
+
+@pytest.mark.parametrize("answer", ["", "  "])
+def test_nothing_can_be_graded_against_an_empty_reference(answer):
+    with pytest.raises(DataError, match="reference answer is empty"):
+        math_answer(r"\boxed{4}", answer)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(-(10**9) + 1, 10**9 - 1), st.one_of(st.none(), st.integers(-3, 3)))
+def test_the_integer_short_cut_agrees_with_math_verify(answer, offset):
+    given_answer = -answer if offset is None else answer + offset
+    gold, found = parse(f"\\boxed{{{answer}}}"), parse(f"\\boxed{{{given_answer}}}")
+    assert math_answer(f"\\boxed{{{given_answer}}}", str(answer)) == float(verify(gold, found))
+    assert math_answer("\\boxed{-0}", "0") == float(verify(parse("\\boxed{0}"), parse("\\boxed{-0}")))
