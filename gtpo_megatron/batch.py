@@ -135,7 +135,7 @@ class RewardBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredBatch:
+class PolicyScores:
     """What the old policy says of the sampled tokens; computed once, before the first update.
 
     Attributes:
@@ -146,19 +146,76 @@ class ScoredBatch:
     old_logprobs: Tensor
     token_entropy: Tensor
 
+    def __post_init__(self) -> None:
+        if self.old_logprobs.shape != self.token_entropy.shape or self.old_logprobs.ndim != 2:
+            raise ShapeError(
+                f"old_logprobs {tuple(self.old_logprobs.shape)}, token_entropy {tuple(self.token_entropy.shape)}: "
+                f"both must be [B, T]"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainBatch:
-    """Everything an update needs, fixed before the first one.
+class ScoredBatch:
+    """A rank's share of the responses, scored.
 
     Attributes:
-        rollouts: the responses.
-        scores: of the old policy.
-        shaped_rewards: ``[B, T]`` float32.
-        advantages: ``[B, T]`` float32, zero at padding.
+        rollouts: this rank's responses.
+        rows: where they stand in the whole batch.
+        prompt_groups: every group of the whole batch, in its order; the same on all ranks.
+        scores: None on a rank without logits (not on the last pipeline stage).
     """
 
     rollouts: RolloutBatch
-    scores: ScoredBatch
+    rows: tuple[int, ...]
+    prompt_groups: tuple[int, ...]
+    scores: PolicyScores | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCredit:
+    """What the response tokens earned; fixed before the first update.
+
+    Attributes:
+        shaped_rewards: ``[B, T]`` float32, zero at padding.
+        advantages: ``[B, T]`` float32, zero at padding.
+        loss_mask: ``[B, T]`` bool, left-aligned: the tokens that enter the loss.
+    """
+
     shaped_rewards: Tensor
     advantages: Tensor
+    loss_mask: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainBatch:
+    """A rank's share of the responses, ready for updates.
+
+    Attributes:
+        scored: the responses with the old policy's scores.
+        rewards: ``[B]`` float32, of these responses.
+        credit: None on a rank without logits.
+    """
+
+    scored: ScoredBatch
+    rewards: Tensor
+    credit: TokenCredit | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRecord:
+    """One response with what the algorithm saw of its tokens; plain lists, for people to look at.
+
+    Attributes:
+        token_entropy: ``|o|`` values, nats.
+        shaped_rewards: ``|o|`` values.
+        advantages: ``|o|`` values.
+    """
+
+    group_id: int
+    policy_version: int
+    prompt_ids: list[int]
+    response_ids: list[int]
+    token_entropy: list[float]
+    shaped_rewards: list[float]
+    advantages: list[float]
+    truncated: bool

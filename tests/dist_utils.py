@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,23 @@ import torch
 import torch.distributed as dist
 
 
+def _in_gloo_world(fn: Callable[..., Any], rank: int, world_size: int, init_method: str, *args: Any) -> Any:
+    dist.init_process_group(
+        "gloo",
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=30),
+    )
+    result = fn(rank, world_size, *args)
+    dist.destroy_process_group()
+    return result
+
+
 def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=world_size,
-            timeout=datetime.timedelta(seconds=30),
-        )
-        outcome = ("ok", fn(rank, world_size, *args))
-        dist.destroy_process_group()
+        outcome = ("ok", fn(rank, world_size, f"file://{folder}/store", *args))
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises
         outcome = ("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     Path(folder, f"rank{rank}.part").write_bytes(pickle.dumps(outcome))
@@ -39,6 +45,15 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
     """``fn(rank, world_size, *args)`` on every rank of a fresh gloo world; its results in rank order.
 
     Results travel by pickle: return tensors detached, on the CPU.
+
+    Raises:
+        AssertionError: a rank raised, died or outlived ``timeout_s``; the message carries its traceback.
+    """
+    return run_processes(partial(_in_gloo_world, fn), world_size, *args, timeout_s=timeout_s)
+
+
+def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0) -> list[Any]:
+    """``fn(rank, world_size, init_method, *args)`` on forked processes that have not met yet; results in rank order.
 
     Raises:
         AssertionError: a rank raised, died or outlived ``timeout_s``; the message carries its traceback.

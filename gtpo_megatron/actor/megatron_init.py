@@ -1,37 +1,17 @@
 """Joins this process to the trainer's world and sets Megatron's parallel state."""
 
 import datetime
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.distributed.groups import ParallelGroups
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardPlace
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlace:
-    """Where this rank stands.
-
-    Attributes:
-        global_rank: in the trainer's world.
-        tensor_index: along the tensor-parallel axis.
-        pipeline_index: along the pipeline axis.
-        data_index: along the data-parallel axis.
-    """
-
-    global_rank: int
-    tensor_index: int
-    pipeline_index: int
-    data_index: int
-
-    def __str__(self) -> str:
-        return f"rank {self.global_rank} tp{self.tensor_index} pp{self.pipeline_index} dp{self.data_index}"
 
 
 def initialize(
@@ -73,6 +53,7 @@ def initialize(
         tensor_index=parallel_state.get_tensor_model_parallel_rank(),
         pipeline_index=parallel_state.get_pipeline_model_parallel_rank(),
         data_index=parallel_state.get_data_parallel_rank(),
+        pipeline_size=config.pipeline_parallel_size,
     )
 
 

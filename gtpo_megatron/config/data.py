@@ -10,7 +10,7 @@ class DataConfig:
     """The training set.
 
     Attributes:
-        train_path: JSONL or Parquet rows: ``prompt`` (chat messages or text), ``answer``, optional ``id`` and ``source``.
+        train_path: JSONL or Parquet rows: ``prompt`` (chat messages or text), ``answer``, maybe ``id``, ``source``.
         prompts_per_step: prompts in a rollout batch; each is sampled ``group_size`` times.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
     """

@@ -43,6 +43,11 @@ class ParallelConfig:
         """Replicas of the model."""
         return self.num_ranks // (self.tensor_parallel_size * self.pipeline_parallel_size)
 
+    @property
+    def sequence_multiple(self) -> int:
+        """Packed sequences are padded to a multiple of this, so that sequence parallelism can split them."""
+        return self.tensor_parallel_size if self.sequence_parallel else 1
+
     def __str__(self) -> str:
         """Every factor, for error messages and the start-up log."""
         return (

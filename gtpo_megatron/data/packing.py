@@ -27,7 +27,7 @@ class PackedMicroBatch:
         max_sequence_tokens: longest sequence, padding included.
         score_positions: ``[R]`` int64, positions whose hidden state predicts a response token, row after row.
         target_ids: ``[R]`` int64, the tokens predicted there.
-        token_rows: ``[R]`` int64, row of every scored token in the rank's batch.
+        token_rows: ``[R]`` int64, which of ``rows`` every scored token belongs to, as an index into ``rows``.
         token_columns: ``[R]`` int64, its position in the response.
     """
 
@@ -63,6 +63,15 @@ def plan_micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[
     return [sorted(rows) for rows in bins] or [[]]
 
 
+def micro_batches(
+    batch: RolloutBatch, rows: Sequence[int], *, budget_tokens: int, multiple: int = 1
+) -> list[PackedMicroBatch]:
+    """The given rows of a batch, cut and packed; at least one micro-batch."""
+    lengths = (batch.prompt_lengths + batch.response_lengths).tolist()
+    bins = plan_micro_batches([lengths[row] for row in rows], budget_tokens)
+    return [pack(batch, [rows[i] for i in chosen], multiple=multiple) for chosen in bins]
+
+
 def pack(batch: RolloutBatch, rows: Sequence[int], *, multiple: int = 1) -> PackedMicroBatch:
     """Packs the given rows.
 
@@ -74,14 +83,14 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, multiple: int = 1) -> Pack
     """
     inputs, positions, starts = [], [], [0]
     scored, targets, token_rows, token_columns = [], [], [], []
-    for row in rows:
+    for index, row in enumerate(rows):
         prompt_length, length = int(batch.prompt_lengths[row]), int(batch.response_lengths[row])
         response = batch.response_ids[row, :length]
         inputs += [batch.prompt_ids[row, :prompt_length], response]
         positions.append(torch.arange(prompt_length + length))
         scored.append(starts[-1] + prompt_length - 1 + torch.arange(length))
         targets.append(response)
-        token_rows.append(torch.full((length,), row))
+        token_rows.append(torch.full((length,), index))
         token_columns.append(torch.arange(length))
         starts.append(starts[-1] + prompt_length + length)
     padding = -starts[-1] % multiple if starts[-1] else multiple

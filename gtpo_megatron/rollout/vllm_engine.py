@@ -15,20 +15,6 @@ from gtpo_megatron.weights.hf_buffer import BufferLayout
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in this process: one process fewer to watch
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "HF_HUB_OFFLINE": "1",  # models are folders; nothing is fetched while a run is up
-    "TOKENIZERS_PARALLELISM": "false",
-}
-"""What the process that hosts a VllmEngine must have in its environment before vLLM is imported."""
-
-CPU_ENVIRONMENT = {
-    "TORCHDYNAMO_DISABLE": "1",  # the first batch would compile for 4 to 14 s
-}
-"""In addition, where there is no CUDA."""
-
 
 def sample_seed(seed: int, group_id: int, sample: int) -> int:
     """The random seed of one response, in ``[0, 2^63)``: a hash of what identifies it, whichever engine serves it."""

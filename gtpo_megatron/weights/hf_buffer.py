@@ -4,6 +4,7 @@ No rank gathers anything: each writes its own boxes straight to where they belon
 copy. The same buffer serves the weight push and the export.
 """
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from torch import Tensor
 from gtpo_megatron.errors import WeightMappingError, WeightSyncError
 from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import SliceCopy
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where the file lives; a memory file system on every Linux."""
 
 ALIGNMENT_BYTES = 64
 """Start of every tensor, one cache line."""
@@ -99,6 +103,12 @@ class HFBuffer:
             share = slice_checksum(box, row=copy.hf_box.row, column=copy.hf_box.column, num_columns=columns)
             sums[copy.hf_name] = (sums.get(copy.hf_name, 0) + share) % 2**64
         return sums
+
+
+def new_layout(shapes: Mapping[str, tuple[int, ...]], dtype_name: str) -> BufferLayout:
+    """A layout under a file name that nobody else uses."""
+    path = SHARED_MEMORY / f"gtpo_megatron_{uuid.uuid4().hex}"
+    return BufferLayout(path=str(path), dtype_name=dtype_name, shapes=dict(shapes))
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

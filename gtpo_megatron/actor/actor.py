@@ -1,0 +1,260 @@
+"""One Megatron rank: scores responses, assigns credit, updates, and hands its weights out.
+
+Every method is called on all ranks at once (SPMD): each may contain collectives. Batches come and go on the CPU.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.actor import cpu_platform
+
+cpu_platform.install()  # before anything below imports megatron.core
+
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+
+from gtpo_megatron.actor import checkpoint, megatron_init, model, optimizer
+from gtpo_megatron.actor.forward_backward import run_micro_batches
+from gtpo_megatron.actor.loss_adapter import PolicyHead
+from gtpo_megatron.actor.policy_update import PolicyUpdate
+from gtpo_megatron.actor.score_metrics import score_metrics
+from gtpo_megatron.batch import (
+    PolicyScores,
+    RewardBatch,
+    RolloutBatch,
+    ScoredBatch,
+    TokenCredit,
+    TokenRecord,
+    TrainBatch,
+)
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
+from gtpo_megatron.distributed import advantage_reducer
+from gtpo_megatron.observability.metrics import Max, Metric
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
+from gtpo_megatron.weights.hf_reader import read_parameters
+from gtpo_megatron.weights.hf_writer import write_folder
+from gtpo_megatron.weights.reshard import export_plan, hf_shapes, load_plan
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, Metric]
+
+
+class MegatronActor:
+    """A rank of the trainer.
+
+    Args:
+        config: of the run.
+        global_rank: of this process in the trainer's world.
+        init_method: where the ranks meet, as torch.distributed understands it.
+
+    Collectives: rendezvous and group creation.
+    """
+
+    def __init__(self, config: RunConfig, *, global_rank: int, init_method: str) -> None:
+        if cpu_platform.is_cpu():
+            torch.set_num_threads(config.cluster.threads_per_rank)
+        self._config = config
+        self._arch = read_architecture(Path(config.model.path))
+        self._arch.check_layout(config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
+        self.place = megatron_init.initialize(
+            config.parallel,
+            global_rank=global_rank,
+            init_method=init_method,
+            seed=config.seed,
+            collective_timeout_s=config.cluster.stage_deadline_s,
+        )
+        self._groups = megatron_init.parallel_groups(config.parallel)
+        self._build_model()
+        self._head = PolicyHead(
+            self._policy,
+            self._groups,
+            sequence_parallel=config.parallel.sequence_parallel,
+            temperature=config.rollout.sampling.temperature,
+            vocab_size=self._arch.vocab_size,
+            chunk_tokens=config.model.head_chunk_tokens,
+        )
+        self._update = PolicyUpdate(
+            config, self._model, self._optimizer, self._schedule, self._head, self._groups, self.place
+        )
+        self._buffer: HFBuffer | None = None
+
+    def _build_model(self) -> None:
+        """Model with the folder's weights, Megatron's data-parallel wrapper, optimizer and schedule."""
+        config, parallel = self._config, self._config.parallel
+        transformer = model.transformer_config(self._arch, config.model, parallel)
+        self._policy = model.build_model(self._arch, config.model, parallel, transformer)
+        padded = model.padded_vocab_size(self._arch, parallel)
+        place = megatron_init.shard_place(parallel, self.place)
+        self._export_plan = export_plan(self._arch, place, padded)
+        parameters = {name: parameter.data for name, parameter in self._policy.named_parameters()}
+        read_parameters(
+            Path(config.model.path), hf_shapes(self._arch), load_plan(self._arch, place, padded), parameters
+        )
+        self._model = DistributedDataParallel(
+            transformer,
+            DistributedDataParallelConfig(
+                use_distributed_optimizer=parallel.distributed_optimizer, grad_reduce_in_fp32=True
+            ),
+            self._policy,
+        )
+        transformer.finalize_model_grads_func = finalize_model_grads
+        self._optimizer = optimizer.build_optimizer(
+            config.optimizer,
+            self._model,
+            dtype=model.torch_dtype(config.model),
+            distributed=parallel.distributed_optimizer,
+        )
+        transformer.grad_scale_func = self._optimizer.scale_loss
+        self._schedule = optimizer.build_schedule(config.optimizer, self._optimizer, num_updates=config.num_updates)
+
+    # ------------------------------------------------------------------------------------------------------- (4) score
+    def score_tokens(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
+        """Old log-probs and entropies of the given responses, by the current weights.
+
+        Args:
+            rollouts: all responses of the step.
+            rows: those dealt to this rank's replica.
+
+        Collectives: Megatron's over tp and pp.
+        """
+        mine = rollouts.select(rows)
+        logprobs, entropy = torch.zeros(mine.response_ids.shape), torch.zeros(mine.response_ids.shape)
+
+        def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, None]:
+            scores = self._head.score(hidden, batch)
+            places = (torch.tensor(batch.rows, dtype=torch.int64)[batch.token_rows], batch.token_columns)
+            logprobs[places] = scores.logprobs.float().cpu()
+            entropy[places] = scores.entropy.float().cpu()
+            return torch.zeros([], device=hidden.device), None
+
+        batches = micro_batches(
+            mine,
+            range(mine.num_responses),
+            budget_tokens=self._config.update.micro_batch_tokens,
+            multiple=self._config.parallel.sequence_multiple,
+        )
+        run_micro_batches(self._model, batches, keep, forward_only=True)
+        scores = PolicyScores(old_logprobs=logprobs, token_entropy=entropy) if self.place.has_logits else None
+        scored = ScoredBatch(
+            rollouts=mine,
+            rows=tuple(rows),
+            prompt_groups=tuple(dict.fromkeys(rollouts.group_ids.tolist())),
+            scores=scores,
+        )
+        return scored, {} if scores is None else score_metrics(mine, scores)
+
+    # -------------------------------------------------------------------------------------------------- (5)(6) credit
+    def assign_credit(self, scored: ScoredBatch, rewards: RewardBatch) -> tuple[TrainBatch, Metrics]:
+        """Shaped rewards and advantages of this rank's responses, equal however the responses were dealt.
+
+        A response without a verdict takes no part: it is in no set, in no pool and in no loss.
+
+        Args:
+            scored: this rank's responses.
+            rewards: of all responses of the step.
+
+        Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
+        """
+        if scored.scores is None:
+            return TrainBatch(scored=scored, rewards=rewards.rewards, credit=None), {}
+        index = torch.tensor(scored.rows, dtype=torch.int64)
+        mine = scored.rollouts
+        judged = mine.response_mask & ~rewards.failed[index][:, None]
+        credit = advantage_reducer.assign_credit(
+            self._config.algorithm,
+            rewards=rewards.rewards[index],
+            token_entropy=scored.scores.token_entropy,
+            response_mask=judged,
+            group_ids=mine.group_ids,
+            old_logprobs=scored.scores.old_logprobs,
+            dp_group=self._groups.dp,
+        )
+        in_loss = judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged
+        batch = TrainBatch(
+            scored=scored,
+            rewards=rewards.rewards[index],
+            credit=TokenCredit(shaped_rewards=credit.shaped_rewards, advantages=credit.advantages, loss_mask=in_loss),
+        )
+        return batch, {name: Max(value) for name, value in credit.metrics.items()}
+
+    # -------------------------------------------------------------------------------------------------- (7)(8) update
+    def update(self, batch: TrainBatch, step: int) -> Metrics:
+        """The optimizer updates of one step; see ``PolicyUpdate``."""
+        return self._update.run(batch, step=step)
+
+    # -------------------------------------------------------------------------------------------------------- (9) push
+    def connect_weights(self, layout: BufferLayout) -> None:
+        """Maps the buffer that this rank writes its weights to."""
+        self._buffer = HFBuffer(layout)
+
+    def write_weights(self, with_checksums: bool) -> dict[str, int]:
+        """Writes this rank's slices; replicas hold the same weights, so only the first writes.
+
+        Returns:
+            This rank's shares of the tensors' checksums, or nothing.
+        """
+        if self.place.data_index > 0:
+            return {}
+        buffer = self._connected()
+        parameters = {name: parameter.data for name, parameter in self._policy.named_parameters()}
+        buffer.write(self._export_plan, parameters)
+        return buffer.checksums(self._export_plan, parameters) if with_checksums else {}
+
+    def export_hf(self, target: str) -> None:
+        """Writes the weights that were pushed last as a Hugging Face folder; rank 0 does it, others return at once."""
+        if self.place.global_rank == 0:
+            write_folder(self._connected(), Path(self._config.model.path), Path(target))
+
+    def _connected(self) -> HFBuffer:
+        assert self._buffer is not None, "connect_weights comes first"
+        return self._buffer
+
+    # ------------------------------------------------------------------------------------------- looking, saving, ending
+    def sample_records(self, batch: TrainBatch, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:
+        """The responses of the chosen groups that this rank holds, with their row in the whole batch."""
+        if batch.credit is None or batch.scored.scores is None:
+            return []
+        mine, chosen = batch.scored.rollouts, set(group_ids)
+        records = []
+        for i, group in enumerate(mine.group_ids.tolist()):
+            if group in chosen:
+                length = int(mine.response_lengths[i])
+                record = TokenRecord(
+                    group_id=group,
+                    policy_version=mine.policy_version,
+                    prompt_ids=mine.prompt_ids[i, : int(mine.prompt_lengths[i])].tolist(),
+                    response_ids=mine.response_ids[i, :length].tolist(),
+                    token_entropy=batch.scored.scores.token_entropy[i, :length].tolist(),
+                    shaped_rewards=batch.credit.shaped_rewards[i, :length].tolist(),
+                    advantages=batch.credit.advantages[i, :length].tolist(),
+                    truncated=bool(mine.truncated[i]),
+                )
+                records.append((batch.scored.rows[i], record))
+        return records
+
+    def save(self, folder: str) -> None:
+        """Writes this rank's part of a checkpoint."""
+        checkpoint.save(
+            Path(folder),
+            model=self._model,
+            optimizer=self._optimizer,
+            schedule=self._schedule,
+            num_updates=self._update.num_updates,
+        )
+
+    def load(self, folder: str) -> None:
+        """Restores this rank's part of a checkpoint."""
+        self._update.num_updates = checkpoint.load(
+            Path(folder), model=self._model, optimizer=self._optimizer, schedule=self._schedule
+        )
+
+    def close(self) -> None:
+        """Leaves the trainer's world."""
+        self._buffer = None
+        megatron_init.shut_down()

@@ -1,0 +1,67 @@
+"""From the last stage's hidden states to log-probs and entropies of the response tokens."""
+
+from dataclasses import dataclass
+
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch import Tensor
+
+from gtpo_megatron.actor.model import PolicyModel
+from gtpo_megatron.data.packing import PackedMicroBatch
+from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.distributed.vocab_parallel import TokenScores, linear_token_scores
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyHead:
+    """The output layer, fused with the scores that are read from it.
+
+    Attributes:
+        model: whose output layer.
+        groups: of this rank.
+        sequence_parallel: hidden states are sharded over tp.
+        temperature: of the sampling distribution.
+        vocab_size: rows of the output layer at or past it only pad the vocabulary.
+        chunk_tokens: tokens whose logits are in memory at a time.
+    """
+
+    model: PolicyModel
+    groups: ParallelGroups
+    sequence_parallel: bool
+    temperature: float
+    vocab_size: int
+    chunk_tokens: int
+
+    def score(self, hidden: Tensor, batch: PackedMicroBatch) -> TokenScores:
+        """Log-prob and entropy of every response token of a micro-batch.
+
+        Args:
+            hidden: ``[P, 1, H]``, or ``[P / tp, 1, H]`` under sequence parallelism.
+            batch: says which positions predict response tokens.
+
+        Returns:
+            ``logprobs [R]`` with gradient and ``entropy [R]`` without, float32, nats.
+
+        Collectives: those of ``linear_token_scores`` over tp; under sequence parallelism one all-gather, and in
+        backward one reduce-scatter.
+        """
+        if self.sequence_parallel:
+            # in backward the gather's own reduce-scatter sums the ranks' gradients, so the head must not
+            hidden = gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=True, group=self.groups.tp
+            )
+        return linear_token_scores(
+            hidden[:, 0].index_select(0, batch.score_positions.to(hidden.device)),
+            self.model.output_weight(),
+            batch.target_ids.to(hidden.device),
+            tp_group=self.groups.tp,
+            temperature=self.temperature,
+            vocab_size=self.vocab_size,
+            chunk_tokens=self.chunk_tokens,
+            reduce_hidden_grad=not self.sequence_parallel,
+        )
+
+
+def to_rows(values: Tensor, batch: PackedMicroBatch, *, num_columns: int) -> Tensor:
+    """Flat token values ``[R]`` as ``[n, T]``, rows in the order of ``batch.rows``, zero elsewhere; differentiable."""
+    places = (batch.token_rows.to(values.device), batch.token_columns.to(values.device))
+    return values.new_zeros(len(batch.rows), num_columns).index_put(places, values)

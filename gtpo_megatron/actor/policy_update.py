@@ -1,0 +1,169 @@
+"""(7)(8) The optimizer updates of one rollout batch."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gtpo_megatron.actor.forward_backward import run_micro_batches
+from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.algorithms.credit import Credit
+from gtpo_megatron.algorithms.loss_terms import SumCount
+from gtpo_megatron.algorithms.policy_loss import policy_loss
+from gtpo_megatron.algorithms.update import UpdateTensors, prepare_update
+from gtpo_megatron.batch import TrainBatch
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.mini_batches import mini_batch_groups
+from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
+from gtpo_megatron.distributed.advantage_reducer import reduction_over
+from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, Metric]
+
+
+class PolicyUpdate:
+    """Makes a step's updates; what is batch-wide is computed before micro-batches are cut.
+
+    Attributes:
+        num_updates: optimizer updates made so far in the run, skipped ones included.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Any,
+        optimizer: Any,
+        schedule: Any,
+        head: PolicyHead,
+        groups: ParallelGroups,
+        place: RankPlace,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._head = head
+        self._groups = groups
+        self._place = place
+        self.num_updates = 0
+
+    def run(self, batch: TrainBatch, *, step: int) -> Metrics:
+        """All updates of a step.
+
+        Args:
+            batch: this rank's responses with their credit.
+            step: number of the step; fixes the order of mini-batches.
+
+        Returns:
+            Metrics of this rank's tokens, summed over the updates; gradient norm and learning rate of the last one.
+
+        Collectives: Megatron's over tp, pp and dp; two small reductions over dp an update.
+        """
+        reports = []
+        for groups in mini_batch_groups(
+            batch.scored.prompt_groups,
+            mini_batch_prompts=self._config.update.mini_batch_prompts,
+            num_updates=self._config.update.updates_per_rollout,
+            seed=self._config.seed,
+            step=step,
+        ):
+            chosen = set(groups)
+            rows = [row for row, group in enumerate(batch.scored.rollouts.group_ids.tolist()) if group in chosen]
+            reports.append(self._one_update(batch, rows))
+        # a later update's gradient norm and learning rate replace an earlier one's; everything else adds up
+        last = reports[-1]
+        return merge(reports) | {name: value for name, value in last.items() if name.startswith("optimizer/")}
+
+    def _one_update(self, batch: TrainBatch, rows: Sequence[int]) -> Metrics:
+        prepared = self._prepare(batch, rows)
+        weight = 1.0 if prepared is None else self._global_weight(prepared)
+        place = {row: i for i, row in enumerate(rows)}
+
+        def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, dict[str, SumCount]]]:
+            assert prepared is not None
+            width = int(batch.scored.rollouts.response_lengths[list(micro.rows)].max()) if micro.rows else 0
+            logprobs = to_rows(self._head.score(hidden, micro).logprobs, micro, num_columns=width)
+            arguments = prepared.rows([place[row] for row in micro.rows], width)
+            on_device = {name: None if value is None else value.to(hidden.device) for name, value in arguments.items()}
+            terms = policy_loss(self._config.algorithm, logprobs=logprobs, **on_device)
+            share = terms.loss_sum / weight
+            return share, (float(share.detach()), terms.statistics)
+
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        kept = run_micro_batches(
+            self._model,
+            micro_batches(
+                batch.scored.rollouts,
+                rows,
+                budget_tokens=self._config.update.micro_batch_tokens,
+                multiple=self._config.parallel.sequence_multiple,
+            ),
+            loss,
+            forward_only=False,
+        )
+        self._schedule.step(1)
+        learning_rate = float(self._optimizer.param_groups[0]["lr"])
+        succeeded, grad_norm, _ = self._optimizer.step()
+        self.num_updates += 1
+        if not succeeded or not math.isfinite(grad_norm):
+            logger.warning("update %d: gradient norm %s, skipped", self.num_updates, grad_norm)
+        metrics: Metrics = {
+            "optimizer/grad_norm": Max(float(grad_norm)),
+            "optimizer/learning_rate": Max(learning_rate),
+            "optimizer/skipped_count": Max(float(not succeeded)),
+            "policy/loss": Sum(sum(share for share, _ in kept)),
+        }
+        statistics = [stats for _, stats in kept] + ([prepared.statistics] if prepared is not None else [])
+        return merge([metrics, *(_as_means(one) for one in statistics)])
+
+    def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateTensors | None:
+        """What the loss needs of the whole mini-batch; None on a rank without logits."""
+        if batch.credit is None or batch.scored.scores is None:
+            return None
+        index = torch.tensor(list(rows), dtype=torch.int64)
+        credit, scores, rollouts = batch.credit, batch.scored.scores, batch.scored.rollouts
+        mask = credit.loss_mask[index]
+        return prepare_update(
+            self._config.algorithm,
+            credit=Credit(
+                shaped_rewards=credit.shaped_rewards[index],
+                # a row that takes no part in the loss has no advantage either
+                advantages=torch.where(mask, credit.advantages[index], 0.0),
+                metrics={},
+            ),
+            rewards=batch.rewards[index],
+            token_entropy=scores.token_entropy[index],
+            response_mask=mask,
+            group_ids=rollouts.group_ids[index],
+            old_logprobs=scores.old_logprobs[index],
+            rollout_logprobs=rollouts.rollout_logprobs[index],
+            reduction=reduction_over(self._groups.dp),
+        )
+
+    def _global_weight(self, prepared: UpdateTensors) -> float:
+        """The loss's denominator over all micro-batches and data-parallel ranks; it does not depend on log-probs.
+
+        Collectives: one all-reduce of a number over dp.
+        """
+        everything = prepared.rows(range(len(prepared.row_weights)))
+        with torch.no_grad():
+            terms = policy_loss(self._config.algorithm, logprobs=prepared.old_logprobs, **everything)
+        weight = terms.weight.double().reshape(1)
+        if self._groups.dp is not None:
+            weight = weight.to(self._head.model.output_weight().device)
+            dist.all_reduce(weight, group=self._groups.dp)
+        # a batch without a single token in the loss has loss 0 whatever it is divided by
+        return float(weight) or 1.0
+
+
+def _as_means(statistics: dict[str, SumCount]) -> Metrics:
+    return {name: Mean(float(value.total), float(value.count)) for name, value in statistics.items()}

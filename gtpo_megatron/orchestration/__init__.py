@@ -1,0 +1,1 @@
+"""The loop, and who runs what: in one process, or over Ray."""

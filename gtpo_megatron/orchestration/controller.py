@@ -1,0 +1,229 @@
+"""The run: prompts in, steps, measurements, checkpoints, and what is left when it ends."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, TokenRecord
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.prompt_sampler import PromptSampler
+from gtpo_megatron.evaluation.evaluator import HeldOutResult, evaluate
+from gtpo_megatron.observability.memory import PeakMemory
+from gtpo_megatron.observability.metrics import Metric, to_scalars
+from gtpo_megatron.observability.progress import TrainingDisplay
+from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
+from gtpo_megatron.observability.sinks import MetricSinks
+from gtpo_megatron.orchestration.parts import StepParts
+from gtpo_megatron.orchestration.policy_check import check_same_policy
+from gtpo_megatron.orchestration.run_folder import DriverState, RunFolder
+from gtpo_megatron.orchestration.training_step import StepReport, training_step
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInputs:
+    """What a run works on, read and checked before any process starts.
+
+    Attributes:
+        tokenizer: of the model.
+        train: problems to learn from.
+        heldout: problems to measure on.
+        num_dropped_long: training prompts left out for their length.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    train: Sequence[Problem]
+    heldout: Sequence[Problem]
+    num_dropped_long: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """Held-out accuracy before the first step and after the last; None where a resumed run did not measure it."""
+
+    before: HeldOutResult | None
+    after: HeldOutResult
+
+
+class Controller:
+    """Drives a run over its parts; knows neither Ray nor Megatron.
+
+    Args:
+        config: of the run.
+        folder: of the run, already opened.
+        inputs: read and checked.
+        parts: who does the work.
+        sinks: where the numbers go.
+        display: what a person sees.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        inputs: RunInputs,
+        parts: StepParts,
+        sinks: MetricSinks,
+        display: TrainingDisplay,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._inputs = inputs
+        self._parts = parts
+        self._sinks = sinks
+        self._display = display
+        self._sampler = PromptSampler(inputs.train, config.seed)
+        self._counters = {"responses": 0, "response_tokens": 0, "rewards_failed": 0}
+        self._rollout_log = RolloutLog(
+            folder.path,
+            groups_per_step=config.logging.rollout_groups_per_step,
+            every_steps=config.logging.rollout_every_steps,
+        )
+
+    def run(self, checkpoint: tuple[Path, DriverState] | None) -> RunSummary:
+        """All steps from the start, or from a checkpoint.
+
+        Raises:
+            GTPOError: of the stage that failed; the last checkpoint stays valid.
+        """
+        first = self._restore(checkpoint) if checkpoint else 0
+        with ExitStack() as stack:
+            memory = stack.enter_context(PeakMemory())
+            with self._parts.timers.stage("weight_sync"):
+                self._parts.weight_sync.push(self._parts.actor, self._parts.engine, version=first)
+            before = None
+            if first == 0:
+                before = self._measure()
+                self._write(0, before.metrics() | memory.take())
+            after = before
+            for step in range(first + 1, self._config.num_steps + 1):
+                scalars = self._step(step)
+                if self._is_due(step, self._config.evaluation.every_steps):
+                    after = self._measure()
+                    scalars |= after.metrics()
+                if self._is_due(step, self._config.checkpoint.every_steps):
+                    self._save(step)
+                self._write(step, scalars | memory.take())
+            if after is None:  # resumed when everything was done
+                after = self._measure()
+            return RunSummary(before=before, after=after)
+
+    def _step(self, step: int) -> dict[str, float]:
+        prompts = self._next_prompts(step)
+        with self._parts.timers.stage("step"):
+            report = training_step(prompts, self._parts, self._config.rollout, step=step, seed=self._config.seed)
+        if step == self._config.num_steps:
+            self._check_last_push(prompts, step)
+        self._log_rollouts(step, report, prompts)
+        tokens = int(report.rollouts.response_lengths.sum())
+        self._counters["responses"] += report.rollouts.response_lengths.numel()
+        self._counters["response_tokens"] += tokens
+        self._counters["rewards_failed"] += int(report.rewards.failed.sum())
+        metrics: dict[str, Metric] = report.metrics
+        return to_scalars(metrics) | {
+            "sync/policy_version": float(step),
+            "rollout/response_tokens_count": float(tokens),
+        }
+
+    def _next_prompts(self, step: int) -> PromptBatch:
+        num = self._config.data.prompts_per_step
+        first = (step - 1) * num
+        return PromptBatch(problems=self._sampler.next(num), group_ids=tuple(range(first, first + num)))
+
+    def _check_last_push(self, prompts: PromptBatch, step: int) -> None:
+        """Every push is checked by the next step's responses; the last has none, so it gets one response a prompt."""
+        probe = self._parts.engine.generate(
+            prompts, self._config.rollout.sampling, samples_per_prompt=1, seed=self._config.seed
+        )
+        scores = self._parts.actor.score_tokens(probe)
+        check_same_policy(probe, scores.metrics, version=step, gap_limit=self._parts.logprob_gap_limit)
+
+    # ------------------------------------------------------------------------------------------------- measuring, saving
+    def _measure(self) -> HeldOutResult:
+        config = self._config.evaluation
+
+        def sample_and_grade(prompts: PromptBatch) -> RewardBatch:
+            rollouts = self._parts.engine.generate(
+                prompts, config.sampling, samples_per_prompt=config.samples, seed=config.seed
+            )
+            return self._parts.reward.score(rollouts, prompts)
+
+        with self._parts.timers.stage("evaluation"):
+            result = evaluate(
+                self._inputs.heldout,
+                config,
+                sample_and_grade,
+                threshold=self._config.algorithm.success_threshold,
+            )
+            # a resumed run does not measure again, so a measurement must leave no trace in the sampler
+            self._parts.engine.forget_prefixes()
+        self._display.note(str(result))
+        return result
+
+    def _save(self, step: int) -> None:
+        with self._parts.timers.stage("checkpoint"):
+            scratch = self._folder.begin_checkpoint(step)
+            self._parts.actor.save(scratch)
+            state = DriverState(step=step, sampler=dict(self._sampler.state_dict()), counters=dict(self._counters))
+            self._folder.finish_checkpoint(scratch, state, keep=self._config.checkpoint.keep)
+
+    def _restore(self, checkpoint: tuple[Path, DriverState]) -> int:
+        path, state = checkpoint
+        self._display.stage("checkpoint")
+        self._parts.actor.load(path)
+        self._sampler.load_state_dict(state.sampler)
+        self._counters = dict(state.counters)
+        self._rollout_log.truncate_after(state.step)
+        logger.info("resumed after step %d from %s", state.step, path)
+        return state.step
+
+    def _is_due(self, step: int, every_steps: int) -> bool:
+        return step == self._config.num_steps or (every_steps > 0 and step % every_steps == 0)
+
+    # ------------------------------------------------------------------------------------------------------- writing down
+    def _write(self, step: int, scalars: dict[str, float]) -> None:
+        scalars = scalars | self._parts.timers.take()
+        seconds = scalars.get("timing/step_s")
+        if seconds:
+            scalars["throughput/tokens_per_s"] = scalars["rollout/response_tokens_count"] / seconds
+        self._sinks.write(step, scalars)
+        self._display.step_done(step, scalars)
+
+    def _log_rollouts(self, step: int, report: StepReport, prompts: PromptBatch) -> None:
+        groups = report.rollouts.group_ids.tolist()
+        rewards = report.rewards.rewards.tolist()
+        chosen = set(self._rollout_log.choose(step, group_ids=groups, rewards=rewards))
+        if not chosen:
+            return
+        rows = [row for row, group in enumerate(groups) if group in chosen]
+        records = self._parts.actor.sample_records(report.batch, sorted(chosen))
+        answers = {group: problem.answer for group, problem in zip(prompts.group_ids, prompts.problems, strict=True)}
+        self._rollout_log.write(
+            step,
+            [
+                self._readable(record, rewards[row], bool(report.rewards.failed[row]), answers[record.group_id])
+                for record, row in zip(records, rows, strict=True)
+            ],
+        )
+
+    def _readable(self, record: TokenRecord, reward: float, reward_failed: bool, answer: str) -> RolloutRecord:
+        tokenizer = self._inputs.tokenizer
+        return RolloutRecord(
+            group_id=record.group_id,
+            policy_version=record.policy_version,
+            prompt=tokenizer.decode(record.prompt_ids),
+            response=tokenizer.decode(record.response_ids),
+            tokens=[tokenizer.decode([token]) for token in record.response_ids],
+            token_entropy=record.token_entropy,
+            shaped_rewards=record.shaped_rewards,
+            advantages=record.advantages,
+            reward=reward,
+            truncated=record.truncated,
+            reward_failed=reward_failed,
+            answer=answer,
+        )

@@ -1,0 +1,145 @@
+"""All parts of a step in this process, without Ray: the same classes, for tests and for a debugger."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.observability.metrics import merge
+from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.parts import (
+    Metrics,
+    RankHandle,
+    RolloutHandle,
+    StepParts,
+    rollout_summary,
+    weight_layout,
+)
+from gtpo_megatron.orchestration.reward_stage import RewardGrader, build_grader
+from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+from gtpo_megatron.weights.hf_buffer import BufferLayout, remove_name
+from gtpo_megatron.weights.sync import WeightSync
+
+
+class LocalEngine:
+    """The sampler; handles hold the batch itself."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.connect_weights = engine.connect_weights
+        self.load_weights = engine.load_weights
+        self.received_checksums = engine.received_checksums
+        self.forget_prefixes = engine.forget_prefixes
+
+    def generate(
+        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
+    ) -> RolloutHandle:
+        """Samples responses."""
+        batch = self._engine.generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
+        return RolloutHandle(payload=batch, **rollout_summary(batch))
+
+
+class LocalRewards:
+    """Grading, in child processes if the configuration says so."""
+
+    def __init__(self, grader: RewardGrader) -> None:
+        self._grader = grader
+
+    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        """One verdict a response."""
+        return self._grader.grade(rollouts.payload, prompts)
+
+
+class LocalActor:
+    """One Megatron rank, which has all rows."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
+        """Scores all responses."""
+        return _handle(self._actor.score_tokens(rollouts.payload, range(len(rollouts.response_lengths))))
+
+    def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
+        """Advantages of all responses."""
+        return _handle(self._actor.assign_credit(scores.payloads[0], rewards))
+
+    def update(self, batch: RankHandle, *, step: int) -> Metrics:
+        """Optimizer updates."""
+        return merge([self._actor.update(batch.payloads[0], step)])
+
+    def connect_weights(self, layout: BufferLayout) -> None:
+        """Maps the buffer."""
+        self._actor.connect_weights(layout)
+
+    def write_weights(self, *, with_checksums: bool) -> dict[str, int]:
+        """Writes all tensors."""
+        checksums: dict[str, int] = self._actor.write_weights(with_checksums)
+        return checksums
+
+    def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
+        """The chosen groups' responses."""
+        return [record for _, record in self._actor.sample_records(batch.payloads[0], list(group_ids))]
+
+    def export_hf(self, target: Path) -> None:
+        """Writes what the buffer holds."""
+        self._actor.export_hf(str(target))
+
+    def save(self, folder: Path) -> None:
+        """Writes the trainer's part of a checkpoint."""
+        self._actor.save(str(folder))
+
+    def load(self, folder: Path) -> None:
+        """Restores the trainer's part of a checkpoint."""
+        self._actor.load(str(folder))
+
+
+@contextmanager
+def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Iterator[StepParts]:
+    """The parts of a step in this process."""
+    del run_folder
+    import torch
+
+    os.environ.update(ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | CPU_ENVIRONMENT)
+    from gtpo_megatron.actor.actor import MegatronActor
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
+    with tempfile.TemporaryDirectory() as folder:
+        # the trainer first: vLLM joins a torch.distributed world of one that it finds, Megatron insists on its own
+        trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store")
+        sampler = VllmEngine(
+            config.model.path,
+            config.rollout,
+            max_sequence_tokens=config.model.max_sequence_tokens,
+            seed=config.seed,
+            num_threads=config.cluster.engine_threads,
+        )
+        grader = build_grader(config)
+        layout = weight_layout(config)
+        try:
+            trainer.connect_weights(layout)
+            sampler.connect_weights(layout)
+        finally:
+            remove_name(layout)
+        try:
+            yield StepParts(
+                engine=LocalEngine(sampler),
+                reward=LocalRewards(grader),
+                actor=LocalActor(trainer),
+                weight_sync=WeightSync(config.weight_sync),
+                timers=timers,
+                logprob_gap_limit=config.weight_sync.logprob_gap_limit,
+            )
+        finally:
+            grader.close()
+            trainer.close()
+
+
+def _handle(answer: tuple[Any, Metrics]) -> RankHandle:
+    payload, metrics = answer
+    return RankHandle(payloads=(payload,), metrics=merge([metrics]))

@@ -1,0 +1,164 @@
+"""What a training step is made of. Local and Ray runs differ only in who builds these parts.
+
+A handle stands for data that lives where it is used: in one process it is the data itself, under Ray a reference to it.
+The driver sees the handles' summaries only, a few numbers a response.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.observability.metrics import Metric
+from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.hf_buffer import BufferLayout, new_layout
+from gtpo_megatron.weights.reshard import hf_shapes
+from gtpo_megatron.weights.sync import WeightSync
+
+Metrics = dict[str, Metric]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutHandle:
+    """Sampled responses.
+
+    Attributes:
+        payload: a ``RolloutBatch``, or a reference to one.
+        prompt_lengths: ``[B]`` int64.
+        response_lengths: ``[B]`` int64.
+        group_ids: ``[B]`` int64.
+        truncated: ``[B]`` bool.
+        policy_version: of the weights that generated them.
+    """
+
+    payload: Any
+    prompt_lengths: Tensor
+    response_lengths: Tensor
+    group_ids: Tensor
+    truncated: Tensor
+    policy_version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankHandle:
+    """What a stage left on every rank.
+
+    Attributes:
+        payloads: one a rank: the data, or a reference to it.
+        metrics: merged over the ranks that have logits.
+    """
+
+    payloads: tuple[Any, ...]
+    metrics: Metrics
+
+
+class Engine(Protocol):
+    """(2) and the sampler's side of (9)."""
+
+    def generate(
+        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
+    ) -> RolloutHandle:
+        """Samples responses, prompt-major."""
+        ...
+
+    def connect_weights(self, layout: BufferLayout) -> None:
+        """Maps the buffer that new weights arrive in."""
+        ...
+
+    def load_weights(self, version: int) -> None:
+        """Takes the weights that the buffer holds."""
+        ...
+
+    def received_checksums(self) -> list[dict[str, int]]:
+        """Checksum of every tensor of the last push, by worker."""
+        ...
+
+    def forget_prefixes(self) -> None:
+        """Makes the next generation independent of those before."""
+        ...
+
+
+class RewardStage(Protocol):
+    """(3)."""
+
+    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        """The outcome reward of every response."""
+        ...
+
+
+class Actor(Protocol):
+    """(4) to (8) and the trainer's side of (9): all Megatron ranks together."""
+
+    def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
+        """Old log-probs and entropies of the policy that generated the responses."""
+        ...
+
+    def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
+        """Shaped rewards and advantages, equal however the responses were dealt."""
+        ...
+
+    def update(self, batch: RankHandle, *, step: int) -> Metrics:
+        """Optimizer updates from one rollout batch."""
+        ...
+
+    def connect_weights(self, layout: BufferLayout) -> None:
+        """Maps the buffer that new weights leave by."""
+        ...
+
+    def write_weights(self, *, with_checksums: bool) -> dict[str, int]:
+        """Every rank writes its slices to the buffer."""
+        ...
+
+    def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
+        """What the algorithm saw of the chosen groups' tokens."""
+        ...
+
+    def export_hf(self, target: Path) -> None:
+        """Writes the weights that were pushed last as a Hugging Face folder."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Every rank writes its part of a checkpoint."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Every rank restores its part of a checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepParts:
+    """Everything that a training step talks to.
+
+    Attributes:
+        logprob_gap_limit: nats; see ``WeightSyncConfig``.
+    """
+
+    engine: Engine
+    reward: RewardStage
+    actor: Actor
+    weight_sync: WeightSync
+    timers: StageTimers
+    logprob_gap_limit: float
+
+
+def rollout_summary(batch: RolloutBatch) -> dict[str, Any]:
+    """The numbers of a batch that the driver needs: the fields of ``RolloutHandle`` but for the payload."""
+    return {
+        "prompt_lengths": batch.prompt_lengths,
+        "response_lengths": batch.response_lengths,
+        "group_ids": batch.group_ids,
+        "truncated": batch.truncated,
+        "policy_version": batch.policy_version,
+    }
+
+
+def weight_layout(config: RunConfig) -> BufferLayout:
+    """A buffer of its own for this run's weights."""
+    return new_layout(hf_shapes(read_architecture(Path(config.model.path))), config.model.dtype)

@@ -1,0 +1,153 @@
+"""The parts of a step over Ray: a call goes to the processes that do it and comes back as handles and small numbers."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.data.dealing import deal
+from gtpo_megatron.observability.metrics import merge
+from gtpo_megatron.orchestration.collect import collect
+from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
+from gtpo_megatron.weights.hf_buffer import BufferLayout
+
+ENGINE_NAME, REWARD_NAME = "rollout engine", "reward process"
+
+
+class RayEngine:
+    """One vLLM engine in a process of its own."""
+
+    def __init__(self, process: Any, *, deadline_s: float) -> None:
+        self._process = process
+        self._deadline_s = deadline_s
+
+    def generate(
+        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
+    ) -> RolloutHandle:
+        """The responses stay in shared memory; their lengths come back."""
+        batch, numbers = self._process.generate.options(num_returns=2).remote(
+            prompts, sampling, samples_per_prompt, seed
+        )
+        return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
+
+    def connect_weights(self, layout: BufferLayout) -> None:
+        """Every worker of the engine maps the buffer."""
+        self._answer("weight_sync", self._process.connect_weights.remote(layout))
+
+    def load_weights(self, version: int) -> None:
+        """Every worker loads the buffer."""
+        self._answer("weight_sync", self._process.load_weights.remote(version))
+
+    def received_checksums(self) -> list[dict[str, int]]:
+        """Of every worker."""
+        checksums: list[dict[str, int]] = self._answer("weight_sync", self._process.received_checksums.remote())
+        return checksums
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache."""
+        self._answer("rollout", self._process.forget_prefixes.remote())
+
+    def _answer(self, stage: str, reference: Any) -> Any:
+        return collect({ENGINE_NAME: reference}, stage=stage, deadline_s=self._deadline_s)[ENGINE_NAME]
+
+
+class RayRewards:
+    """Decoding and grading in a process of its own."""
+
+    def __init__(self, process: Any, *, deadline_s: float) -> None:
+        self._process = process
+        self._deadline_s = deadline_s
+
+    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        """The verdicts, one a response."""
+        reference = self._process.grade.remote(rollouts.payload, prompts)
+        rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]
+        assert isinstance(rewards, RewardBatch)
+        return rewards
+
+
+class RayActorGroup:
+    """All Megatron ranks. Every call goes to all of them at once, since it may contain collectives.
+
+    Args:
+        ranks: remote ``RankProcess`` objects, by global rank.
+        places: where each stands.
+        deadline_s: longest time for one stage.
+    """
+
+    def __init__(self, ranks: Sequence[Any], places: Sequence[RankPlace], *, deadline_s: float) -> None:
+        self._ranks = list(ranks)
+        self._places = list(places)
+        self._deadline_s = deadline_s
+        self._data_parallel_size = 1 + max(place.data_index for place in places)
+
+    def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
+        """Deals the responses to replicas by token count; each rank takes its rows from shared memory."""
+        lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
+        rows = deal(lengths, self._data_parallel_size)
+        return self._stage(
+            "score", "score_tokens", lambda rank: (rollouts.payload, rows[self._places[rank].data_index])
+        )
+
+    def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
+        """Every rank keeps its own rows' advantages."""
+        return self._stage("credit", "assign_credit", lambda rank: (scores.payloads[rank], rewards))
+
+    def update(self, batch: RankHandle, *, step: int) -> Metrics:
+        """Optimizer updates; the metrics of the ranks that have logits, merged."""
+        reports = self._all("update", "update", lambda rank: (batch.payloads[rank], step))
+        return self._merged(reports)
+
+    def connect_weights(self, layout: BufferLayout) -> None:
+        """Every rank maps the buffer."""
+        self._all("weight_sync", "connect_weights", lambda _: (layout,))
+
+    def write_weights(self, *, with_checksums: bool) -> dict[str, int]:
+        """Every rank writes its slices; their checksum shares are added up."""
+        total: dict[str, int] = {}
+        for shares in self._all("weight_sync", "write_weights", lambda _: (with_checksums,)):
+            for name, share in shares.items():
+                total[name] = (total.get(name, 0) + share) % 2**64
+        return total
+
+    def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
+        """The chosen groups' responses from the ranks that hold them, in the order of the batch."""
+        chosen = list(group_ids)
+        rows = self._all("sampled texts", "sample_records", lambda rank: (batch.payloads[rank], chosen))
+        found = [row for rank, part in enumerate(rows) if self._places[rank].reports for row in part]
+        return [record for _, record in sorted(found, key=lambda row: row[0])]
+
+    def export_hf(self, target: Path) -> None:
+        """Rank 0 writes what the buffer holds."""
+        self._all("export", "export_hf", lambda _: (str(target),))
+
+    def save(self, folder: Path) -> None:
+        """Every rank writes its part."""
+        self._all("checkpoint", "save", lambda _: (str(folder),))
+
+    def load(self, folder: Path) -> None:
+        """Every rank restores its part."""
+        self._all("checkpoint", "load", lambda _: (str(folder),))
+
+    def _stage(self, stage: str, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> RankHandle:
+        """A method that returns (payload, metrics): payloads stay where they are, metrics come back."""
+        calls = [
+            rank.call.options(num_returns=2).remote(method, *arguments(index)) for index, rank in enumerate(self._ranks)
+        ]
+        reports = self._collect(stage, [metrics for _, metrics in calls])
+        return RankHandle(payloads=tuple(payload for payload, _ in calls), metrics=self._merged(reports))
+
+    def _all(self, stage: str, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
+        return self._collect(
+            stage, [rank.call.remote(method, *arguments(index)) for index, rank in enumerate(self._ranks)]
+        )
+
+    def _collect(self, stage: str, references: Sequence[Any]) -> list[Any]:
+        names = [str(place) for place in self._places]
+        answers = collect(dict(zip(names, references, strict=True)), stage=stage, deadline_s=self._deadline_s)
+        return [answers[name] for name in names]
+
+    def _merged(self, reports: Sequence[Metrics]) -> Metrics:
+        return merge(report for report, place in zip(reports, self._places, strict=True) if place.reports)

@@ -1,0 +1,139 @@
+"""The processes of a run, as Ray actors: thin shells around the classes that a run in one process uses as they are."""
+
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
+from gtpo_megatron.orchestration.parts import rollout_summary
+from gtpo_megatron.weights.hf_buffer import BufferLayout
+
+logger = logging.getLogger(__name__)
+
+
+class _Process:
+    """What every process of a run does first.
+
+    Args:
+        config: of the run.
+        run_folder: for ``log.txt``.
+        prefix: of its log lines.
+        search_path: put first on the module path, as the driver's is, so that a reward of the user's own is found.
+    """
+
+    def __init__(self, config: RunConfig, run_folder: str, prefix: str, search_path: str) -> None:
+        if search_path not in sys.path:
+            sys.path.insert(0, search_path)
+        self._config = config
+        self._run_folder = Path(run_folder)
+        self._set_up_logs(prefix)
+
+    def _set_up_logs(self, prefix: str) -> None:
+        set_up_logs(level=self._config.logging.log_level, run_folder=self._run_folder, prefix=prefix)
+
+    def identity(self) -> tuple[str, int]:
+        """Host name and process id."""
+        return socket.gethostname(), os.getpid()
+
+
+class RankProcess(_Process):
+    """A Megatron rank."""
+
+    def __init__(self, config: RunConfig, run_folder: str, search_path: str, *, global_rank: int) -> None:
+        super().__init__(config, run_folder, rank_prefix(global_rank), search_path)
+        self._global_rank = global_rank
+        self._actor: Any = None
+
+    def meeting_point(self) -> str:
+        """An address on this node where the ranks can meet."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{host}:{probe.getsockname()[1]}"
+
+    def start(self, init_method: str) -> RankPlace:
+        """Joins the world and builds the model; all ranks at once."""
+        from gtpo_megatron.actor.actor import MegatronActor
+
+        self._actor = MegatronActor(self._config, global_rank=self._global_rank, init_method=init_method)
+        place: RankPlace = self._actor.place
+        self._set_up_logs(
+            rank_prefix(self._global_rank, tp=place.tensor_index, pp=place.pipeline_index, dp=place.data_index)
+        )
+        return place
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A method of ``MegatronActor``; references among the arguments arrive as what they refer to."""
+        return getattr(self._actor, method)(*args, **kwargs)
+
+
+class EngineProcess(_Process):
+    """The rollout engine."""
+
+    def __init__(self, config: RunConfig, run_folder: str, search_path: str) -> None:
+        super().__init__(config, run_folder, "[engine]", search_path)
+        self._engine: Any = None
+
+    def start(self) -> None:
+        """Loads vLLM and the model."""
+        from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
+        self._engine = VllmEngine(
+            self._config.model.path,
+            self._config.rollout,
+            max_sequence_tokens=self._config.model.max_sequence_tokens,
+            seed=self._config.seed,
+            num_threads=self._config.cluster.engine_threads,
+        )
+
+    def generate(
+        self, prompts: PromptBatch, sampling: SamplingConfig, samples_per_prompt: int, seed: int
+    ) -> tuple[RolloutBatch, dict[str, Any]]:
+        """The responses, which stay in shared memory, and their lengths, which go to the driver."""
+        batch = self._engine.generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
+        return batch, rollout_summary(batch)
+
+    def connect_weights(self, layout: BufferLayout) -> None:
+        """Maps the buffer."""
+        self._engine.connect_weights(layout)
+
+    def load_weights(self, version: int) -> None:
+        """Loads the buffer."""
+        self._engine.load_weights(version)
+
+    def received_checksums(self) -> list[dict[str, int]]:
+        """Of every worker."""
+        checksums: list[dict[str, int]] = self._engine.received_checksums()
+        return checksums
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache."""
+        self._engine.forget_prefixes()
+
+
+class RewardProcess(_Process):
+    """Decoding and grading."""
+
+    def __init__(self, config: RunConfig, run_folder: str, search_path: str) -> None:
+        super().__init__(config, run_folder, "[reward]", search_path)
+        self._grader: Any = None
+
+    def start(self) -> None:
+        """Loads the tokenizer and starts the grading workers."""
+        from gtpo_megatron.orchestration.reward_stage import build_grader
+
+        self._grader = build_grader(self._config)
+
+    def grade(self, rollouts: RolloutBatch, prompts: PromptBatch) -> RewardBatch:
+        """One verdict a response."""
+        rewards: RewardBatch = self._grader.grade(rollouts, prompts)
+        return rewards

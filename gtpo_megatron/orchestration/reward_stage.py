@@ -1,0 +1,47 @@
+"""(3) From sampled tokens to outcome rewards: decode, then grade."""
+
+from transformers import PreTrainedTokenizerBase
+
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.errors import ShapeError
+from gtpo_megatron.rewards.reward import RewardScorer
+
+
+class RewardGrader:
+    """Decodes responses and grades them against their problem's answer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, scorer: RewardScorer) -> None:
+        self._tokenizer = tokenizer
+        self._scorer = scorer
+
+    def grade(self, rollouts: RolloutBatch, prompts: PromptBatch) -> RewardBatch:
+        """One verdict a response.
+
+        Raises:
+            ShapeError: a response belongs to none of the prompts.
+        """
+        answers = {group: problem.answer for group, problem in zip(prompts.group_ids, prompts.problems, strict=True)}
+        groups = rollouts.group_ids.tolist()
+        unknown = [group for group in groups if group not in answers]
+        if unknown:
+            raise ShapeError(f"responses of group {unknown[0]} have no prompt in this batch of {len(answers)}")
+        ids = [
+            row[:length].tolist()
+            for row, length in zip(rollouts.response_ids, rollouts.response_lengths.tolist(), strict=True)
+        ]
+        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return self._scorer.score(texts, [answers[group] for group in groups])
+
+    def close(self) -> None:
+        """Ends the grading processes."""
+        self._scorer.close()
+
+
+def build_grader(config: RunConfig) -> RewardGrader:
+    """The grader that a run's configuration asks for."""
+    scorer = RewardScorer(
+        config.reward.function, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s
+    )
+    return RewardGrader(load_tokenizer(config.model.path), scorer)

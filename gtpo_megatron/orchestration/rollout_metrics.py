@@ -1,0 +1,36 @@
+"""What the driver can say of a rollout batch from a few numbers a response."""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.batch import RewardBatch
+from gtpo_megatron.observability.metrics import Max, Mean, Sum
+from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
+
+
+def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
+    """Rewards, lengths, and how many groups carry a signal; responses without a verdict are left out of the rewards."""
+    judged = ~rewards.failed
+    values = rewards.rewards.double()
+    lengths = rollouts.response_lengths
+    num = lengths.numel()
+    best, mixed = _by_group(values, rollouts.group_ids, judged)
+    return {
+        "rollout/reward_mean": Mean(float(values[judged].sum()), int(judged.sum())),
+        "rollout/reward_best_frac": Mean(float(best.sum()), best.numel()),
+        "rollout/reward_failed_count": Sum(int(rewards.failed.sum())),
+        "rollout/groups_mixed_frac": Mean(float(mixed.sum()), mixed.numel()),
+        "rollout/response_length_tokens": Mean(int(lengths.sum()), num),
+        "rollout/response_length_max_tokens": Max(int(lengths.max()) if num else 0),
+        "rollout/truncated_frac": Mean(int(rollouts.truncated.sum()), num),
+        "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),
+    }
+
+
+def _by_group(rewards: Tensor, group_ids: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
+    """Per group with a verdict: its best reward, and whether its rewards differ."""
+    _, index = torch.unique(group_ids[judged], return_inverse=True)
+    num_groups = int(index.max()) + 1 if index.numel() else 0
+    best = torch.full((num_groups,), -torch.inf, dtype=rewards.dtype).scatter_reduce(0, index, rewards[judged], "amax")
+    worst = torch.full((num_groups,), torch.inf, dtype=rewards.dtype).scatter_reduce(0, index, rewards[judged], "amin")
+    return best, best > worst

@@ -1,0 +1,111 @@
+"""``gtpo-megatron train``: checks everything that can be checked, starts the processes, drives the run, exports."""
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.prompts import load_problems
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.observability.logs import set_up_logs
+from gtpo_megatron.observability.progress import TrainingDisplay
+from gtpo_megatron.observability.provenance import log_provenance
+from gtpo_megatron.observability.report import write_report
+from gtpo_megatron.observability.sinks import open_sinks
+from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.controller import Controller, RunInputs, RunSummary
+from gtpo_megatron.orchestration.local_run import local_parts
+from gtpo_megatron.orchestration.ray_run import ray_parts
+from gtpo_megatron.orchestration.run_folder import RunFolder
+from gtpo_megatron.rewards.function import resolve_reward
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.hf_reader import weight_files
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -> RunSummary:
+    """Runs a configuration to its last step.
+
+    Args:
+        config: of the run.
+        run_dir: its folder; made if it does not exist.
+        resume: go on from the folder's last checkpoint, or start there if it has none.
+        console: where the person looks.
+
+    Returns:
+        Held-out accuracy before and after.
+
+    Raises:
+        GTPOError: a configuration, data or model that cannot be used, before any process starts; or the stage that
+            failed. The last checkpoint stays valid.
+    """
+    inputs = check_inputs(config)
+    folder = RunFolder(run_dir)
+    folder.open(config, resume=resume)
+    set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
+    log_provenance(config)
+    checkpoint = folder.latest_checkpoint() if resume else None
+    first = checkpoint[1].step if checkpoint else 0
+    with ExitStack() as stack:
+        sinks = stack.enter_context(
+            open_sinks(run_dir, config.logging, run_config=to_plain(config), resume_after=first if resume else None)
+        )
+        display = stack.enter_context(
+            TrainingDisplay(
+                num_steps=config.num_steps,
+                title=config.name,
+                first_step=first,
+                gap_limit=config.weight_sync.logprob_gap_limit,
+                console=console,
+            )
+        )
+        if inputs.num_dropped_long:
+            display.note(f"{inputs.num_dropped_long} training prompts are too long and were dropped")
+        timers = StageTimers(display.stage)
+        make_parts = ray_parts if config.cluster.mode == "ray" else local_parts
+        parts = stack.enter_context(make_parts(config, run_dir, timers))
+        summary = Controller(config, folder, inputs, parts, sinks, display).run(checkpoint)
+        if config.checkpoint.export_hf:
+            display.stage("export")
+            parts.actor.export_hf(folder.hf_folder)
+    write_report([run_dir], folder.report_file)
+    return summary
+
+
+def check_inputs(config: RunConfig) -> RunInputs:
+    """Reads what the run works on.
+
+    Raises:
+        ConfigError: the model folder, the layout, the reward function or the number of prompts cannot be used.
+        DataError: a data set is missing, empty or malformed.
+    """
+    model = Path(config.model.path)
+    architecture = read_architecture(model)
+    architecture.check_layout(config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
+    if config.model.max_sequence_tokens > architecture.max_positions:
+        raise ConfigError(
+            f"model.max_sequence_tokens={config.model.max_sequence_tokens} exceeds the model's "
+            f"max_position_embeddings={architecture.max_positions}"
+        )
+    weight_files(model)
+    resolve_reward(config.reward.function)
+    tokenizer = load_tokenizer(config.model.path)
+    limit = config.data.max_prompt_tokens
+    training = load_problems(config.data.train_path, tokenizer, max_prompt_tokens=limit)
+    heldout = load_problems(config.evaluation.path, tokenizer, max_prompt_tokens=limit).problems
+    if config.data.prompts_per_step > len(training.problems):
+        raise ConfigError(
+            f"data.prompts_per_step={config.data.prompts_per_step} exceeds the {len(training.problems)} usable problems of "
+            f"{config.data.train_path}"
+        )
+    return RunInputs(
+        tokenizer=tokenizer,
+        train=training.problems,
+        heldout=heldout[: config.evaluation.num_problems or None],
+        num_dropped_long=training.num_dropped_long,
+    )

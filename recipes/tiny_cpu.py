@@ -1,0 +1,114 @@
+"""A 2 M-parameter Qwen2 on multi-step arithmetic: two Megatron ranks (TP 2) and one vLLM engine on two CPU cores.
+
+Every recipe here has the same budget and differs from ``gtpo`` in its algorithm only. Learning rate and batch are made
+for a model of this size; the algorithm's settings are the paper's (arXiv 2508.04349v6, sec. 5).
+"""
+
+from pathlib import Path
+
+from gtpo_megatron.config.algorithm import (
+    AlgorithmConfig,
+    DAPOConfig,
+    GRPOConfig,
+    GRPOSConfig,
+    GTPOConfig,
+)
+from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.data import DataConfig
+from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.config.run import RunConfig
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+"""Data and model that come with the repository."""
+
+MAX_PROMPT_TOKENS = 96
+MAX_RESPONSE_TOKENS = 128
+SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_tokens=MAX_RESPONSE_TOKENS)
+
+
+def gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
+    """GTPO v6 with the paper's settings."""
+    return _tiny_cpu("tiny_cpu_gtpo", GTPOConfig(), num_steps=num_steps, seed=seed)
+
+
+def grpo_s(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
+    """GRPO-S v6 with the paper's settings."""
+    return _tiny_cpu("tiny_cpu_grpo_s", GRPOSConfig(), num_steps=num_steps, seed=seed)
+
+
+def dapo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
+    """DAPO: clip-higher, token-level loss, soft overlong penalty over the last quarter of the length limit."""
+    algorithm = DAPOConfig(
+        length_penalty=SoftOverlongPenalty(
+            max_tokens=MAX_RESPONSE_TOKENS, buffer_tokens=MAX_RESPONSE_TOKENS // 4, applies_to="all"
+        ),
+    )
+    return _tiny_cpu("tiny_cpu_dapo", algorithm, num_steps=num_steps, seed=seed)
+
+
+def grpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
+    """GRPO without a KL term."""
+    return _tiny_cpu("tiny_cpu_grpo", GRPOConfig(), num_steps=num_steps, seed=seed)
+
+
+def _tiny_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: int) -> RunConfig:
+    return RunConfig(
+        name=name,
+        seed=seed,
+        num_steps=num_steps,
+        model=ModelConfig(
+            path=str(ASSETS / "tiny_qwen2"),
+            dtype="float32",  # exact against the sampler: a log-prob gap of 1e-4 nats at most
+            max_sequence_tokens=MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS,
+            head_chunk_tokens=2048,
+        ),
+        data=DataConfig(
+            train_path=str(ASSETS / "arithmetic" / "train.jsonl"),
+            prompts_per_step=32,
+            max_prompt_tokens=MAX_PROMPT_TOKENS,
+        ),
+        evaluation=EvaluationConfig(
+            path=str(ASSETS / "arithmetic" / "heldout.jsonl"),
+            every_steps=20,
+            num_problems=256,
+            samples=8,
+            sampling=SAMPLING,
+        ),
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(
+            learning_rate=2e-4,  # the paper's 1e-6 is for 7 B and 32 B parameters
+            schedule="constant",
+            warmup_updates=min(4, num_steps),
+            adam_beta1=0.9,
+            adam_beta2=0.99,  # 40 updates are too few for a memory of 1,000
+            adam_eps=1e-8,
+            weight_decay=0.0,
+            clip_grad=1.0,
+        ),
+        parallel=ParallelConfig(num_ranks=2, tensor_parallel_size=2),
+        rollout=RolloutConfig(
+            group_size=8,
+            sampling=SAMPLING,
+            dtype="float32",
+            kv_cache_mib=256,
+            max_concurrent_sequences=256,
+        ),
+        reward=RewardConfig(num_workers=1, timeout_s=10.0),
+        update=UpdateConfig(updates_per_rollout=1, mini_batch_prompts=0, micro_batch_tokens=8192),
+        weight_sync=WeightSyncConfig(verify_every_steps=10, logprob_gap_limit=1e-4),
+        checkpoint=CheckpointConfig(every_steps=10, keep=2, export_hf=True),
+        cluster=ClusterConfig(
+            num_cpus=2,
+            object_store_mib=128,
+            threads_per_rank=1,
+            start_deadline_s=180.0,
+            stage_deadline_s=120.0,
+        ),
+    )
