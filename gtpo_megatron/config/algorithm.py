@@ -27,9 +27,10 @@ class OffPolicyConfig:
     Its statistics are computed whenever the sampler's log-probs are at hand, whatever the mode.
 
     Attributes:
-        mode: ``off`` multiplies nothing; ``truncate`` multiplies the loss by ``c`` clamped to [lower, upper]; ``mask`` by
-            ``c`` where it lies in [lower, upper] and by 0 elsewhere.
-        level: ``token``: one ``c`` a token; ``sequence``: the product over the response; ``geometric``: its length-th root.
+        mode: ``off`` multiplies nothing; ``truncate`` multiplies the loss by ``c`` clamped to [lower, upper]; ``mask``
+            by ``c`` where it lies in [lower, upper] and by 0 elsewhere.
+        level: ``token``: one ``c`` a token; ``sequence``: the product over the response; ``geometric``: its length-th
+            root.
         lower: 0 means no lower bound.
         upper: largest factor.
     """
@@ -72,7 +73,7 @@ class CommonSettings:
     Attributes:
         std_ddof: 0 divides by ``n`` (population), 1 by ``n - 1``.
         std_eps: added to the standard deviation.
-        success_threshold: a response is correct where its raw outcome reward is greater than this.
+        success_threshold: a response is correct where its raw outcome reward is at least this.
         length_penalty: added to the (shaped) reward.
         off_policy: correction from sampler to trainer.
         dynamic_sampling: replaces groups without signal.
@@ -121,18 +122,20 @@ class SurrogateSettings(ClipSettings):
             raise ConfigError(f"dual_clip={self.dual_clip!r}: must be greater than 1, or None")
 
 
-# ------------------------------------------------------------------------------------------- GTPO and GRPO-S (this paper)
+# ------------------------------------------------------------------------------------------- GTPO and GRPO-S (this
+# paper)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyCreditSettings(SurrogateSettings):
     """What GTPO and GRPO-S share: rewards shaped by entropy relative to other responses.
 
     Attributes:
         formulation: ``v1`` [S 2-8], ``v1_clipped`` [S 11-12], ``v2`` [S 13-19], ``v6`` [I 3-11].
-        kappa: bound of the clipped bonus, ``clip(., 1, alpha1 + alpha1 / kappa)``; ``v1_clipped`` needs it, ``v2`` takes it
-            for its positive side.
+        kappa: bound of the clipped bonus, ``clip(., 1, alpha1 + alpha1 / kappa)``; ``v1_clipped`` needs it, ``v2``
+            takes it for its positive side.
         entropy_scope: whose entropies a response is compared with: its group's or the whole batch's.
         entropy_mean: entropies are compared with their arithmetic or (App. C) geometric mean.
-        advantage_pool: what R+ and R- are standardised over. ``joint_zero``: all of the scope, r+ being 0 on wrong and r-
+        advantage_pool: what R+ and R- are standardised over. ``joint_zero``: all of the scope, r+ being 0 on wrong and
+            r-
             0 on correct responses; ``per_set``: own values only (advantages then do not depend on alpha); ``combined``:
             one pool of both. Formulations ``v1`` and ``v1_clipped`` have one pool anyway.
         entropy_floor: added to every entropy; nats.
@@ -142,8 +145,8 @@ class EntropyCreditSettings(SurrogateSettings):
             (minus the token's old log-prob).
         weight_seed: of ``shuffled``.
         shaped_sides: ``positive`` or ``negative`` shapes correct or wrong responses only; the others weigh uniformly.
-        loss_denominator: ``batch``: all tokens (responses, for GRPO-S) of the mini-batch; ``group``: mean over groups of
-            each group's mean.
+        loss_denominator: ``batch``: all tokens (responses, for GRPO-S) of the mini-batch; ``group``: mean over groups
+            of each group's mean.
     """
 
     formulation: Formulation = "v6"
@@ -195,10 +198,10 @@ def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: 
         raise ConfigError(f"kappa={kappa!r}: must be greater than 1")
     if not math.isclose(base + bonus, 1.0, abs_tol=1e-9):
         raise ConfigError(f"{name}1={base}, {name}2={bonus}: the clipped bonus needs {name}1 + {name}2 = 1 [S 11]")
-    if base < kappa / (kappa + 1):
+    if base < kappa / (kappa + 1) - 1e-12:
         raise ConfigError(
             f"{name}1={base}, kappa={kappa}: the clip interval [1, {name}1 + {name}1/kappa] = "
-            f"[1, {base + base / kappa:.6g}] is empty; raise {name}1 to at least kappa/(kappa+1) = {kappa / (kappa + 1):.6g}"
+            f"[1, {base + base / kappa:.6g}] is empty; raise {name}1 to kappa/(kappa+1) = {kappa / (kappa + 1):.6g}"
         )
 
 
@@ -261,14 +264,15 @@ def _check_sequence_correction(off_policy: OffPolicyConfig) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- the baselines
+# ---------------------------------------------------------------------------------------------------------- the
+# baselines
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRPOConfig(SurrogateSettings):
     """GRPO (arXiv 2402.03300) without its KL term: rewards standardised over the group.
 
     Attributes:
-        loss_denominator: ``response``: mean over responses of each one's token mean (the paper's); ``batch``: all tokens;
-            ``group``: mean over groups of each group's token mean.
+        loss_denominator: ``response``: mean over responses of each one's token mean (the paper's); ``batch``: all
+            tokens; ``group``: mean over groups of each group's token mean.
     """
 
     clip_eps_high: float = 0.2
@@ -373,7 +377,9 @@ class TopEntropyConfig(SurrogateSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipCovConfig(SurrogateSettings):
-    """Clip-Cov (arXiv 2505.22617): a few random tokens of high covariance between log-prob and advantage get no gradient.
+    """Clip-Cov (arXiv 2505.22617): a few random tokens of high covariance get no gradient.
+
+    The covariance is that of a token's log-prob under the old policy and its advantage, over the batch.
 
     Attributes:
         clip_fraction: share of the batch's tokens.
@@ -400,8 +406,8 @@ class ClipCovConfig(SurrogateSettings):
 class KLCovConfig(CommonSettings):
     """KL-Cov (arXiv 2505.22617): no clipping; tokens of highest covariance are held to the old policy.
 
-    The penalty is ``kl_coef * |log ratio|``, whose derivative at the old policy is 0: it acts from the second update of a
-    rollout batch on.
+    The penalty is ``kl_coef * |log ratio|``, whose derivative at the old policy is 0: it acts from the second update of
+    a rollout batch on.
 
     Attributes:
         penalised_fraction: share of the batch's tokens.

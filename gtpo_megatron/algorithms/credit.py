@@ -1,0 +1,301 @@
+"""The facade of credit: from rewards and entropies to advantages, by the type of the configuration."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms import controls, shaping
+from gtpo_megatron.algorithms.checks import check_full_precision, check_mask, check_shape
+from gtpo_megatron.algorithms.diagnostics import credit_metrics
+from gtpo_megatron.algorithms.entropy_advantage import add_entropy_bonus
+from gtpo_megatron.algorithms.group_relative import group_relative_credit
+from gtpo_megatron.algorithms.grpo_s import grpo_s_credit
+from gtpo_megatron.algorithms.gtpo import gtpo_credit
+from gtpo_megatron.algorithms.length_penalty import group_relative_overlong, soft_overlong
+from gtpo_megatron.algorithms.pools import Standardised
+from gtpo_megatron.algorithms.reduction import LocalReduction, Reduction
+from gtpo_megatron.algorithms.responses import spread_over_tokens
+from gtpo_megatron.algorithms.rows import RowFacts, check_inputs, row_facts
+from gtpo_megatron.algorithms.sequence_entropy import sequence_entropy
+from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules
+from gtpo_megatron.algorithms.shares import ShareRule, Shares, TokenWeights
+from gtpo_megatron.algorithms.table import ResponseTable, gather_table
+from gtpo_megatron.config.algorithm import (
+    AlgorithmConfig,
+    DrGRPOConfig,
+    EntropyAdvantageConfig,
+    EntropyCreditSettings,
+    GRPOSConfig,
+    GTPOConfig,
+)
+from gtpo_megatron.config.length_penalty import (
+    GroupRelativeLengthPenalty,
+    LengthPenaltyConfig,
+    NoLengthPenalty,
+    SoftOverlongPenalty,
+)
+from gtpo_megatron.errors import DataError, ShapeError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credit:
+    """What every token of this rank's responses earned.
+
+    Attributes:
+        shaped_rewards: ``[B, T]`` float32, zero outside the mask.
+        advantages: ``[B, T]`` float32, zero outside the mask; no gradient.
+        metrics: of the whole batch, the same on every rank; see ``diagnostics``.
+    """
+
+    shaped_rewards: Tensor
+    advantages: Tensor
+    metrics: dict[str, float]
+
+
+def assign_credit(
+    config: AlgorithmConfig,
+    *,
+    rewards: Tensor,
+    token_entropy: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    old_logprobs: Tensor | None = None,
+    shaping_mask: Tensor | None = None,
+    reduction: Reduction | None = None,
+) -> Credit:
+    """Advantages of every response token, fixed before the first update.
+
+    Args:
+        config: its type names the algorithm.
+        rewards: ``[B]`` any real dtype, raw outcome rewards; taken as float64.
+        token_entropy: ``[B, T]`` float32 or float64, nats over the full vocabulary of the old policy; bf16 is refused.
+        response_mask: ``[B, T]`` bool, left-aligned; a row without tokens gets zeros and is in no set and no pool.
+        group_ids: ``[B]`` integer labels of prompt groups.
+        old_logprobs: ``[B, T]`` nats; needed for ``weight_source="surprisal"`` only.
+        shaping_mask: ``[B, T]`` bool; tokens where it is False (formatting, say) get the neutral share 1 and enter no
+            comparison. GTPO and GRPO-S only.
+        reduction: sums over ranks; None: all responses are here.
+
+    Returns:
+        Credit for this rank's rows; bit for bit the same for any order of the rows and any dealing of them to ranks.
+
+    Raises:
+        ShapeError: a shape or dtype does not fit.
+        DataError: a value cannot be used. Both on all ranks alike.
+    """
+    inputs = _Inputs(config, rewards, token_entropy, response_mask, group_ids, old_logprobs, shaping_mask)
+    reduction = reduction or LocalReduction()
+    with torch.no_grad():
+        table = gather_table(
+            inputs.read, success_threshold=config.success_threshold, reduction=reduction, signature=repr(config)
+        )
+        penalties = length_penalties(config.length_penalty, table)
+        result, shares = _dispatch(config, inputs, table, penalties, reduction)
+        metrics = credit_metrics(
+            result.advantages,
+            table,
+            inputs.entropy_total,
+            shares,
+            reduction,
+            shares_are_global=isinstance(config, GRPOSConfig),
+        )
+    return Credit(shaped_rewards=result.shaped_rewards, advantages=result.advantages, metrics=metrics)
+
+
+class _Inputs:
+    """This rank's tensors; ``read`` validates them and derives what the algorithm weighs tokens by."""
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        rewards: Tensor,
+        token_entropy: Tensor,
+        response_mask: Tensor,
+        group_ids: Tensor,
+        old_logprobs: Tensor | None,
+        shaping_mask: Tensor | None,
+    ) -> None:
+        self.config, self.rewards, self.group_ids = config, rewards, group_ids
+        self.token_entropy, self.response_mask = token_entropy, response_mask
+        self.old_logprobs, self.shaping_mask = old_logprobs, shaping_mask
+        self.weights = token_entropy
+        self.padding_is_finite = False
+        self.entropy_total = torch.zeros(0, dtype=torch.float64)
+
+    def read(self) -> tuple[Tensor, Tensor, RowFacts, Tensor]:
+        """Rewards, labels, row facts and mean weights of the rows here."""
+        check_inputs(self.rewards, self.token_entropy, self.response_mask, self.group_ids)
+        shape = tuple(self.token_entropy.shape)
+        if self.old_logprobs is not None:
+            check_shape(shape, old_logprobs=self.old_logprobs)
+            check_full_precision(old_logprobs=self.old_logprobs)
+        if self.shaping_mask is not None:
+            check_shape(shape, shaping_mask=self.shaping_mask)
+            check_mask(shaping_mask=self.shaping_mask)
+        facts = row_facts("token_entropy", self.token_entropy, self.response_mask)
+        self.entropy_total, self.padding_is_finite = facts.total, facts.padding_is_finite
+        means = torch.zeros(len(self.rewards), dtype=torch.float64)
+        if isinstance(self.config, EntropyCreditSettings):
+            facts = self._replace_weights(self.config, facts)
+        elif self.shaping_mask is not None:
+            raise ShapeError(f"shaping_mask: {type(self.config).__name__} shapes nothing; pass None")
+        if isinstance(self.config, GRPOSConfig):
+            means = self._sequence_means(self.config, facts)
+        return self.rewards, self.group_ids, facts, means
+
+    def _replace_weights(self, config: EntropyCreditSettings, facts: RowFacts) -> RowFacts:
+        source = config.weight_source
+        if source == "surprisal" and self.old_logprobs is None:
+            raise ShapeError("old_logprobs: got None, needed for weight_source='surprisal'")
+        if source == "shuffled" and isinstance(config, GRPOSConfig):
+            source = "entropy"  # whole responses are shuffled instead, once all are known
+        self.weights = controls.stand_in(
+            source, self.token_entropy, self.response_mask, old_logprobs=self.old_logprobs, seed=config.weight_seed
+        )
+        if config.shaped_sides != "both" and not isinstance(config, GRPOSConfig):
+            is_correct = self.rewards.to(torch.float64) >= config.success_threshold
+            is_neutral = ~is_correct if config.shaped_sides == "positive" else is_correct
+            self.weights = controls.neutralise_side(self.weights, is_neutral)
+        if self.weights is self.token_entropy:
+            return facts
+        name = "-old_logprobs" if source == "surprisal" else "weights"
+        facts = row_facts(name, self.weights, self.response_mask)
+        self.padding_is_finite = facts.padding_is_finite
+        return facts
+
+    def _sequence_means(self, config: GRPOSConfig, facts: RowFacts) -> Tensor:
+        is_geometric = config.sequence_entropy_mean == "geometric"
+        low = config.entropy_clip[0] if config.entropy_clip else 0.0
+        is_zero = (facts.lengths > 0) & (facts.lowest.clamp(min=low) + config.entropy_floor <= 0)
+        if is_geometric and bool(is_zero.any()):
+            row = int(torch.nonzero(is_zero)[0])
+            raise DataError(
+                f"token_entropy[{row}] contains 0 and entropy_floor=0: its logarithm does not exist; raise the floor"
+            )
+        averaged = self.response_mask
+        if self.shaping_mask is not None:
+            kept = averaged & self.shaping_mask
+            averaged = torch.where(kept.any(1, keepdim=True), kept, averaged)  # nothing kept: all of them
+        return sequence_entropy(
+            self.weights,
+            averaged,
+            facts,
+            is_geometric=is_geometric,
+            floor=config.entropy_floor,
+            clip=config.entropy_clip,
+        )
+
+
+def _dispatch(
+    config: AlgorithmConfig, inputs: _Inputs, table: ResponseTable, penalties: Tensor, reduction: Reduction
+) -> tuple[Standardised, Shares | None]:
+    match config:
+        case GTPOConfig():
+            tokens = TokenWeights(
+                values=inputs.weights,
+                response_mask=inputs.response_mask,
+                shaping_mask=inputs.shaping_mask,
+                padding_is_finite=inputs.padding_is_finite,
+            )
+            rules, pooled = _gtpo_rules(config), _pooled(config, table)
+            return gtpo_credit(tokens, table, rules, reduction, penalties=penalties, is_pooled=pooled)
+        case GRPOSConfig():
+            weights, pooled = _sequence_weights(config, table), _pooled(config, table)
+            result, shares = grpo_s_credit(table, weights, _grpo_s_rules(config), penalties=penalties, is_pooled=pooled)
+            return spread_over_tokens(result, table.mine, inputs.response_mask), shares
+    result = group_relative_credit(
+        table,
+        penalties=penalties,
+        ddof=config.std_ddof,
+        eps=config.std_eps,
+        divides_by_std=not isinstance(config, DrGRPOConfig),
+    )
+    spread = spread_over_tokens(result, table.mine, inputs.response_mask)
+    if isinstance(config, EntropyAdvantageConfig):
+        add_entropy_bonus(
+            spread.advantages,
+            inputs.token_entropy,
+            inputs.response_mask,
+            coefficient=config.coefficient,
+            bound=config.bound,
+        )
+    return spread, None
+
+
+def _gtpo_rules(config: GTPOConfig) -> ShapingRules:
+    return ShapingRules(
+        share=ShareRule(
+            axis=config.entropy_axis,
+            is_geometric=config.entropy_mean == "geometric",
+            spans_batch=config.entropy_scope == "batch",
+            floor=config.entropy_floor,
+            clip=config.entropy_clip,
+        ),
+        sides=shaping.formulation_sides(config.formulation, config.alpha1, config.alpha2, config.kappa),
+        pool=_pool_rule(config, config.advantage_scope),
+    )
+
+
+def _grpo_s_rules(config: GRPOSConfig) -> ShapingRules:
+    return ShapingRules(
+        share=ShareRule(
+            is_geometric=config.entropy_mean == "geometric",
+            spans_batch=config.entropy_scope == "batch",
+            floor=0.0,  # the tokens' entropies have it already
+        ),
+        sides=shaping.formulation_sides(config.formulation, config.beta1, config.beta2, config.kappa),
+        pool=_pool_rule(config, config.advantage_scope),
+    )
+
+
+def _pool_rule(config: EntropyCreditSettings, scope: str) -> PoolRule:
+    return PoolRule(
+        spans_batch=scope == "batch",
+        kind="combined" if config.formulation in shaping.SINGLE_POOL else config.advantage_pool,
+        ddof=config.std_ddof,
+        eps=config.std_eps,
+    )
+
+
+def _pooled(config: EntropyCreditSettings, table: ResponseTable) -> Tensor:
+    if config.one_sided_groups == "keep":
+        return table.is_live
+    return table.is_live & ~table.is_one_sided[table.group_index]
+
+
+def _sequence_weights(config: GRPOSConfig, table: ResponseTable) -> Tensor:
+    weights = table.mean
+    if config.weight_source == "shuffled":
+        weights = controls.shuffle_within_segments(
+            table, weights, config.weight_seed, spans_batch=config.entropy_scope == "batch"
+        )
+    if config.shaped_sides != "both":
+        is_neutral = ~table.is_correct if config.shaped_sides == "positive" else table.is_correct
+        weights = torch.where(is_neutral, 1.0, weights)
+    return weights
+
+
+def length_penalties(config: LengthPenaltyConfig, table: ResponseTable) -> Tensor:
+    """``R_i`` of every response of the batch, ``[R]`` float64; see ``length_penalty``."""
+    match config:
+        case NoLengthPenalty():
+            return torch.zeros_like(table.rewards)
+        case SoftOverlongPenalty():
+            penalty = soft_overlong(
+                table.lengths,
+                max_tokens=config.max_tokens,
+                buffer_tokens=config.buffer_tokens,
+                denominator_tokens=config.buffer_tokens if config.denominator == "l1" else config.max_tokens,
+            )
+            return penalty if config.applies_to == "all" else torch.where(table.is_correct, penalty, 0.0)
+        case GroupRelativeLengthPenalty():
+            return group_relative_overlong(
+                table.lengths,
+                table.is_correct,
+                table.is_live,
+                table.group_index,
+                easy_threshold=config.easy_threshold,
+                hard_penalty=length_penalties(config.hard_group_penalty, table),
+                ramps_incorrect=config.correct_minority == "incorrect",
+            )

@@ -1,0 +1,102 @@
+"""What a credit assignment did, in a few numbers of the whole batch."""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.reduction import Reduction
+from gtpo_megatron.algorithms.rows import row_blocks
+from gtpo_megatron.algorithms.shares import Shares
+from gtpo_megatron.algorithms.table import ResponseTable
+
+
+def credit_metrics(
+    advantages: Tensor,
+    table: ResponseTable,
+    entropy_total: Tensor,
+    shares: Shares | None,
+    reduction: Reduction,
+    *,
+    shares_are_global: bool,
+) -> dict[str, float]:
+    """Metrics of the batch, the same on every rank; one whose set is empty is left out.
+
+    - ``credit/correct_tokens_negative_frac``: tokens of correct responses with a negative advantage;
+      ``credit/wrong_tokens_positive_frac``: the reverse.
+    - ``credit/one_sided_groups_frac``: groups all correct or all wrong.
+    - ``credit/lone_survivor_tokens_frac``: correct tokens at positions where ``d_t = 1``, whose share is 1 whatever
+      their entropy.
+    - ``credit/effective_frac_correct``, ``_wrong``: ``(sum x)^2 / (N sum x^2)``: 1 where all weigh the same, ``1/N``
+      where one token has it all.
+    - ``credit/conservation_residual_correct``, ``_wrong``: ``|mean share - 1|``.
+    - ``credit/entropy_correct_nats``, ``_wrong``: mean token entropy.
+
+    Args:
+        advantages: ``[B, T]`` float32, zero outside the mask.
+        table: of the batch.
+        entropy_total: ``[B]`` float64, sum of the entropies of each local response.
+        shares: of this rank's tokens, or of all responses; None where the algorithm has none.
+        reduction: one ``sum`` over ranks.
+        shares_are_global: ``shares`` holds all responses of the batch, on every rank.
+    """
+    mine = table.mine
+    is_correct, is_live = table.is_correct[mine], table.is_live[mine]
+    flips = _sign_flips(advantages, is_correct)
+    local = [flips[is_correct], flips[is_live & ~is_correct], entropy_total[is_correct]]
+    local.append(entropy_total[is_live & ~is_correct])
+    sums = [values.sum() for values in local]
+    if shares is not None and not shares_are_global:
+        sums += _share_sums(shares, is_correct, is_live)
+    totals = reduction.sum(torch.stack(sums)).tolist()
+    if shares is not None and shares_are_global:
+        totals += torch.stack(_share_sums(shares, table.is_correct, table.is_live)).tolist()
+    correct_tokens = int(table.lengths[table.is_correct].sum())
+    wrong_tokens = int(table.lengths.sum()) - correct_tokens
+    live_groups = torch.zeros(table.num_groups, dtype=torch.bool)
+    live_groups[table.group_index[table.is_live]] = True
+    ratios = {
+        "correct_tokens_negative_frac": (totals[0], correct_tokens),
+        "wrong_tokens_positive_frac": (totals[1], wrong_tokens),
+        "entropy_correct_nats": (totals[2], correct_tokens),
+        "entropy_wrong_nats": (totals[3], wrong_tokens),
+        "one_sided_groups_frac": (int((table.is_one_sided & live_groups).sum()), int(live_groups.sum())),
+        "lone_survivor_tokens_frac": (_lone_survivors(table), correct_tokens),
+    }
+    metrics = {f"credit/{name}": total / count for name, (total, count) in ratios.items() if count}
+    if shares is not None:
+        for i, name in enumerate(("correct", "wrong")):
+            number, total, square = totals[4 + 3 * i : 7 + 3 * i]
+            if number:
+                metrics[f"credit/effective_frac_{name}"] = total * total / (number * square)
+                metrics[f"credit/conservation_residual_{name}"] = abs(total / number - 1)
+    return metrics
+
+
+def _sign_flips(advantages: Tensor, is_correct: Tensor) -> Tensor:
+    """``[B]`` float64: tokens of each row whose advantage has the sign that its outcome has not."""
+    flips = torch.zeros(len(advantages), dtype=torch.float64, device=advantages.device)
+    sign = torch.where(is_correct, 1.0, -1.0).to(advantages)[:, None]
+    for first, last in row_blocks(advantages):
+        flips[first:last] = -(advantages[first:last] * sign[first:last]).clamp_(max=0.0).sign_().sum(1)
+    return flips.cpu()
+
+
+def _share_sums(shares: Shares, is_correct: Tensor, is_live: Tensor) -> list[Tensor]:
+    """Number, sum and sum of squares of the shares of correct, then of wrong responses."""
+    sums = []
+    for rows in (is_correct, is_live & ~is_correct):
+        sums += [shares.count[rows].sum(), shares.total[rows].sum(), shares.total_square[rows].sum()]
+    return sums
+
+
+def _lone_survivors(table: ResponseTable) -> int:
+    """Positions of correct responses at which no other correct response of the group is alive."""
+    rows = torch.nonzero(table.is_correct).flatten()
+    rows = rows[torch.argsort(table.lengths[rows], stable=True)]
+    rows = rows[torch.argsort(table.group_index[rows], stable=True)]
+    lengths, groups = table.lengths[rows], table.group_index[rows]
+    is_longest = torch.ones_like(groups, dtype=torch.bool)
+    is_longest[:-1] = groups[1:] != groups[:-1]
+    has_second = torch.zeros_like(is_longest)
+    has_second[1:] = groups[1:] == groups[:-1]
+    second = torch.where(has_second, lengths.roll(1), 0)
+    return int((lengths - second)[is_longest].sum())

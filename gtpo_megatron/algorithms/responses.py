@@ -1,0 +1,53 @@
+"""One value a response instead of one a token: the same maths on a batch whose responses all have one token."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.pools import Standardised
+from gtpo_megatron.algorithms.shares import Shares
+from gtpo_megatron.algorithms.table import ResponseTable
+
+
+def one_token_table(table: ResponseTable, values: Tensor) -> ResponseTable:
+    """The batch as if every response were its value: all rows are here, each with one token of weight ``values[i]``."""
+    return replace(
+        table,
+        lengths=table.is_live.to(torch.int64),
+        lowest=values,
+        highest=values,
+        owners=torch.zeros_like(table.owners),
+        rank=0,
+    )
+
+
+def response_values(values: Tensor) -> Shares:
+    """Values ``[R]`` float64 in the place of shares, for ``standardise``."""
+    column = values[:, None].clone()
+    return Shares(
+        values=column,
+        lowest=values,
+        highest=values,
+        count=torch.ones_like(values),
+        total=values,
+        total_square=values.square(),
+    )
+
+
+def spread_over_tokens(result: Standardised, mine: Tensor, response_mask: Tensor) -> Standardised:
+    """Repeats one value a response on its tokens.
+
+    Args:
+        result: ``[R, 1]`` on the CPU.
+        mine: ``[B]`` int64, this rank's rows.
+        response_mask: ``[B, T]`` bool.
+
+    Returns:
+        ``[B, T]`` float32 on the mask's device, zero outside it.
+    """
+
+    def spread(column: Tensor) -> Tensor:
+        return column[mine].to(response_mask.device) * response_mask
+
+    return Standardised(shaped_rewards=spread(result.shaped_rewards), advantages=spread(result.advantages))

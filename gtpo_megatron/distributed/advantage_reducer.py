@@ -1,0 +1,240 @@
+"""Credit over data-parallel ranks: each rank gets its rows of what one process would compute, bit for bit.
+
+Responses are dealt to ranks by token count, so a group may be split anywhere. What travels:
+
+1. a header of a few integers a rank, then six numbers a response (label, reward, length, extremes, mean): two
+   ``all_gather``. They give every rank all counts (``d_t``, ``h_t``, pool sizes) and the grids of exact sums;
+2. for GTPO, entropy sums a position, as int64, of the groups that are really split and only between the ranks that hold
+   them: two ``all_to_all_single`` (a reduce-scatter and an all-gather over the members of each group). With a shaping
+   mask, counts travel alike: two more;
+3. range and sums of the pools that several ranks hold: two ``all_reduce`` of a few numbers a pool;
+4. diagnostics: one ``all_reduce`` of a few numbers.
+
+Why the dealing cannot change a bit: whatever is summed over responses is first rounded to a grid that depends only on
+numbers that all ranks share, and summed as integers (see ``algorithms.fixed_point``); everything else is computed token
+by token from these sums with operations that IEEE 754 rounds correctly.
+
+Errors: a rank whose inputs are bad says so in its header, and all ranks raise the same error instead of waiting for it.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gtpo_megatron import algorithms
+from gtpo_megatron.algorithms import Credit, UpdateTensors
+from gtpo_megatron.algorithms.reduction import GatheredRows, LocalReduction, Reduction, SharedRange
+from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
+
+_ERRORS: tuple[type[GTPOError], ...] = (ShapeError, DataError, ConfigError, GTPOError)
+"""Kinds of error that a rank can report; the position is their code."""
+
+
+class ProcessGroupReduction:
+    """``algorithms.reduction.Reduction`` over a process group.
+
+    Args:
+        dp_group: data-parallel ranks of one pipeline stage; any group of the running backend.
+    """
+
+    def __init__(self, dp_group: dist.ProcessGroup) -> None:
+        self.dp_group = dp_group
+        self.size = dist.get_world_size(dp_group)
+        self.dp_rank = dist.get_rank(dp_group)
+        is_nccl = dist.get_backend(dp_group) == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+        self.sent_bytes = 0
+        """What this rank handed to collectives, by the least an implementation has to send; for benchmarks."""
+
+    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> GatheredRows:
+        """See ``Reduction``. Collectives: two ``all_gather``."""
+        problem: GTPOError | None = None
+        rows = torch.zeros(0, 1, dtype=torch.int64)
+        try:
+            rows = read_rows()
+        except GTPOError as error:
+            problem = error
+        payload = rows.contiguous().flatten() if problem is None else _as_integers(str(problem))
+        code = -1 if problem is None else next(i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind))
+        digest = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:7], "big")
+        header = torch.tensor([code, len(payload), rows.shape[1], digest], dtype=torch.int64)
+        headers = self._all_gather(header)
+        longest = int(headers[:, 1].max())
+        padded = torch.zeros(longest, dtype=torch.int64)
+        padded[: len(payload)] = payload
+        gathered = self._all_gather(padded)
+        parts = [gathered[r, : int(headers[r, 1])] for r in range(self.size)]
+        self._raise_alike(headers, parts, problem)
+        width = int(headers[:, 2].max())
+        counts = headers[:, 1] // width
+        owners = torch.repeat_interleave(torch.arange(self.size), counts)
+        return GatheredRows(table=torch.cat(parts).reshape(-1, width), owners=owners, rank=self.dp_rank)
+
+    def _raise_alike(self, headers: Tensor, parts: Sequence[Tensor], cause: GTPOError | None) -> None:
+        for r, (code, *_) in enumerate(headers.tolist()):
+            if code >= 0:
+                raise _ERRORS[code](f"data-parallel rank {r}: {_as_text(parts[r])}") from cause
+        if len(set(headers[:, 3].tolist())) > 1:
+            raise ConfigError(
+                "data-parallel ranks have different algorithm configurations (digests "
+                f"{headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
+            )
+
+    def exchange(self, partial: Tensor, ranges: Sequence[SharedRange]) -> Tensor:
+        """See ``Reduction``. Collectives: two ``all_to_all_single`` of int64.
+
+        Each member of a range owns an equal slice of it: partial sums go to the owners, who add them and send totals
+        back. A member sends ``2 (k - 1) / k`` of the range, the least there is for ``k`` members.
+        """
+        pieces = list(_owned_slices(ranges))
+        owned = [(a, b, members) for a, b, owner, members in pieces if owner == self.dp_rank]
+        to_owner = [[partial[a:b] for a, b, owner, _ in pieces if owner == r] for r in range(self.size)]
+        sizes_in = [sum(b - a for a, b, members in owned if r in members) for r in range(self.size)]
+        received = self._all_to_all(to_owner, sizes_in)
+        totals = {a: torch.zeros(b - a, dtype=torch.int64, device=partial.device) for a, b, _ in owned}
+        for r, values in enumerate(received):
+            position = 0
+            for a, b, members in owned:
+                if r in members:
+                    totals[a] += values[position : position + b - a]
+                    position += b - a
+        to_members = [[totals[a] for a, _, members in owned if r in members] for r in range(self.size)]
+        sizes_back = [sum(b - a for a, b, owner, _ in pieces if owner == r) for r in range(self.size)]
+        returned = self._all_to_all(to_members, sizes_back)
+        result = torch.empty_like(partial)
+        for r, values in enumerate(returned):
+            position = 0
+            for a, b, owner, _ in pieces:
+                if owner == r:
+                    result[a:b] = values[position : position + b - a]
+                    position += b - a
+        return result
+
+    def sum(self, values: Tensor) -> Tensor:
+        """See ``Reduction``. Collectives: one ``all_reduce``."""
+        return self._all_reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Tensor) -> Tensor:
+        """See ``Reduction``. Collectives: one ``all_reduce``."""
+        return self._all_reduce(values, dist.ReduceOp.MAX)
+
+    def _all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+        buffer = values.to(self.device, copy=True).contiguous()
+        if buffer.numel():  # the same on every rank: it follows from the gathered table
+            dist.all_reduce(buffer, op=op, group=self.dp_group)
+            self.sent_bytes += 2 * (self.size - 1) * buffer.nbytes // self.size
+        return buffer.to(values.device)
+
+    def _all_gather(self, values: Tensor) -> Tensor:
+        if not values.numel():
+            return values.new_zeros(self.size, 0)
+        buffer = values.to(self.device).contiguous()
+        parts = [torch.empty_like(buffer) for _ in range(self.size)]
+        dist.all_gather(parts, buffer, group=self.dp_group)
+        self.sent_bytes += (self.size - 1) * buffer.nbytes
+        return torch.stack(parts).cpu()
+
+    def _all_to_all(self, outgoing: Sequence[Sequence[Tensor]], sizes_in: Sequence[int]) -> list[Tensor]:
+        flat = [piece for pieces in outgoing for piece in pieces]
+        sizes_out = [sum(len(piece) for piece in pieces) for pieces in outgoing]
+        device = flat[0].device if flat else self.device
+        send = torch.cat(flat).to(self.device) if flat else torch.zeros(0, dtype=torch.int64, device=self.device)
+        received = torch.empty(sum(sizes_in), dtype=torch.int64, device=self.device)
+        dist.all_to_all_single(received, send, list(sizes_in), sizes_out, group=self.dp_group)
+        self.sent_bytes += 8 * (len(send) - sizes_out[self.dp_rank])
+        return list(torch.split(received.to(device), list(sizes_in)))
+
+
+def _owned_slices(ranges: Sequence[SharedRange]) -> list[tuple[int, int, int, tuple[int, ...]]]:
+    """First, last-plus-one, owner and members of every slice, in order."""
+    slices, start = [], 0
+    for shared in ranges:
+        k = len(shared.members)
+        for i, owner in enumerate(shared.members):
+            first, last = start + shared.size * i // k, start + shared.size * (i + 1) // k
+            slices.append((first, last, owner, shared.members))
+        start += shared.size
+    return slices
+
+
+def _as_integers(text: str) -> Tensor:
+    return torch.tensor([ord(character) for character in text], dtype=torch.int64)
+
+
+def _as_text(integers: Tensor) -> str:
+    return "".join(chr(value) for value in integers.tolist())
+
+
+def reduction_over(dp_group: dist.ProcessGroup | None) -> Reduction:
+    """The reduction over a process group; None: all responses are here."""
+    return LocalReduction() if dp_group is None else ProcessGroupReduction(dp_group)
+
+
+def assign_credit(
+    config: AlgorithmConfig,
+    *,
+    rewards: Tensor,
+    token_entropy: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    old_logprobs: Tensor | None = None,
+    shaping_mask: Tensor | None = None,
+    dp_group: dist.ProcessGroup | None = None,
+) -> Credit:
+    """This rank's rows of ``algorithms.assign_credit`` on the rows of all ranks of ``dp_group``, bit for bit.
+
+    Every rank of the group must call it, with any number of responses (none too) padded to any length. Collectives: see
+    the module.
+
+    Raises:
+        ShapeError: a shape or dtype does not fit, on this or another rank; raised on all.
+        DataError: a value cannot be used, on this or another rank; raised on all.
+        ConfigError: ranks have different configurations; raised on all.
+    """
+    return algorithms.assign_credit(
+        config,
+        rewards=rewards,
+        token_entropy=token_entropy,
+        response_mask=response_mask,
+        group_ids=group_ids,
+        old_logprobs=old_logprobs,
+        shaping_mask=shaping_mask,
+        reduction=reduction_over(dp_group),
+    )
+
+
+def prepare_update(
+    config: AlgorithmConfig,
+    *,
+    credit: Credit,
+    token_entropy: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor | None = None,
+    dp_group: dist.ProcessGroup | None = None,
+) -> UpdateTensors:
+    """This rank's rows of ``algorithms.prepare_update`` on the rows of all ranks of ``dp_group``.
+
+    Every rank of the group must call it. Collectives: two ``all_gather``; for Clip-Cov and KL-Cov four ``all_reduce``
+    of a few numbers; for these and top-entropy three of 2,048 counts.
+
+    Raises:
+        ShapeError: see ``algorithms.prepare_update``; raised on all ranks.
+        DataError: likewise.
+        ConfigError: ranks have different configurations; raised on all.
+    """
+    return algorithms.prepare_update(
+        config,
+        credit=credit,
+        token_entropy=token_entropy,
+        response_mask=response_mask,
+        group_ids=group_ids,
+        old_logprobs=old_logprobs,
+        rollout_logprobs=rollout_logprobs,
+        reduction=reduction_over(dp_group),
+    )
