@@ -7,11 +7,14 @@ from typing import Any
 from gtpo_megatron.observability.report_traces import Curve, Figure, Trace, bars, binned, draw_curves, line, rounded
 from gtpo_megatron.observability.run_folder import RunData
 
-STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync", "evaluation", "checkpoint")
-"""In the order of a step, which is the order of the colours as well."""
+STEP_STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")
+"""What ``timing/step_s`` consists of, in order."""
+STAGES = (*STEP_STAGES, "evaluation", "checkpoint")
+"""In the order of the colours; the last two come between steps."""
 
 _GREEN, _RED, _ALARM = 2, 5, -1
 """Places in the palette: what is correct, what is incorrect, what must not be crossed."""
+_CORRECT, _INCORRECT = Curve("", "correct", _GREEN, "dash"), Curve("", "incorrect", _RED, "dot")
 
 _FROM_ZERO = {"yaxis": {"rangemode": "tozero"}}
 _SHARE = {"yaxis": {"rangemode": "tozero", "tickformat": "~p"}}
@@ -65,6 +68,24 @@ _GROUPS = Figure(
     missing="Neither mixed groups nor cut responses were logged.",
     layout=_SHARE,
 )
+_SIGNS = Figure(
+    key="signs",
+    title="Sign flips",
+    unit="share of tokens",
+    caption="Tokens whose advantage has the sign that their outcome has not: of correct responses below zero, of "
+    "incorrect ones above.",
+    missing="No signs of advantages were logged.",
+    layout=_SHARE,
+)
+_WEIGHTS = Figure(
+    key="weights",
+    title="Evenness of the entropy weights",
+    unit="effective share of tokens",
+    caption="(sum of x)² / (N · sum of x²) for the weights x that entropy gives to N tokens: 100% where all weigh the "
+    "same.",
+    missing="The algorithm weighs no tokens by entropy, or it was not logged.",
+    layout=_SHARE,
+)
 _CLIP = Figure(
     key="clip",
     title="Clipped tokens",
@@ -107,8 +128,10 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
             _ENTROPY,
             [
                 Curve("policy/entropy_nats", "all"),
-                Curve("policy/entropy_correct_nats", "correct", _GREEN, "dash"),
-                Curve("policy/entropy_incorrect_nats", "incorrect", _RED, "dot"),
+                Curve(
+                    "policy/entropy_correct_nats", "correct", _GREEN, "dash", or_metric="credit/entropy_correct_nats"
+                ),
+                Curve("policy/entropy_incorrect_nats", "incorrect", _RED, "dot", or_metric="credit/entropy_wrong_nats"),
             ],
         ),
         draw_curves(
@@ -126,6 +149,22 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
             [
                 Curve("rollout/groups_mixed_frac", "mixed groups"),
                 Curve("rollout/truncated_frac", "cut responses", 1, "dot"),
+            ],
+        ),
+        draw_curves(
+            runs,
+            _SIGNS,
+            [
+                Curve("credit/correct_tokens_negative_frac", "correct, below zero", _GREEN, "dash"),
+                Curve("credit/wrong_tokens_positive_frac", "incorrect, above zero", _RED, "dot"),
+            ],
+        ),
+        draw_curves(
+            runs,
+            _WEIGHTS,
+            [
+                replace(_CORRECT, metric="credit/effective_frac_correct"),
+                replace(_INCORRECT, metric="credit/effective_frac_wrong"),
             ],
         ),
         _clipped(runs),
@@ -196,7 +235,7 @@ def _stage_times(runs: Sequence[RunData]) -> Figure:
         (stage.replace("_", " "), lambda row, stage=stage: _seconds(row, stage))  # type: ignore[misc]
         for stage in STAGES
     ]
-    stages.append(("other", lambda row: max(0.0, _seconds(row, "step") - sum(_seconds(row, s) for s in STAGES))))
+    stages.append(("other", lambda row: max(0.0, _seconds(row, "step") - sum(_seconds(row, s) for s in STEP_STAGES))))
     timed = [(run, [row for row in run.metrics if any(_seconds(row, s) for s in (*STAGES, "step"))]) for run in runs]
     timed = [(run, rows) for run, rows in timed if rows]
     if not timed:

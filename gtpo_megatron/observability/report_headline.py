@@ -113,7 +113,7 @@ def _gap_about(run: RunData) -> str:
 
 
 def _time_value(run: RunData) -> str:
-    total = sum(run.values("timing/step_s"))
+    total = sum(sum(run.values(f"timing/{part}_s")) for part in ("step", "evaluation", "checkpoint"))
     return duration(total) if total else _NOTHING
 
 
@@ -121,7 +121,7 @@ def _time_about(run: RunData) -> str:
     steps = sorted(run.values("timing/step_s"))
     if not steps:
         return "not measured"
-    about = f"all steps; the median step {steps[len(steps) // 2]:.1f} s"
+    about = f"with evaluation and checkpoints; the median step {steps[len(steps) // 2]:.1f} s"
     speeds = sorted(run.values("throughput/tokens_per_s"))
     return about + (f", {speeds[len(speeds) // 2]:,.0f} tokens/s" if speeds else "")
 

@@ -4,6 +4,7 @@ Whole groups are written, never single responses, because entropies are compared
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,6 +17,7 @@ ROLLOUT_FOLDER = "rollouts"
 SIGNIFICANT_DIGITS = 6
 """Of the per-token numbers in the file: a long response has thousands, and nobody reads the seventh digit."""
 
+_log = logging.getLogger(__name__)
 _STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl")
 
 
@@ -63,18 +65,23 @@ class RolloutRecord:
 class RolloutLog:
     """Writes the sampled groups of a step.
 
-    A step's file appears whole or not at all (written aside, then renamed), and writing a step again replaces it.
+    A step's file appears whole or not at all (written aside, then renamed), and writing a step again replaces it. Where
+    the disk fails, the log is switched off with an error and training goes on.
 
     Args:
         run_folder: the files go to ``rollouts/`` in it.
         groups_per_step: prompt groups a file; 0 writes none.
         every_steps: steps between two files.
+
+    Attributes:
+        failure: why the log was switched off; None while it works.
     """
 
     def __init__(self, run_folder: Path, *, groups_per_step: int, every_steps: int = 1) -> None:
         self._folder = run_folder / ROLLOUT_FOLDER
         self._groups_per_step = groups_per_step
         self._every_steps = every_steps
+        self.failure: str | None = None
 
     def choose(self, step: int, *, group_ids: Sequence[int], rewards: Sequence[float]) -> list[int]:
         """The groups worth writing at this step: first those with different rewards, in which something is learned.
@@ -87,7 +94,7 @@ class RolloutLog:
         Returns:
             At most ``groups_per_step`` group ids, in the order of their first response; empty if nothing is due.
         """
-        if step % self._every_steps or not self._groups_per_step:
+        if step % self._every_steps or not self._groups_per_step or self.failure is not None:
             return []
         by_group: dict[int, list[float]] = {}
         for group_id, reward in zip(group_ids, rewards, strict=True):
@@ -97,19 +104,18 @@ class RolloutLog:
         chosen = set(ranked[: self._groups_per_step])
         return [group_id for group_id in order if group_id in chosen]
 
-    def write(self, step: int, records: Iterable[RolloutRecord]) -> Path:
-        """Writes the file of one step and returns its path.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def write(self, step: int, records: Iterable[RolloutRecord]) -> None:
+        """Writes the file of one step."""
+        lines = [json.dumps({"step": step, **_plain(record)}, ensure_ascii=False) + "\n" for record in records]
         path = self._folder / f"step_{step:06d}.jsonl"
         scratch = path.with_name(path.name + ".tmp")
-        lines = [json.dumps({"step": step, **_plain(record)}, ensure_ascii=False) + "\n" for record in records]
-        scratch.write_bytes("".join(lines).encode("utf-8", "backslashreplace"))  # half a pair as a JSON escape
-        scratch.replace(path)
-        return path
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scratch.write_bytes("".join(lines).encode("utf-8", "backslashreplace"))  # half a pair as a JSON escape
+            scratch.replace(path)
+        except OSError as error:
+            self.failure = str(error)
+            _log.error("sampled texts are no longer written, training goes on: %s", error)
 
     def truncate_after(self, step: int) -> int:
         """Removes the files of steps later than ``step``, which a resumed run will write again; returns how many."""

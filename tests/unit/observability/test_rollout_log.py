@@ -23,9 +23,15 @@ def record(**changes):
     return RolloutRecord(**(values | changes))
 
 
+def write(folder, step, records):
+    RolloutLog(folder, groups_per_step=2).write(step, records)
+    ((_, path),) = rollout_files(folder)
+    return path
+
+
 def test_a_step_is_written_to_its_own_file_and_reads_back(tmp_path):
     records = [record(), record(reward=0.0, truncated=True, reward_failed=True)]
-    path = RolloutLog(tmp_path, groups_per_step=2).write(12, records)
+    path = write(tmp_path, 12, records)
     assert path == tmp_path / "rollouts" / "step_000012.jsonl"
     first, second = read_rollouts(path)
     assert first.token_entropy == [0.123457, 0.0, 2.0]  # six significant digits
@@ -36,7 +42,7 @@ def test_a_step_is_written_to_its_own_file_and_reads_back(tmp_path):
 
 
 def test_half_a_surrogate_pair_survives(tmp_path):
-    path = RolloutLog(tmp_path, groups_per_step=1).write(1, [record(response="\ud83d")])
+    path = write(tmp_path, 1, [record(response="\ud83d")])
     assert read_rollouts(path)[0].response == "\ud83d"
 
 
@@ -74,8 +80,18 @@ def test_a_run_without_texts_has_no_files(tmp_path):
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path):
-    path = RolloutLog(tmp_path, groups_per_step=1).write(1, [record()])
+    path = write(tmp_path, 1, [record()])
     with path.open("a", encoding="utf-8") as file:
         file.write('{"group_id": 7}\n')
     with pytest.raises(DataError, match=r"step_000001\.jsonl:2: not a rollout record"):
         read_rollouts(path)
+
+
+def test_a_full_disk_switches_the_log_off_and_training_goes_on(tmp_path, caplog):
+    (tmp_path / "rollouts").write_text("a file where the folder should be")
+    log = RolloutLog(tmp_path, groups_per_step=1)
+    assert log.choose(1, group_ids=[1], rewards=[1.0]) == [1]
+    log.write(1, [record()])
+    assert log.failure is not None
+    assert "training goes on" in caplog.text
+    assert log.choose(2, group_ids=[1], rewards=[1.0]) == []

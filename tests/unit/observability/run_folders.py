@@ -1,0 +1,87 @@
+"""Run folders as a training run leaves them, for the tests of the report."""
+
+import yaml
+
+from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
+from gtpo_megatron.observability.sinks import open_sinks
+
+CONFIG = {
+    "kind": "RunConfig",
+    "name": "tiny_cpu_gtpo",
+    "num_steps": 40,
+    "seed": 3,
+    "model": {"path": "assets/tiny_model", "dtype": "float32"},
+    "algorithm": {"kind": "GTPOConfig", "formulation": "v6", "success_threshold": 0.5},
+    "evaluation": {"samples": 8},
+    "optimizer": {"learning_rate": 1e-4},
+    "weight_sync": {"logprob_gap_limit": 1e-4},
+}
+ATTACK = "</script><img src=x onerror=alert(1)>"
+"""What a model may sample, and a page must show as text."""
+
+
+def step_metrics(step):
+    """All metrics that a figure needs; plain curves whose values a test can compute."""
+    stages = {"rollout": 3.0, "reward": 0.25, "score": 0.75, "credit": 0.05, "update": 2.0, "weight_sync": 0.1}
+    return {
+        "rollout/reward_mean": 0.25 + step / 100,
+        "rollout/reward_best_frac": 0.5,
+        "rollout/response_length_tokens": 80.0 + step,
+        "rollout/response_length_max_tokens": 150.0,
+        "rollout/truncated_frac": 0.01,
+        "rollout/groups_mixed_frac": 0.75,
+        "policy/entropy_nats": 0.5,
+        "policy/entropy_correct_nats": 0.4,
+        "policy/entropy_incorrect_nats": 0.6,
+        "policy/clip_frac": 0.0,
+        "optimizer/grad_norm": 0.3,
+        "credit/correct_tokens_negative_frac": 0.2,
+        "credit/wrong_tokens_positive_frac": 0.1,
+        "credit/effective_frac_correct": 0.5,
+        "credit/effective_frac_wrong": 0.25,
+        "sync/logprob_gap_max": 3e-5 if step != 7 else 8.5e-5,
+        "sync/logprob_gap_mean": 1e-6,
+        "throughput/tokens_per_s": 2500.0,
+        "memory/peak_gib": 3.25,
+        "timing/step_s": 6.5,
+        **{f"timing/{stage}_s": seconds for stage, seconds in stages.items()},
+    }
+
+
+def heldout(mean):
+    return {
+        "eval/heldout_mean_at_k": mean,
+        "eval/heldout_interval_low": mean - 0.03,
+        "eval/heldout_interval_high": mean + 0.02,
+        "timing/evaluation_s": 5.0,
+    }
+
+
+def make_run(folder, *, num_steps=40, metrics=step_metrics, config=CONFIG, responses=True):
+    folder.mkdir(parents=True)
+    if config is not None:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with open_sinks(folder, LoggingConfig(tensorboard=False), run_config={}) as sinks:
+        sinks.write(0, heldout(0.31))
+        for step in range(1, num_steps + 1):
+            sinks.write(step, metrics(step) | (heldout(0.42) if step == num_steps else {}))
+    if responses:
+        RolloutLog(folder, groups_per_step=2).write(num_steps, [response(0, 1.0), response(0, 0.0), response(1, 0.0)])
+    return folder
+
+
+def response(group_id, reward, tokens=("The ", "answer:\n", ATTACK)):
+    sign = 1.0 if reward else -1.0
+    return RolloutRecord(
+        group_id=group_id,
+        policy_version=39,
+        prompt=f"Compute {group_id} & 1 <b>now</b>",
+        response="".join(tokens),
+        tokens=tokens,
+        token_entropy=[0.0, 1.0, 0.5] * (len(tokens) // 3),
+        shaped_rewards=[sign, 1.1 * sign, 1.05 * sign] * (len(tokens) // 3),
+        advantages=[0.5 * sign, 2.0 * sign, -0.25 * sign] * (len(tokens) // 3),
+        reward=reward,
+        truncated=False,
+    )

@@ -1,0 +1,228 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.report import write_report
+from tests.unit.observability.run_folders import ATTACK, CONFIG, make_run, step_metrics
+
+MAX_BYTES = 8 << 20
+ALL_FIGURES = {
+    "reward", "heldout", "entropy", "length", "gap", "groups", "signs", "weights", "clip", "gradient", "time",
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a browser makes of a report: elements, texts, and the figures' data."""
+
+    VOID = ("meta", "link", "img", "input", "br")
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.attributes, self.texts, self.scripts, self._open = [], [], [], [], []
+        self.html = path.read_text(encoding="utf-8")
+        self.feed(self.html)
+        self.close()
+        assert self._open == []
+        self.figures = json.loads(self.scripts[0])
+        self.text = re.sub(r"\s+", " ", "".join(self.texts))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] == "script":
+            self.scripts.append(data)
+        elif self._open and self._open[-1] != "style":
+            self.texts.append(data)
+
+
+def report(tmp_path, *runs):
+    out = tmp_path / "out" / "report.html"
+    write_report(runs, out)
+    return Page(out)
+
+
+def test_a_whole_run_has_its_settings_headlines_and_every_figure(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run"))
+    assert set(page.figures) == ALL_FIGURES
+    for text in (
+        "GTPO v6 · 40 of 40 steps · run run",
+        "tiny_model",
+        "31.0% → 42.0%",
+        "mean@8, +11.0 points; 95% intervals [28.0, 33.0] and [39.0, 44.0]",
+        "0.280 → 0.630",  # means of the first and the last five steps
+        "8.5e-05",
+        "limit 0.0001",
+        "4:30",  # 40 steps of 6.5 s and two evaluations of 5 s
+        "3.2 GiB",
+        "formulation: v6",
+    ):
+        assert text in page.text
+    assert "not measured" not in page.text
+    assert "missing" not in [attributes.get("class") for attributes in page.attributes]
+
+
+def test_the_file_is_small_and_needs_no_network(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run"))
+    assert len(page.html.encode()) < MAX_BYTES
+    for attributes in page.attributes:
+        assert not attributes.keys() & {"src", "srcset", "action"}
+        assert attributes.get("href", "data:,") == "data:,"
+    assert "@import" not in page.html.split("</style>")[0]
+
+
+def test_the_numbers_drawn_are_those_of_the_run(tmp_path):
+    figures = report(tmp_path, make_run(tmp_path / "run")).figures
+    faint, strong = figures["reward"]["data"][:2]
+    assert faint["y"] == [round(0.25 + step / 100, 6) for step in range(1, 41)]
+    assert strong["y"] == pytest.approx(faint["y"])  # a straight line is its own running mean, ends included
+    point = figures["heldout"]["data"][0]
+    assert (point["x"], point["y"]) == ([0, 40], [0.31, 0.42])
+    assert point["error_y"]["array"] == pytest.approx([0.02, 0.02])
+    assert point["error_y"]["arrayminus"] == pytest.approx([0.03, 0.03])
+    assert figures["gap"]["data"][0]["y"][6] == 8.5e-5  # the largest is never averaged away
+    assert figures["gap"]["data"][-1]["y"] == [1e-4, 1e-4]
+
+
+def test_the_bars_of_a_step_add_up_to_its_time(tmp_path):
+    bars = report(tmp_path, make_run(tmp_path / "run")).figures["time"]["data"]
+    last = {bar["name"]: dict(zip(bar["x"], bar["y"], strict=True))[40] for bar in bars}
+    assert last["weight sync"] == 0.1
+    assert last["evaluation"] == 5.0
+    assert sum(last.values()) == pytest.approx(6.5 + 5.0)
+    assert last["other"] == pytest.approx(6.5 - 6.15)
+
+
+def test_what_a_model_wrote_is_text_on_the_page(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run"))
+    assert "img" not in page.tags
+    assert "b" in page.tags  # our own bold verdicts
+    assert "<b>now</b>" in page.text
+    assert page.text.count(ATTACK) == 3
+    assert page.tags.count("script") == 3
+
+
+def test_a_name_of_a_run_or_recipe_is_text_on_the_page(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "<img src=x>", config=CONFIG | {"name": "</title><img src=y>"}))
+    assert "img" not in page.tags
+
+
+def test_tokens_carry_levels_relative_to_the_strongest(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run"))
+    tokens = [attributes for attributes in page.attributes if "data-v" in attributes]
+    assert len(tokens) == 9
+    assert tokens[1]["data-v"] == "1 1.1 2"
+    assert tokens[1]["style"] == "--e:1;--s:1;--a:1"
+    assert tokens[2]["style"] == "--e:0.5;--s:0.95;--a:-0.12"
+
+
+def test_several_runs_share_the_figures(tmp_path):
+    short = make_run(tmp_path / "grpo", num_steps=10, config=CONFIG | {"algorithm": {"kind": "GRPOConfig"}, "seed": 4})
+    page = report(tmp_path, make_run(tmp_path / "gtpo"), short)
+    assert "2 training runs" in page.text
+    assert "GRPO · 10 of 40 steps (not finished)" in page.text
+    strong = [trace for trace in page.figures["entropy"]["data"] if trace.get("opacity", 1) == 1]
+    assert [(trace["name"], trace["line"]["dash"], trace["meta"]["color"]) for trace in strong] == [
+        ("gtpo", "solid", 0), ("gtpo", "dash", 0), ("gtpo", "dot", 0),
+        ("grpo", "solid", 1), ("grpo", "dash", 1), ("grpo", "dot", 1),
+    ]  # fmt: skip
+    assert [trace["name"] for trace in strong if trace["showlegend"]] == ["gtpo", "grpo"]
+    assert page.figures["time"]["data"][0]["x"] == ["gtpo", "grpo"]
+    assert "learning rate" in page.text  # equal in both
+    settings = page.html.split("<dl class='settings'>")[1].split("</dl>")[0]
+    assert "seed" not in settings  # differs
+
+
+def test_every_missing_metric_is_a_sentence_in_place_of_its_figure(tmp_path):
+    def sparse(step):
+        return {"rollout/reward_mean": 0.5}
+
+    page = report(tmp_path, make_run(tmp_path / "run", metrics=sparse, responses=False))
+    assert set(page.figures) == {"reward", "heldout", "time"}  # evaluation took time
+    for sentence in (
+        "No entropies were logged.",
+        "No response lengths were logged.",
+        "The log-prob gap between sampler and trainer was not measured.",
+        "No sampled responses were logged.",
+    ):
+        assert sentence in page.text
+
+
+@pytest.mark.parametrize("metrics_text", [None, "", '{"step": 1, "roll'])
+def test_a_run_that_died_before_its_first_step_still_has_a_page(tmp_path, metrics_text):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if metrics_text is not None:
+        (folder / "metrics.jsonl").write_text(metrics_text)
+    page = report(tmp_path, folder)
+    assert page.figures == {}
+    assert "not measured" in page.text
+
+
+def test_a_metrics_file_cut_in_mid_line_is_read_up_to_there(tmp_path):
+    folder = make_run(tmp_path / "run", num_steps=12)
+    text = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(text[:-40])
+    page = report(tmp_path, folder)
+    assert page.figures["reward"]["data"][0]["x"] == list(range(1, 12))
+    assert "11 of 40 steps (not finished)" in page.text
+
+
+def test_nan_in_the_metrics_leaves_a_gap_and_no_crash(tmp_path):
+    def with_nan(step):
+        return step_metrics(step) | {"policy/entropy_nats": float("nan"), "optimizer/grad_norm": float("inf")}
+
+    page = report(tmp_path, make_run(tmp_path / "run", metrics=with_nan))
+    assert "gradient" not in page.figures
+    assert {trace["name"] for trace in page.figures["entropy"]["data"]} == {"correct", "incorrect"}
+
+
+def test_entropies_by_outcome_are_found_under_their_other_name(tmp_path):
+    def credit_only(step):
+        return {"credit/entropy_correct_nats": 0.4, "credit/entropy_wrong_nats": 0.6}
+
+    page = report(tmp_path, make_run(tmp_path / "run", metrics=credit_only))
+    assert {trace["name"]: trace["y"][0] for trace in page.figures["entropy"]["data"]} == {
+        "correct": 0.4,
+        "incorrect": 0.6,
+    }
+
+
+def test_many_steps_are_averaged_into_bars(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run", num_steps=300))
+    rollout = page.figures["time"]["data"][0]
+    assert len(rollout["x"]) <= 100
+    assert "each bar is the mean over 4 steps" in page.text
+    assert len(page.html.encode()) < MAX_BYTES
+
+
+def test_a_report_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch):
+    folder, out = make_run(tmp_path / "run"), tmp_path / "report.html"
+    write_report([folder], out)
+    before = out.read_bytes()
+    monkeypatch.setattr("gtpo_megatron.observability.report.page", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report([folder], out)
+    assert out.read_bytes() == before
+
+
+def test_a_wrong_folder_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="no such run folder"):
+        write_report([tmp_path / "typo"], tmp_path / "report.html")
+
+
+def test_plotly_accepts_every_figure(tmp_path):
+    import plotly.graph_objects as go
+
+    figures = report(tmp_path, make_run(tmp_path / "run"), make_run(tmp_path / "other")).figures
+    for figure in figures.values():
+        go.Figure(data=figure["data"], layout=figure["layout"])  # raises at an unknown or malformed property
