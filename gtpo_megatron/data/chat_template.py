@@ -23,6 +23,8 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
         raise DataError(f"{model_path}: no such folder; expected a Hugging Face model folder with its tokenizer files")
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        if not tokenizer.encode("0", add_special_tokens=False):  # what transformers makes of a config.json alone
+            raise ValueError("its vocabulary is empty")
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... by kind of damage
         raise DataError(
             f"{model_path}: no tokenizer in it ({type(error).__name__}: {error}); "

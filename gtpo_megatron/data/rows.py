@@ -62,19 +62,14 @@ def read_rows(path: str) -> Iterator[Row]:
 
 def _read_jsonl(file: Path) -> Iterator[tuple[str, object]]:
     """One JSON value a line; line by line, because only so a broken one can be named. Blank lines are passed over."""
-    with file.open(encoding="utf-8", errors="strict") as lines:
-        number = 0
-        while True:
-            number += 1
-            place = f"{file}:{number}"
-            try:
-                line = lines.readline()
-                if not line:
-                    return
-                record = json.loads(line) if line.strip() else None
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise DataError(f"{place}: not a JSON object: {error}; fix or remove the line") from error
+    with file.open("rb") as lines:  # bytes: a text file decodes ahead, and would blame an earlier line
+        for number, line in enumerate(lines, start=1):
             if line.strip():
+                place = f"{file}:{number}"
+                try:
+                    record = json.loads(line.decode("utf-8"))
+                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    raise DataError(f"{place}: not a JSON object: {error}; fix or remove the line") from error
                 yield place, record
 
 

@@ -1,0 +1,130 @@
+import json
+
+import pytest
+
+from gtpo_megatron.data.rows import read_rows
+from gtpo_megatron.errors import DataError
+
+CHAT = [{"role": "user", "content": "1+1?"}]
+
+
+def jsonl(tmp_path, *lines, name="set.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def parquet(tmp_path, records):
+    import datasets
+
+    path = str(tmp_path / "set.parquet")
+    datasets.Dataset.from_list(records).to_parquet(path)
+    return path
+
+
+DAPO = {
+    "data_source": "math_dapo",
+    "prompt": CHAT,
+    "ability": "MATH",
+    "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"},
+    "extra_info": {"index": "9a9b6eb4"},
+}
+
+
+def test_jsonl_rows_of_every_accepted_form(tmp_path):
+    path = jsonl(
+        tmp_path,
+        {"prompt": CHAT, "answer": "2", "id": "a", "source": "mine"},
+        "",
+        {"prompt": "What is 1+1?", "answer": 2, "id": 7},
+        {"prompt": CHAT, "answer": 0},
+        {"prompt": CHAT, "answer": " 2.5 "},
+        DAPO,
+        {"problem": "ignored", "prompt": "x", "answer": "y", "id": None},
+    )
+    rows = list(read_rows(path))
+    assert [row.answer for row in rows] == ["2", "2", "0", "2.5", "34", "y"]
+    assert [row.row_id for row in rows] == ["a", "7", None, None, None, None]
+    assert [row.source for row in rows] == ["mine", "set", "set", "set", "math_dapo", "set"]
+    assert rows[0].prompt == tuple(CHAT)
+    assert rows[1].prompt == "What is 1+1?"
+    assert [row.place.rsplit(":", 1)[1] for row in rows] == ["1", "3", "4", "5", "6", "7"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_parquet_rows_equal_jsonl_rows(tmp_path):
+    records = [DAPO, {**DAPO, "reward_model": {**DAPO["reward_model"], "ground_truth": "7"}}]
+    rows = list(read_rows(parquet(tmp_path, records)))
+    assert [(row.prompt, row.answer, row.source) for row in rows] == [
+        (row.prompt, row.answer, row.source) for row in read_rows(jsonl(tmp_path, *records))
+    ]
+    assert rows[1].place.endswith("set.parquet, row 2")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_malformed_parquet_row_is_named_by_number(tmp_path):
+    path = parquet(tmp_path, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": None}])
+    with pytest.raises(DataError, match=r"set\.parquet, row 2: answer is missing"):
+        list(read_rows(path))
+
+
+def test_a_broken_parquet_file_is_a_data_error(tmp_path):
+    path = tmp_path / "set.parquet"
+    path.write_bytes(b"not parquet")
+    with pytest.raises(DataError, match=r"set\.parquet: not a readable Parquet file"):
+        list(read_rows(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"prompt": "a", "answer"', "not a JSON object"),
+        ("[1, 2]", "got list"),
+        ("null", "got NoneType"),
+        ({"answer": "1"}, "prompt is missing"),
+        ({"prompt": "  ", "answer": "1"}, "prompt is '  '"),
+        ({"prompt": [], "answer": "1"}, r"prompt is \[\]"),
+        ({"prompt": [{"role": "user"}], "answer": "1"}, "prompt is .*each with a role and a content"),
+        ({"prompt": [*CHAT, "hello"], "answer": "1"}, "prompt is .*hello"),
+        ({"prompt": 5, "answer": "1"}, "prompt is 5"),
+        ({"prompt": "a"}, "answer is missing"),
+        ({"prompt": "a", "answer": ""}, "answer is ''"),
+        ({"prompt": "a", "answer": True}, "answer is True"),
+        ({"prompt": "a", "answer": ["1"]}, r"answer is \['1'\]"),
+        ({"prompt": "a", "reward_model": {"style": "rule"}}, "answer is missing"),
+    ],
+)
+def test_a_malformed_line_is_named_by_file_and_line(tmp_path, line, complaint):
+    path = jsonl(tmp_path, {"prompt": "fine", "answer": "1"}, "", line)
+    with pytest.raises(DataError, match=rf"set\.jsonl:3: .*{complaint}"):
+        list(read_rows(path))
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "set.jsonl"
+    path.write_bytes(b'{"prompt": "a", "answer": "1"}\n\xff\xfe\n')
+    with pytest.raises(DataError, match=r"set\.jsonl:2: not a JSON object"):
+        list(read_rows(str(path)))
+
+
+def test_a_long_value_is_cut_in_the_message(tmp_path):
+    path = jsonl(tmp_path, {"prompt": "a", "answer": ["1" * 5000]})
+    with pytest.raises(DataError) as caught:
+        list(read_rows(path))
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_file_is_an_error(tmp_path, content):
+    path = tmp_path / "set.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"set\.jsonl: holds no rows"):
+        list(read_rows(str(path)))
+
+
+def test_missing_files_and_other_endings_are_errors(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        list(read_rows(str(tmp_path / "absent.jsonl")))
+    (tmp_path / "set.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match=r"'\.csv', expected \.jsonl or \.parquet"):
+        list(read_rows(str(tmp_path / "set.csv")))
