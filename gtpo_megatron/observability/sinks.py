@@ -35,13 +35,13 @@ class TensorBoardSink:
 
     Args:
         folder: the run folder.
-        first_step: TensorBoard hides what an earlier, broken-off run wrote at this step or later.
+        first_step: TensorBoard hides what an earlier, broken-off run wrote at this step or later; None: a fresh run.
 
     Raises:
         ConfigError: TensorBoard is not installed.
     """
 
-    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
+    def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter  # half a second, so only if chosen
         except ImportError as error:
@@ -49,7 +49,7 @@ class TensorBoardSink:
                 f"logging.tensorboard is on, but TensorBoard cannot be imported ({error}); "
                 "install it (pip install tensorboard) or set logging.tensorboard=False"
             ) from error
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step or None)
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Adds one point to every curve."""
@@ -179,14 +179,16 @@ def open_sinks(
         logging_config: which sinks.
         run_config: the resolved configuration, for sinks that show it.
         resume_after: the step of the checkpoint that a resumed run goes on from: what later steps wrote is dropped, as
-            the run will write it again. None: a fresh run.
+            the run will write it again. 0: it broke off before its first checkpoint, and all is written again, step 0
+            included. None: a fresh run.
 
     Raises:
         ConfigError: a chosen library is not installed.
     """
+    first_step = None
     if resume_after is not None:
-        truncate_after(folder / METRICS_FILE, resume_after)
-    first_step = 0 if resume_after is None else resume_after + 1
+        first_step = resume_after + 1 if resume_after else 0
+        truncate_after(folder / METRICS_FILE, first_step - 1)
     makers: dict[str, Callable[[], MetricSink]] = {"jsonl": lambda: JsonlSink(folder / METRICS_FILE)}
     if logging_config.tensorboard:
         makers["tensorboard"] = lambda: TensorBoardSink(folder, first_step=first_step)

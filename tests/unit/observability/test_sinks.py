@@ -82,6 +82,14 @@ def test_resuming_drops_what_later_steps_wrote(tmp_path):
     ]
 
 
+def test_a_run_that_broke_off_before_its_first_checkpoint_writes_everything_again(tmp_path):
+    for resume_after in (None, 0):
+        with open_sinks(tmp_path, QUIET, run_config={}, resume_after=resume_after) as sinks:
+            for step in (0, 1):
+                sinks.write(step, {"policy/loss": float(step)})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
 def test_tensorboard_reads_back_what_was_written_and_hides_what_a_resumed_run_repeats(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -1,0 +1,36 @@
+"""docs/metrics.md is the list of metrics: its names are well formed, and it has every metric that the report draws."""
+
+import re
+from pathlib import Path
+
+from gtpo_megatron.observability import report_figures, report_headline
+from gtpo_megatron.observability.metrics import check_name
+
+ROOT = Path(__file__).parents[3]
+NAME = re.compile(r"\b(?:rollout|policy|credit|optimizer|sync|eval|timing|throughput|memory)/[a-z0-9_]+")
+OTHER_NAMES = {"policy/entropy_correct_nats", "policy/entropy_incorrect_nats"}
+"""Read from runs that have them; ours are ``credit/entropy_*_nats``."""
+
+
+def _documented():
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_documented_names_are_well_formed():
+    names = _documented()
+    assert len(names) > 40
+    for name in names:
+        check_name(name)
+    assert {"credit/effective_frac_wrong", "credit/entropy_wrong_nats", "timing/weight_sync_s"} <= names
+
+
+def test_what_the_report_draws_is_documented():
+    drawn = set()
+    for module in (report_figures, report_headline):
+        drawn |= set(NAME.findall(Path(module.__file__).read_text(encoding="utf-8")))
+    drawn -= {name for name in drawn if name.startswith("timing/")}  # composed of stage names
+    drawn |= {f"timing/{stage}_s" for stage in (*report_figures.STAGES, "step")}
+    assert len(drawn) > 20
+    assert drawn - OTHER_NAMES - _documented() == set()
