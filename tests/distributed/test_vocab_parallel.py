@@ -8,7 +8,7 @@ import torch.distributed as dist  # noqa: TID251 - the tests of collectives
 
 from gtpo_megatron.distributed import vocab_parallel
 from gtpo_megatron.distributed.vocab_parallel import Truncation
-from gtpo_megatron.errors import DataError, GTPOError, ShapeError
+from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 from tests.dist_utils import run_ranks
 from tests.reference.vocab_scores import dense_scores, kept_columns
 
@@ -152,6 +152,37 @@ def test_truncated_distribution_across_ranks():
             torch.testing.assert_close(entropy, want.entropy.detach())
             torch.testing.assert_close(grad_hidden, hidden.grad)
             torch.testing.assert_close(grad_weight, weight.grad[mine])
+
+
+def _nearly_certain(rank, world_size):
+    weight = torch.linspace(-1, 1, 5000)[:, None]
+    weight[4321] = 24.0  # on the last rank; the others hold the rest of a very small entropy
+    rows = 5000 // world_size
+    mine = weight[rank * rows : (rank + 1) * rows]
+    return vocab_parallel.linear_token_scores(torch.ones(1, 1), mine, torch.tensor([4321]), dist.group.WORLD).entropy
+
+
+def test_small_entropies_keep_their_digits_across_ranks():
+    weight = torch.linspace(-1, 1, 5000)[None]
+    weight[0, 4321] = 24.0
+    want = dense_scores(weight, torch.tensor([4321])).entropy
+    assert want < 1e-5
+    for entropy in run_ranks(_nearly_certain, 2):
+        torch.testing.assert_close(entropy.double(), want, rtol=1e-5, atol=0)
+
+
+def _not_a_member(rank, world_size):
+    only_first = dist.new_group([0])
+    if rank == 0:
+        return None
+    try:
+        vocab_parallel.token_scores(torch.zeros(1, 2), torch.tensor([0]), only_first)
+    except ConfigError as error:
+        return str(error)
+
+
+def test_a_group_without_this_rank_is_refused():
+    assert "not in it" in run_ranks(_not_a_member, 2)[1]
 
 
 def _no_tokens(rank, world_size):

@@ -38,7 +38,7 @@ def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, 
 
     Collectives: one all-gather of 2 KiB over ``tp_group``; none for one rank.
     """
-    if tp_group is None or dist.get_world_size(tp_group) == 1:
+    if tp_group is None or group_size(tp_group) == 1:
         local_check()
         return
     message: Mapping[str, object]
@@ -60,6 +60,14 @@ def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, 
                 f"{fact}: tensor-parallel ranks disagree, got {values}; every rank must pass the same tokens and "
                 "options, and an equal number of vocabulary rows (pad the vocabulary to a multiple of tp)"
             )
+
+
+def group_size(tp_group: dist.ProcessGroup | None) -> int:
+    """Ranks that share the vocabulary; None is one."""
+    size = 1 if tp_group is None else dist.get_world_size(tp_group)
+    if size < 1:
+        raise ConfigError("tp_group: this rank is not in it; pass the group that holds this rank's vocabulary rows")
+    return size
 
 
 def check_logits(logits: Tensor) -> None:

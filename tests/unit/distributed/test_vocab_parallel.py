@@ -194,6 +194,18 @@ def test_accuracy_at_a_real_vocabulary(std):
         assert want.entropy.min() < 1e-5  # the hard end is in the test
 
 
+def test_fused_accuracy_of_peaked_tokens():
+    """One hidden unit of value 1 makes any logits exactly."""
+    generator = torch.Generator().manual_seed(2)
+    for head in (14.0, 22.0, 29.0):
+        weight = torch.randn(152_064, 1, generator=generator)
+        weight[100_001] = head
+        want = dense_scores(weight.T, torch.tensor([100_001]))
+        got = linear_token_scores(torch.ones(1, 1), weight, torch.tensor([100_001]))
+        torch.testing.assert_close(got.entropy.double(), want.entropy, rtol=1e-5, atol=0)
+        torch.testing.assert_close(got.logprobs.double(), want.logprobs, rtol=1e-5, atol=0)
+
+
 def test_gradient_of_a_nearly_certain_token_keeps_its_digits():
     logits = torch.zeros(1, 50)
     logits[0, 3] = 20.0
