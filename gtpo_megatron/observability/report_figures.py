@@ -33,7 +33,7 @@ _HELDOUT = Figure(
     unit="mean@k",
     caption="Share of correct answers to problems that are never trained on, with 95% intervals.",
     missing="The held-out set was not measured.",
-    layout={"yaxis": {"tickformat": ".0%"}},
+    layout={"yaxis": {"tickformat": ".0%"}, "xaxis": {"rangemode": "normal"}},  # room for the interval at step 0
 )
 _ENTROPY = Figure(
     key="entropy",
@@ -99,7 +99,7 @@ _GRADIENT = Figure(
     key="gradient",
     title="Gradient norm",
     unit="before clipping",
-    caption="Global norm of the gradient.",
+    caption="Global norm of the gradient of the step's last update.",
     missing="No gradient norms were logged.",
     layout=_FROM_ZERO,
 )
