@@ -192,12 +192,10 @@ class TrainBatch:
 
     Attributes:
         scored: the responses with the old policy's scores.
-        rewards: ``[B]`` float32, of these responses.
         credit: None on a rank without logits.
     """
 
     scored: ScoredBatch
-    rewards: Tensor
     credit: TokenCredit | None
 
 

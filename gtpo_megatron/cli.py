@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -90,16 +90,15 @@ def resolve(recipe: str, arguments: Sequence[str]) -> TrainOptions:
         prog=f"gtpo-megatron train {recipe}",
         default=default,
         args=list(arguments),
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes) if False else (tyro.conf.AvoidSubcommands,),
+        config=(tyro.conf.AvoidSubcommands,),
     )
 
 
 def run_train(arguments: Sequence[str]) -> int:
     """``train RECIPE ...``."""
-    from gtpo_megatron.train import train
+    options = _with_recipe("train", arguments)
+    from gtpo_megatron.train import train  # seconds of imports, after a typo has been found
 
-    recipe, options = _with_recipe("train", arguments)
-    del recipe
     console = Console()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
     summary = train(options.config, run_dir=run_dir, resume=options.resume, console=console)
@@ -112,10 +111,10 @@ def run_train(arguments: Sequence[str]) -> int:
 
 def run_config(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
+    options = _with_recipe("config", arguments)
     from gtpo_megatron.config.serialize import to_yaml
     from gtpo_megatron.train import check_inputs
 
-    _, options = _with_recipe("config", arguments)
     check_inputs(options.config)
     sys.stdout.write(to_yaml(options.config))
     return 0
@@ -162,7 +161,7 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
 
 
-def _with_recipe(command: str, arguments: Sequence[str]) -> tuple[str, TrainOptions]:
+def _with_recipe(command: str, arguments: Sequence[str]) -> TrainOptions:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(f"{command} needs a recipe first: gtpo-megatron {command} recipes.tiny_cpu:gtpo")
-    return arguments[0], cast("TrainOptions", resolve(arguments[0], arguments[1:]))
+    return resolve(arguments[0], arguments[1:])

@@ -162,7 +162,7 @@ class MegatronActor:
         Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
         """
         if scored.scores is None:
-            return TrainBatch(scored=scored, rewards=rewards.rewards, credit=None), {}
+            return TrainBatch(scored=scored, credit=None), {}
         index = torch.tensor(scored.rows, dtype=torch.int64)
         mine = scored.rollouts
         judged = mine.response_mask & ~rewards.failed[index][:, None]
@@ -178,7 +178,6 @@ class MegatronActor:
         in_loss = judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged
         batch = TrainBatch(
             scored=scored,
-            rewards=rewards.rewards[index],
             credit=TokenCredit(shaped_rewards=credit.shaped_rewards, advantages=credit.advantages, loss_mask=in_loss),
         )
         return batch, {name: Max(value) for name, value in credit.metrics.items()}
@@ -215,7 +214,7 @@ class MegatronActor:
         assert self._buffer is not None, "connect_weights comes first"
         return self._buffer
 
-    # ------------------------------------------------------------------------------------------- looking, saving, ending
+    # ------------------------------------------------------------------------------------------ looking, saving, ending
     def sample_records(self, batch: TrainBatch, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:
         """The responses of the chosen groups that this rank holds, with their row in the whole batch."""
         if batch.credit is None or batch.scored.scores is None:

@@ -92,7 +92,7 @@ def _random_states() -> ShardedObject:
 def _ensure_adam_state(optimizer: Any) -> None:
     """Gives a fresh optimizer the zeroed moments that a state dict to load into must have."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        inner = getattr(part, "optimizer", None)
+        inner: Any = getattr(part, "optimizer", None)
         for group in inner.param_groups if inner is not None else []:
             for parameter in group["params"]:
                 if not inner.state[parameter]:

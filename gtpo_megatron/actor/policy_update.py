@@ -15,12 +15,12 @@ from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.algorithms.credit import Credit
 from gtpo_megatron.algorithms.loss_terms import SumCount
 from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.algorithms.update import UpdateTensors, prepare_update
+from gtpo_megatron.algorithms.update import UpdateTensors
 from gtpo_megatron.batch import TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
 from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
-from gtpo_megatron.distributed.advantage_reducer import reduction_over
+from gtpo_megatron.distributed.advantage_reducer import prepare_update
 from gtpo_megatron.distributed.groups import ParallelGroups
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge
 
@@ -92,8 +92,7 @@ class PolicyUpdate:
             width = int(batch.scored.rollouts.response_lengths[list(micro.rows)].max()) if micro.rows else 0
             logprobs = to_rows(self._head.score(hidden, micro).logprobs, micro, num_columns=width)
             arguments = prepared.rows([place[row] for row in micro.rows], width)
-            on_device = {name: None if value is None else value.to(hidden.device) for name, value in arguments.items()}
-            terms = policy_loss(self._config.algorithm, logprobs=logprobs, **on_device)
+            terms = policy_loss(self._config.algorithm, logprobs=logprobs, **arguments)
             share = terms.loss_sum / weight
             return share, (float(share.detach()), terms.statistics)
 
@@ -140,14 +139,13 @@ class PolicyUpdate:
                 advantages=torch.where(mask, credit.advantages[index], 0.0),
                 metrics={},
             ),
-            rewards=batch.rewards[index],
             token_entropy=scores.token_entropy[index],
             response_mask=mask,
             group_ids=rollouts.group_ids[index],
             old_logprobs=scores.old_logprobs[index],
             rollout_logprobs=rollouts.rollout_logprobs[index],
-            reduction=reduction_over(self._groups.dp),
-        )
+            dp_group=self._groups.dp,
+        ).to(self._head.model.output_weight().device)
 
     def _global_weight(self, prepared: UpdateTensors) -> float:
         """The loss's denominator over all micro-batches and data-parallel ranks; it does not depend on log-probs.
@@ -159,7 +157,6 @@ class PolicyUpdate:
             terms = policy_loss(self._config.algorithm, logprobs=prepared.old_logprobs, **everything)
         weight = terms.weight.double().reshape(1)
         if self._groups.dp is not None:
-            weight = weight.to(self._head.model.output_weight().device)
             dist.all_reduce(weight, group=self._groups.dp)
         # a batch without a single token in the loss has loss 0 whatever it is divided by
         return float(weight) or 1.0

@@ -54,11 +54,6 @@ class RunConfig:
             raise ConfigError(
                 f"cluster.mode='local' runs one rank, got {self.parallel}; use mode='ray' or parallel.num_ranks=1"
             )
-        if self.optimizer.warmup_updates > self.num_updates:
-            raise ConfigError(
-                f"optimizer.warmup_updates={self.optimizer.warmup_updates} exceeds the run: {self.num_updates} updates "
-                f"(num_steps={self.num_steps} x updates_per_rollout={self.update.updates_per_rollout})"
-            )
 
     @property
     def num_updates(self) -> int:

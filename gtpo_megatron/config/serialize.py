@@ -119,7 +119,7 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
 def _read_union(arms: tuple[Any, ...], plain: Any, where: str) -> Any:
     if plain is None and type(None) in arms:
         return None
-    classes = {arm.__name__: arm for arm in arms if dataclasses.is_dataclass(arm)}
+    classes = {arm.__name__: arm for arm in arms if isinstance(arm, type) and dataclasses.is_dataclass(arm)}
     if classes:
         kind = plain.get(KIND_KEY) if isinstance(plain, dict) else None
         if kind not in classes:

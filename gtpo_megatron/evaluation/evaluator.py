@@ -44,7 +44,8 @@ class HeldOutResult:
     def __str__(self) -> str:
         low, high = self.interval
         return (
-            f"held-out mean@{self.samples} {100 * self.mean_at_k:.1f}% (95% interval {100 * low:.1f} to {100 * high:.1f}), "
+            f"held-out mean@{self.samples} {100 * self.mean_at_k:.1f}% "
+            f"(95% interval {100 * low:.1f} to {100 * high:.1f}), "
             f"pass@{self.samples} {100 * self.pass_at_k:.1f}%, {self.num_problems} problems"
         )
 
@@ -67,7 +68,7 @@ def evaluate(
     interval = bootstrap_interval([sum(row) / len(row) for row in table], seed=config.seed)
     return HeldOutResult(
         mean_at_k=mean_at_k(table),
-        interval=(float(interval[0]), float(interval[1])),
+        interval=(interval.low, interval.high),
         pass_at_k=pass_at_k(table, config.samples),
         num_problems=len(problems),
         samples=config.samples,

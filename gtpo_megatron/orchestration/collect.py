@@ -26,7 +26,9 @@ def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[
     import ray
 
     names = {reference: name for name, reference in calls.items()}
-    pending, results, failures = list(names), {}, {}
+    pending = list(names)
+    results: dict[str, Any] = {}
+    failures: dict[str, Any] = {}
     deadline = time.monotonic() + deadline_s
     while pending and (left := deadline - time.monotonic()) > 0:
         ready, pending = ray.wait(pending, num_returns=1, timeout=left)

@@ -143,7 +143,7 @@ class Controller:
         scores = self._parts.actor.score_tokens(probe)
         check_same_policy(probe, scores.metrics, version=step, gap_limit=self._parts.logprob_gap_limit)
 
-    # ------------------------------------------------------------------------------------------------- measuring, saving
+    # ------------------------------------------------------------------------------------------------ measuring, saving
     def _measure(self) -> HeldOutResult:
         config = self._config.evaluation
 
@@ -185,7 +185,7 @@ class Controller:
     def _is_due(self, step: int, every_steps: int) -> bool:
         return step == self._config.num_steps or (every_steps > 0 and step % every_steps == 0)
 
-    # ------------------------------------------------------------------------------------------------------- writing down
+    # ----------------------------------------------------------------------------------------------------- writing down
     def _write(self, step: int, scalars: dict[str, float]) -> None:
         scalars = scalars | self._parts.timers.take()
         seconds = scalars.get("timing/step_s")

@@ -117,7 +117,7 @@ def _bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any]) ->
     for name, (host, pid) in identities.items():
         logger.info("%s: process %d on %s", name, pid, host)
     hosts = {host for name, (host, _) in identities.items() if name != REWARD_NAME}
-    if config.weight_sync.transport == "shared_memory" and len(hosts) > 1:
+    if len(hosts) > 1:
         raise ConfigError(
             f"weight_sync.transport='shared_memory' needs ranks and engine on one node, got {', '.join(sorted(hosts))}"
         )

@@ -15,8 +15,8 @@ class RolloutEngine(Protocol):
     ) -> RolloutBatch:
         """Samples responses; rows are prompt-major: all samples of prompt 0, then of prompt 1, ...
 
-        The same arguments and weights give the same responses: sample ``j`` of a prompt has a seed made of ``seed``, the
-        prompt's group id and ``j`` alone.
+        The same arguments and weights give the same responses: sample ``j`` of a prompt has a seed made of ``seed``,
+        the prompt's group id and ``j`` alone.
         """
         ...
 

@@ -16,6 +16,10 @@ from gtpo_megatron.weights.hf_buffer import BufferLayout
 logger = logging.getLogger(__name__)
 
 
+MIN_BATCHED_TOKENS = 8192
+"""Tokens that vLLM computes in one pass, at least: a whole prompt must fit, and small passes waste time."""
+
+
 def sample_seed(seed: int, group_id: int, sample: int) -> int:
     """The random seed of one response, in ``[0, 2^63)``: a hash of what identifies it, whichever engine serves it."""
     digest = hashlib.blake2b(f"{seed}:{group_id}:{sample}".encode(), digest_size=8).digest()
@@ -48,6 +52,9 @@ class VllmEngine:
             max_model_len=max_sequence_tokens,
             max_num_seqs=config.max_concurrent_sequences,
             kv_cache_memory_bytes=config.kv_cache_mib << 20,
+            max_num_batched_tokens=max(MIN_BATCHED_TOKENS, max_sequence_tokens),
+            # a prompt cut in two makes vLLM turn a request's own generator back, which CPU generators cannot
+            enable_chunked_prefill=torch.cuda.is_available(),
             enforce_eager=not torch.cuda.is_available(),
             enable_prefix_caching=True,
             generation_config="vllm",  # the folder's generation_config must not change the sampling distribution

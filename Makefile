@@ -1,0 +1,51 @@
+# Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
+.PHONY: setup quickstart test test-dist test-slow test-gpu fmt lint types arch golden bench-quickstart docs check
+
+BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+FAST := not (slow or gpu or vllm or ray or megatron or network)
+RUN_DIR ?= runs/quickstart
+
+setup:
+	@tools/setup_env.sh
+
+quickstart: setup  ## trains the tiny model with GTPO, about 6 minutes on two cores; RUN_DIR=... for another folder
+	@rm -rf $(RUN_DIR)
+	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir $(RUN_DIR)
+
+test: setup  ## everything but the suites marked slow
+	$(PYTEST) -n 2 --dist loadgroup -m "$(FAST)"
+	$(PYTEST) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
+
+test-dist: setup
+	$(PYTEST) -m distributed
+
+test-slow: setup  ## whole runs: kill and resume, four ranks, two seeds
+	$(PYTEST) -m "slow and not (gpu or network)"
+
+test-gpu: setup
+	$(PYTEST) tests/gpu -m gpu
+
+fmt: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+	$(BIN)/python -m tools.check_file_sizes
+
+types: setup
+	$(BIN)/mypy
+
+arch: setup
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+golden: setup  ## rewrites the golden curve; say why in the commit
+	$(PYTEST) tests/golden -m megatron --rewrite-golden
+
+bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
+	$(BIN)/python -m benchmarks.quickstart --output benchmarks/results/quickstart.json
+
+check: lint types arch test test-slow  ## what CI runs
