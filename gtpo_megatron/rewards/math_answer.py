@@ -45,6 +45,9 @@ def math_answer(response: str, answer: str) -> float:
     if boxed is None or len(boxed) > MAX_ANSWER_CHARACTERS:
         return 0.0
     boxed = boxed.strip()
+    # Two short cuts past a parser that takes milliseconds; tests show that math-verify always says the same.
+    if boxed == _unwrapped(reference):
+        return 1.0
     if _PLAIN_INTEGER.fullmatch(boxed) and _PLAIN_INTEGER.fullmatch(reference):
         return float(int(boxed) == int(reference))
     gold = _parse(_unwrapped(reference))

@@ -1,3 +1,4 @@
+import re
 import time
 
 import pytest
@@ -78,6 +79,18 @@ def test_megabytes_of_open_boxes_and_a_huge_box_are_wrong_at_once():
 def test_nothing_can_be_graded_against_an_empty_reference(answer):
     with pytest.raises(DataError, match="reference answer is empty"):
         math_answer(r"\boxed{4}", answer)
+
+
+ORDINARY_ANSWERS = r"""
+42 | \frac{1}{2} | 0.5 | 2\sqrt{2} | (1, 2) | [1,2) | \{1,2\} | x^2+1 | x=5 | x<5 | \text{east} | 50\% | \infty | \pi | 1,000
+seven | \begin{pmatrix}1\\2\end{pmatrix} | 3i+1 | a:b | ? | 90^\circ | \$5 | -\frac{7}{3} | (-\infty, 3]
+"""
+
+
+@pytest.mark.parametrize("text", [text.strip() for text in re.split(r"[|\n]", ORDINARY_ANSWERS) if text.strip()])
+def test_the_identity_short_cut_agrees_with_math_verify(text):
+    assert verify(parse(f"\\boxed{{{text}}}"), parse(f"\\boxed{{{text}}}"))
+    assert math_answer(f"\\boxed{{{text}}}", text) == 1.0
 
 
 @settings(deadline=None, max_examples=150)
