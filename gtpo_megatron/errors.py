@@ -9,6 +9,7 @@
     +-- WeightMappingError (KeyError)     a parameter without its counterpart
     +-- RolloutError (RuntimeError)       generation failed
     +-- WeightSyncError (RuntimeError)    a push failed, or the sampler is not the trainer's policy
+    +-- NumericsError (ArithmeticError)   gradients are not finite, again and again
     +-- CheckpointError (RuntimeError)    a checkpoint cannot be written or read
     +-- WorkerError (RuntimeError)        a rank or an engine died, hung or raised
 
@@ -47,6 +48,10 @@ class RolloutError(GTPOError, RuntimeError):
 
 class WeightSyncError(GTPOError, RuntimeError):
     """A weight push failed, or the sampler does not have the trainer's policy."""
+
+
+class NumericsError(GTPOError, ArithmeticError):
+    """Gradients are not finite, update after update."""
 
 
 class CheckpointError(GTPOError, RuntimeError):

@@ -22,6 +22,7 @@ from gtpo_megatron.data.mini_batches import mini_batch_groups
 from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
 from gtpo_megatron.distributed.advantage_reducer import prepare_update
 from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.errors import NumericsError
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class PolicyUpdate:
         self._groups = groups
         self._place = place
         self.num_updates = 0
+        self._skipped_in_a_row = 0
 
     def run(self, batch: TrainBatch, *, step: int) -> Metrics:
         """All updates of a step.
@@ -67,7 +69,7 @@ class PolicyUpdate:
 
         Collectives: Megatron's over tp, pp and dp; two small reductions over dp an update.
         """
-        reports = []
+        pairs = []
         for groups in mini_batch_groups(
             batch.scored.prompt_groups,
             mini_batch_prompts=self._config.update.mini_batch_prompts,
@@ -77,12 +79,15 @@ class PolicyUpdate:
         ):
             chosen = set(groups)
             rows = [row for row, group in enumerate(batch.scored.rollouts.group_ids.tolist()) if group in chosen]
-            reports.append(self._one_update(batch, rows))
-        # a later update's gradient norm and learning rate replace an earlier one's; everything else adds up
-        last = reports[-1]
-        return merge(reports) | {name: value for name, value in last.items() if name.startswith("optimizer/")}
+            pairs.append(self._one_update(batch, rows))
+        # a later update's gradient norm and learning rate replace an earlier one's, losses are averaged, all else adds up
+        reports = [report for report, _ in pairs]
+        last = {name: reports[-1][name] for name in ("optimizer/grad_norm", "optimizer/learning_rate")}
+        loss = Sum(sum(loss for _, loss in pairs) / len(pairs))
+        return merge(reports) | last | {"policy/loss": loss}
 
-    def _one_update(self, batch: TrainBatch, rows: Sequence[int]) -> Metrics:
+    def _one_update(self, batch: TrainBatch, rows: Sequence[int]) -> tuple[Metrics, float]:
+        """One update from some rows; its metrics, and this rank's part of the loss."""
         prepared = self._prepare(batch, rows)
         weight = 1.0 if prepared is None else self._global_weight(prepared)
         place = {row: i for i, row in enumerate(rows)}
@@ -109,20 +114,43 @@ class PolicyUpdate:
             loss,
             forward_only=False,
         )
-        self._schedule.step(1)
-        learning_rate = float(self._optimizer.param_groups[0]["lr"])
-        succeeded, grad_norm, _ = self._optimizer.step()
-        self.num_updates += 1
-        if not succeeded or not math.isfinite(grad_norm):
-            logger.warning("update %d: gradient norm %s, skipped", self.num_updates, grad_norm)
-        metrics: Metrics = {
-            "optimizer/grad_norm": Max(float(grad_norm)),
-            "optimizer/learning_rate": Max(learning_rate),
-            "optimizer/skipped_count": Max(float(not succeeded)),
-            "policy/loss": Sum(sum(share for share, _ in kept)),
-        }
+        metrics = self._optimizer_step()
         statistics = [stats for _, stats in kept] + ([prepared.statistics] if prepared is not None else [])
-        return merge([metrics, *(_as_means(one) for one in statistics)])
+        return merge([metrics, *(_as_means(one) for one in statistics)]), sum(share for share, _ in kept)
+
+    def _optimizer_step(self) -> Metrics:
+        """Applies the gradients that lie in Megatron's buffers, unless they are not finite.
+
+        Megatron's float32 optimizer does not look: one NaN would be in every weight after the step. The norm is over
+        all ranks, so all of them skip alike.
+
+        Raises:
+            NumericsError: too many skips in a row.
+
+        Collectives: Megatron's over the model-parallel ranks, for the norm.
+        """
+        self.num_updates += 1
+        self._schedule.step(1)
+        overflow = self._optimizer.prepare_grads()
+        grad_norm = float(self._optimizer.get_grad_norm())
+        is_usable = not overflow and math.isfinite(grad_norm)
+        if is_usable:
+            self._optimizer.step()
+            self._skipped_in_a_row = 0
+        else:
+            self._skipped_in_a_row += 1
+            logger.warning("update %d skipped: gradient norm %s", self.num_updates, grad_norm)
+            if self._skipped_in_a_row > self._config.optimizer.max_skipped_updates:
+                raise NumericsError(
+                    f"update {self.num_updates}: gradient norm {grad_norm}, the {self._skipped_in_a_row}th in a row that is "
+                    f"not finite (optimizer.max_skipped_updates={self._config.optimizer.max_skipped_updates}); lower the "
+                    f"learning rate, or look at the last step's rollouts/"
+                )
+        return {
+            "optimizer/grad_norm": Max(grad_norm),
+            "optimizer/learning_rate": Max(float(self._optimizer.param_groups[0]["lr"])),
+            "optimizer/skipped_count": Sum(float(not is_usable)),
+        }
 
     def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateTensors | None:
         """What the loss needs of the whole mini-batch; None on a rank without logits."""

@@ -22,6 +22,8 @@ class OptimizerConfig:
         adam_eps: added to the root of the second moment.
         weight_decay: decoupled (AdamW); biases and norms are exempt, as in Megatron.
         clip_grad: largest global gradient norm.
+        max_skipped_updates: updates in a row that may be skipped for a gradient that is not finite; one more stops the
+            run.
     """
 
     learning_rate: float
@@ -33,6 +35,7 @@ class OptimizerConfig:
     adam_eps: float = 1e-8
     weight_decay: float = 0.0
     clip_grad: float = 1.0
+    max_skipped_updates: int = 3
 
     def __post_init__(self) -> None:
         require_positive(learning_rate=self.learning_rate, adam_eps=self.adam_eps, clip_grad=self.clip_grad)
@@ -40,6 +43,7 @@ class OptimizerConfig:
             min_learning_rate=self.min_learning_rate,
             warmup_updates=self.warmup_updates,
             weight_decay=self.weight_decay,
+            max_skipped_updates=self.max_skipped_updates,
         )
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:

@@ -50,6 +50,7 @@ class RunConfig:
         require_non_negative(seed=self.seed)
         self._check_lengths()
         self._check_batch()
+        self._check_sampling()
         if self.cluster.mode == "local" and self.parallel.num_ranks != 1:
             raise ConfigError(
                 f"cluster.mode='local' runs one rank, got {self.parallel}; use mode='ray' or parallel.num_ranks=1"
@@ -75,4 +76,13 @@ class RunConfig:
         if mini > prompts:
             raise ConfigError(
                 f"update.mini_batch_prompts={mini} exceeds data.prompts_per_step={prompts}; use 0 for all of them"
+            )
+
+    def _check_sampling(self) -> None:
+        """The actor scores the full distribution; a truncated sampler would make every ratio wrong."""
+        sampling = self.rollout.sampling
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            raise ConfigError(
+                f"rollout.sampling.top_p={sampling.top_p}, rollout.sampling.top_k={sampling.top_k}: training scores the "
+                f"full distribution, so responses must be sampled from it (top_p=1, top_k=0); evaluation may truncate"
             )

@@ -128,10 +128,8 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
             _ENTROPY,
             [
                 Curve("policy/entropy_nats", "all"),
-                Curve(
-                    "policy/entropy_correct_nats", "correct", _GREEN, "dash", or_metric="credit/entropy_correct_nats"
-                ),
-                Curve("policy/entropy_incorrect_nats", "incorrect", _RED, "dot", or_metric="credit/entropy_wrong_nats"),
+                Curve("credit/entropy_correct_nats", "correct", _GREEN, "dash"),
+                Curve("credit/entropy_wrong_nats", "incorrect", _RED, "dot"),
             ],
         ),
         draw_curves(

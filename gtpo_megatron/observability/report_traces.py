@@ -57,7 +57,6 @@ class Curve:
         color: its place in the palette where one run is drawn.
         dash: its line style where several runs are drawn, each in a colour of its own.
         is_smoothed: False for extremes, of which a mean says nothing.
-        or_metric: the metric to take where a run lacks the first.
     """
 
     metric: str
@@ -65,7 +64,6 @@ class Curve:
     color: int = 0
     dash: str = "solid"
     is_smoothed: bool = True
-    or_metric: str = ""
 
 
 def draw_curves(runs: Sequence[RunData], figure: Figure, curves: Sequence[Curve]) -> Figure:
@@ -77,8 +75,6 @@ def draw_curves(runs: Sequence[RunData], figure: Figure, curves: Sequence[Curve]
         in_legend = len(runs) > 1  # one entry a run, which switches all its curves
         for curve in curves:
             steps, values = run.series(curve.metric)
-            if not steps and curve.or_metric:
-                steps, values = run.series(curve.or_metric)
             if not steps:
                 continue
             smoothed, width = smooth(values) if curve.is_smoothed else (values, 1)

@@ -186,11 +186,11 @@ def test_nan_in_the_metrics_leaves_a_gap_and_no_crash(tmp_path):
     assert {trace["name"] for trace in page.figures["entropy"]["data"]} == {"correct", "incorrect"}
 
 
-def test_entropies_by_outcome_are_found_under_their_other_name(tmp_path):
-    def credit_only(step):
+def test_entropies_by_outcome_are_drawn_where_the_overall_one_is_missing(tmp_path):
+    def by_outcome(step):
         return {"credit/entropy_correct_nats": 0.4, "credit/entropy_wrong_nats": 0.6}
 
-    page = report(tmp_path, make_run(tmp_path / "run", metrics=credit_only))
+    page = report(tmp_path, make_run(tmp_path / "run", metrics=by_outcome))
     assert {trace["name"]: trace["y"][0] for trace in page.figures["entropy"]["data"]} == {
         "correct": 0.4,
         "incorrect": 0.6,

@@ -1,0 +1,127 @@
+"""Every bound of every field: the error names the field and the value."""
+
+import pytest
+
+from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.checks import divisors, require_choice
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.data import DataConfig
+from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.errors import ConfigError
+
+VALID = {
+    CheckpointConfig: {},
+    ClusterConfig: {},
+    DataConfig: {"train_path": "x"},
+    EvaluationConfig: {"path": "x"},
+    ModelConfig: {"path": "x"},
+    OptimizerConfig: {"learning_rate": 1e-6},
+    ParallelConfig: {"num_ranks": 4},
+    RewardConfig: {},
+    RolloutConfig: {},
+    SamplingConfig: {},
+    UpdateConfig: {},
+    WeightSyncConfig: {},
+}
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_the_defaults_are_valid(kind):
+    assert kind(**VALID[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (CheckpointConfig, "every_steps", -1),
+        (CheckpointConfig, "keep", 0),
+        (ClusterConfig, "num_cpus", 0),
+        (ClusterConfig, "object_store_mib", 0),
+        (ClusterConfig, "threads_per_rank", 0),
+        (ClusterConfig, "engine_threads", -1),
+        (ClusterConfig, "start_deadline_s", 0.0),
+        (ClusterConfig, "stage_deadline_s", float("nan")),
+        (DataConfig, "train_path", " "),
+        (DataConfig, "prompts_per_step", 0),
+        (DataConfig, "max_prompt_tokens", -3),
+        (EvaluationConfig, "path", ""),
+        (EvaluationConfig, "samples", 0),
+        (EvaluationConfig, "every_steps", -1),
+        (EvaluationConfig, "num_problems", -1),
+        (EvaluationConfig, "seed", -1),
+        (ModelConfig, "path", ""),
+        (ModelConfig, "max_sequence_tokens", 0),
+        (ModelConfig, "head_chunk_tokens", 0),
+        (OptimizerConfig, "learning_rate", 0.0),
+        (OptimizerConfig, "learning_rate", float("inf")),
+        (OptimizerConfig, "min_learning_rate", 1.0),
+        (OptimizerConfig, "warmup_updates", -1),
+        (OptimizerConfig, "adam_beta1", 1.0),
+        (OptimizerConfig, "adam_beta2", -0.1),
+        (OptimizerConfig, "adam_eps", 0.0),
+        (OptimizerConfig, "weight_decay", -0.1),
+        (OptimizerConfig, "clip_grad", 0.0),
+        (OptimizerConfig, "max_skipped_updates", -1),
+        (ParallelConfig, "num_ranks", 0),
+        (ParallelConfig, "tensor_parallel_size", 3),
+        (ParallelConfig, "pipeline_parallel_size", 8),
+        (RewardConfig, "function", "module.function"),
+        (RewardConfig, "function", ":f"),
+        (RewardConfig, "num_workers", -1),
+        (RewardConfig, "timeout_s", 0.0),
+        (RolloutConfig, "group_size", 1),
+        (RolloutConfig, "kv_cache_mib", 0),
+        (RolloutConfig, "max_concurrent_sequences", 0),
+        (RolloutConfig, "tensor_parallel_size", 0),
+        (SamplingConfig, "temperature", 0.0),
+        (SamplingConfig, "top_p", 1.5),
+        (SamplingConfig, "top_k", -1),
+        (SamplingConfig, "max_response_tokens", 0),
+        (UpdateConfig, "updates_per_rollout", 0),
+        (UpdateConfig, "mini_batch_prompts", -1),
+        (UpdateConfig, "micro_batch_tokens", 0),
+        (WeightSyncConfig, "verify_every_steps", 0),
+        (WeightSyncConfig, "logprob_gap_limit", -1.0),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(kind, field, value):
+    with pytest.raises(ConfigError, match=field):
+        kind(**VALID[kind] | {field: value})
+
+
+def test_group_size_one_says_why():
+    with pytest.raises(ConfigError, match=r"group_size=1: must be 2 or more; .* judged against others"):
+        RolloutConfig(group_size=1)
+
+
+def test_a_bad_layout_prints_every_factor_and_what_would_do():
+    with pytest.raises(ConfigError) as error:
+        ParallelConfig(num_ranks=8, tensor_parallel_size=3, pipeline_parallel_size=2)
+    for part in ("num_ranks=8", "tensor_parallel_size=3", "pipeline_parallel_size=2", "[1, 2, 4, 8]"):
+        assert part in str(error.value)
+
+
+def test_sequence_parallel_needs_tensor_parallel():
+    with pytest.raises(ConfigError, match="sequence_parallel needs tensor_parallel_size > 1"):
+        ParallelConfig(num_ranks=2, sequence_parallel=True)
+
+
+def test_sizes_that_follow():
+    layout = ParallelConfig(num_ranks=16, tensor_parallel_size=4, pipeline_parallel_size=2, sequence_parallel=True)
+    assert layout.data_parallel_size == 2
+    assert layout.sequence_multiple == 4
+    assert ParallelConfig(num_ranks=4, tensor_parallel_size=4).sequence_multiple == 1
+
+
+def test_divisors():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_a_choice_lists_what_is_allowed():
+    with pytest.raises(ConfigError, match="axis='rows': must be one of 'position', 'matrix'"):
+        require_choice("axis", "rows", ("position", "matrix"))

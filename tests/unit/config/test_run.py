@@ -1,0 +1,61 @@
+"""Checks that span the parts of a run."""
+
+import dataclasses
+
+import pytest
+
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.errors import ConfigError
+from recipes import tiny_cpu
+
+
+def changed(**parts):
+    """The tiny recipe with some fields of its parts replaced: ``changed(data={"max_prompt_tokens": 5})``."""
+    config = tiny_cpu.gtpo()
+    replaced = {
+        name: dataclasses.replace(getattr(config, name), **fields) if isinstance(fields, dict) else fields
+        for name, fields in parts.items()
+    }
+    return dataclasses.replace(config, **replaced)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"name": " "}, "name is empty"),
+        ({"num_steps": 0}, "num_steps=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"model": {"max_sequence_tokens": 100}}, "exceeds model.max_sequence_tokens=100"),
+        ({"data": {"max_prompt_tokens": 150}}, "data.max_prompt_tokens=150"),
+        ({"update": {"mini_batch_prompts": 33}}, "update.mini_batch_prompts=33 exceeds data.prompts_per_step=32"),
+        ({"cluster": {"mode": "local"}}, "cluster.mode='local' runs one rank"),
+        (
+            {"rollout": {"sampling": SamplingConfig(top_p=0.9, max_response_tokens=64)}},
+            "rollout.sampling.top_p=0.9",
+        ),
+        (
+            {"rollout": {"sampling": SamplingConfig(top_k=5, max_response_tokens=64)}},
+            "rollout.sampling.top_k=5",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together(parts, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        changed(**parts)
+
+
+def test_one_process_is_fine_with_one_rank():
+    config = changed(cluster={"mode": "local"}, parallel=ParallelConfig(num_ranks=1))
+    assert config.parallel.data_parallel_size == 1
+
+
+def test_number_of_updates():
+    assert changed(num_steps=5, update={"updates_per_rollout": 3}).num_updates == 15
+
+
+@pytest.mark.parametrize("recipe", [tiny_cpu.gtpo, tiny_cpu.grpo_s, tiny_cpu.dapo, tiny_cpu.grpo])
+def test_recipes_differ_in_name_and_algorithm_only(recipe):
+    config, reference = recipe(), tiny_cpu.gtpo()
+    assert dataclasses.replace(config, name=reference.name, algorithm=reference.algorithm) == reference
+    assert recipe is tiny_cpu.gtpo or config.algorithm != reference.algorithm

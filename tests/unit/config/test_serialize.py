@@ -1,0 +1,75 @@
+"""Configurations survive a file, and a file with a mistake does not become a configuration."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from gtpo_megatron.config.serialize import difference, from_yaml, load_config, to_plain, to_yaml
+from gtpo_megatron.errors import ConfigError
+from recipes import tiny_cpu
+
+RECIPES = [tiny_cpu.gtpo, tiny_cpu.grpo_s, tiny_cpu.dapo, tiny_cpu.grpo]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_configuration_survives_a_file(recipe, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(recipe()), encoding="utf-8")
+    assert load_config(path) == recipe()
+
+
+def edited(*path, **fields):
+    """The tiny recipe's YAML with fields set (or, given None as a name's value under ``remove``, left out)."""
+    plain = to_plain(tiny_cpu.gtpo())
+    node = plain
+    for key in path:
+        node = node[key]
+    node.update(fields)
+    return yaml.safe_dump(plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (edited(num_stepz=3), "unknown key 'num_stepz' in RunConfig; perhaps you meant 'num_steps'"),
+        (edited("optimizer", lr=1.0), "unknown key 'lr' in OptimizerConfig; known: learning_rate"),
+        (edited(num_steps="40"), "num_steps='40': expected int, got str"),
+        (edited(num_steps=True), "num_steps=True: expected int, got bool"),
+        (edited("model", dtype="float16"), "dtype='float16': must be one of 'float32', 'bfloat16'"),
+        (edited("algorithm", kind="PPOConfig"), "kind='PPOConfig': must be one of GTPOConfig"),
+        (edited("algorithm", entropy_clip=[1.0]), "entropy_clip"),
+        (edited("rollout", group_size=1), "group_size=1"),
+        (edited(model=3), "expected the fields of ModelConfig, got 3"),
+        ("a: [", "not valid YAML"),
+        ("{}", "RunConfig lacks name"),
+    ],
+)
+def test_a_mistake_is_named(text, message):
+    with pytest.raises(ConfigError) as error:
+        from_yaml(text, source="run/config.yaml")
+    assert message in str(error.value)
+
+
+def test_an_integer_stands_for_a_float_but_not_the_other_way():
+    assert from_yaml(edited("optimizer", weight_decay=0)).optimizer.weight_decay == 0.0
+    with pytest.raises(ConfigError, match=r"seed=1\.0: expected int, got float"):
+        from_yaml(edited(seed=1.0))
+
+
+def test_a_pair_is_read_back_as_a_pair():
+    config = from_yaml(edited("algorithm", entropy_clip=[0.5, 2]))
+    assert config.algorithm.entropy_clip == (0.5, 2.0)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "config.yaml")
+
+
+def test_differences_name_the_path_and_both_values():
+    left = tiny_cpu.gtpo()
+    right = dataclasses.replace(left, seed=7, rollout=dataclasses.replace(left.rollout, group_size=4))
+    assert difference(left, right) == ["seed: 0 -> 7", "rollout.group_size: 8 -> 4"]
+    assert difference(left, left) == []
+    assert any(row.startswith("algorithm.kind: 'GTPOConfig'") for row in difference(left, tiny_cpu.grpo()))
