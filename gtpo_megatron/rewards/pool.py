@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class _Worker:
             "timeout_s": timeout_s,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), json.dumps(told)],
+            [sys.executable, "-c", _BOOTSTRAP, json.dumps([str(entry) for entry in sys.path]), json.dumps(told)],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a reward prints is no part of our caller's output
             pass_fds=[theirs.fileno()],
@@ -105,6 +106,8 @@ class RewardPool:
         self._function = function
         self._timeout_s = timeout_s
         self._workers = [_Worker(function, timeout_s) for _ in range(num_workers)]
+        # Also when the pool is dropped without close(), and at exit.
+        self._end = weakref.finalize(self, _kill_all, self._workers)
         try:
             while not all(worker.ready for worker in self._workers):
                 self._advance({})
@@ -136,8 +139,7 @@ class RewardPool:
 
     def close(self) -> None:
         """Ends the workers; the pool cannot be used afterwards."""
-        while self._workers:
-            self._workers.pop().kill()
+        self._end()
 
     def __enter__(self) -> "RewardPool":
         return self
@@ -186,3 +188,9 @@ class RewardPool:
         if worker.row is not None:
             verdicts[worker.row] = Verdict(reward=0.0, failure=reason)
         self._workers[index] = _Worker(self._function, self._timeout_s)
+
+
+def _kill_all(workers: list[_Worker]) -> None:
+    """Empties the list."""
+    while workers:
+        workers.pop().kill()

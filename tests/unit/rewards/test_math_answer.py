@@ -82,8 +82,8 @@ def test_nothing_can_be_graded_against_an_empty_reference(answer):
 
 
 ORDINARY_ANSWERS = r"""
-42 | \frac{1}{2} | 0.5 | 2\sqrt{2} | (1, 2) | [1,2) | \{1,2\} | x^2+1 | x=5 | x<5 | \text{east} | 50\% | \infty | \pi | 1,000
-seven | \begin{pmatrix}1\\2\end{pmatrix} | 3i+1 | a:b | ? | 90^\circ | \$5 | -\frac{7}{3} | (-\infty, 3]
+42 | \frac{1}{2} | 0.5 | 2\sqrt{2} | (1, 2) | [1,2) | \{1,2\} | x^2+1 | x=5 | x<5 | \text{east} | 50\% | \infty | \pi
+1,000 | seven | \begin{pmatrix}1\\2\end{pmatrix} | 3i+1 | a:b | ? | 90^\circ | \$5 | -\frac{7}{3} | (-\infty, 3]
 """
 
 
@@ -93,7 +93,7 @@ def test_the_identity_short_cut_agrees_with_math_verify(text):
     assert math_answer(f"\\boxed{{{text}}}", text) == 1.0
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.integers(-(10**9) + 1, 10**9 - 1), st.one_of(st.none(), st.integers(-3, 3)))
 def test_the_integer_short_cut_agrees_with_math_verify(answer, offset):
     given_answer = -answer if offset is None else answer + offset

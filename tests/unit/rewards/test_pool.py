@@ -1,3 +1,4 @@
+import gc
 import os
 import subprocess
 import sys
@@ -98,6 +99,14 @@ def test_close_ends_the_workers_and_a_closed_pool_says_so():
     assert all(gone(pid, 0.5) for pid in pids)
     with pytest.raises(WorkerError, match="closed"):
         pool.grade(["fine"], [""])
+
+
+def test_a_pool_that_is_dropped_takes_its_workers_along():
+    pool = RewardPool(OBEY, num_workers=1, timeout_s=1.0)
+    pid = pool._workers[0].process.pid
+    del pool
+    gc.collect()
+    assert gone(pid, 0.5)
 
 
 @pytest.mark.parametrize("rest", ["", "hang", "hang-in-c"])
