@@ -38,19 +38,19 @@ def math_answer(response: str, answer: str) -> float:
     Raises:
         DataError: the reference answer is empty or cannot be parsed: no response can be graded against it.
     """
-    reference = answer.strip()
+    reference = _unwrapped(answer.strip())
     if not reference:
-        raise DataError("the reference answer is empty; every row needs an answer to grade against")
+        raise DataError(f"the reference answer is empty, got {answer!r}; every row needs an answer to grade against")
     boxed = last_boxed(response)
     if boxed is None or len(boxed) > MAX_ANSWER_CHARACTERS:
         return 0.0
     boxed = boxed.strip()
     # Two short cuts past a parser that takes milliseconds; tests show that math-verify always says the same.
-    if boxed == _unwrapped(reference):
+    if boxed == reference:
         return 1.0
     if _PLAIN_INTEGER.fullmatch(boxed) and _PLAIN_INTEGER.fullmatch(reference):
         return float(int(boxed) == int(reference))
-    gold = _parse(_unwrapped(reference))
+    gold = _parse(reference)
     if not gold:
         raise DataError(f"math-verify cannot parse the reference answer {answer!r}; fix the row or drop it")
     return float(math_verify.verify(list(gold), list(_parse(boxed)), timeout_seconds=None))
@@ -79,7 +79,7 @@ def last_boxed(text: str) -> str | None:
 def _unwrapped(reference: str) -> str:
     """The reference without a box or dollars around it."""
     boxed = last_boxed(reference)
-    return boxed if boxed is not None else reference.strip("$")
+    return (reference.strip("$") if boxed is None else boxed).strip()
 
 
 @functools.lru_cache(maxsize=4096)

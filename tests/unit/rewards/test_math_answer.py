@@ -75,7 +75,7 @@ def test_megabytes_of_open_boxes_and_a_huge_box_are_wrong_at_once():
     assert time.perf_counter() - start < 5.0
 
 
-@pytest.mark.parametrize("answer", ["", "  "])
+@pytest.mark.parametrize("answer", ["", "  ", "$$", r"\boxed{ }"])
 def test_nothing_can_be_graded_against_an_empty_reference(answer):
     with pytest.raises(DataError, match="reference answer is empty"):
         math_answer(r"\boxed{4}", answer)
@@ -91,6 +91,12 @@ ORDINARY_ANSWERS = r"""
 def test_the_identity_short_cut_agrees_with_math_verify(text):
     assert verify(parse(f"\\boxed{{{text}}}"), parse(f"\\boxed{{{text}}}"))
     assert math_answer(f"\\boxed{{{text}}}", text) == 1.0
+
+
+@pytest.mark.parametrize("answer", [r"\text{}", "}{"])
+def test_a_reference_that_says_nothing_to_the_parser_is_an_error(answer):
+    with pytest.raises(DataError, match="cannot parse the reference answer"):
+        math_answer(r"\boxed{4}", answer)
 
 
 @settings(deadline=None, max_examples=60)
