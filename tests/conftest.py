@@ -1,5 +1,18 @@
 """One thread a process: two cores are soon full, and forked gloo ranks share them."""
 
+import warnings
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def megatron():
+    """Imports Megatron once in the parent, so that forked ranks start in milliseconds; its import warnings are its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from gtpo_megatron.actor import actor
+
+    return actor

@@ -80,7 +80,7 @@ class PolicyUpdate:
             chosen = set(groups)
             rows = [row for row, group in enumerate(batch.scored.rollouts.group_ids.tolist()) if group in chosen]
             pairs.append(self._one_update(batch, rows))
-        # a later update's gradient norm and learning rate replace an earlier one's, losses are averaged, all else adds up
+        # the last update's gradient norm and learning rate stand, losses are averaged, everything else adds up
         reports = [report for report, _ in pairs]
         last = {name: reports[-1][name] for name in ("optimizer/grad_norm", "optimizer/learning_rate")}
         loss = Sum(sum(loss for _, loss in pairs) / len(pairs))
@@ -142,9 +142,9 @@ class PolicyUpdate:
             logger.warning("update %d skipped: gradient norm %s", self.num_updates, grad_norm)
             if self._skipped_in_a_row > self._config.optimizer.max_skipped_updates:
                 raise NumericsError(
-                    f"update {self.num_updates}: gradient norm {grad_norm}, the {self._skipped_in_a_row}th in a row that is "
-                    f"not finite (optimizer.max_skipped_updates={self._config.optimizer.max_skipped_updates}); lower the "
-                    f"learning rate, or look at the last step's rollouts/"
+                    f"update {self.num_updates}: gradient norm {grad_norm}; {self._skipped_in_a_row} updates in a row "
+                    f"were not finite, optimizer.max_skipped_updates={self._config.optimizer.max_skipped_updates}; "
+                    f"lower the learning rate, or look at the last step's rollouts/"
                 )
         return {
             "optimizer/grad_norm": Max(grad_norm),

@@ -1,0 +1,113 @@
+"""One update of real Megatron ranks equals transformers with autograd, whatever the layout and the cuts."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.observability.metrics import merge, to_scalars
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
+from gtpo_megatron.weights.reshard import hf_shapes
+from tests.dist_utils import run_processes
+from tests.distributed.tiny_world import dense_step, make_config, make_model, make_rewards, make_rollouts
+
+pytestmark = [
+    pytest.mark.megatron,
+    pytest.mark.distributed,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("megatron"),
+    pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
+]
+
+LAYOUTS = {
+    "one": {"num_ranks": 1},
+    "tp2": {"num_ranks": 2, "tensor_parallel_size": 2},
+    "tp2_sp": {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
+    "pp2": {"num_ranks": 2, "pipeline_parallel_size": 2},
+    "dp2": {"num_ranks": 2},
+    "dp2_sharded_optimizer": {"num_ranks": 2, "distributed_optimizer": True},
+    "tp2_dp2": {"num_ranks": 4, "tensor_parallel_size": 2},
+    "pp2_dp2": {"num_ranks": 4, "pipeline_parallel_size": 2},
+}
+DEALINGS = {1: [list(range(8))], 2: [[0, 3, 5], [1, 2, 4, 6, 7]]}  # both groups are split over both replicas
+
+
+def one_update(rank, world_size, init_method, config, buffer_path, failed):
+    """What every rank does in a step, and what it can tell of it."""
+    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+
+    actor = MegatronActor(config, global_rank=rank, init_method=init_method)
+    shapes = hf_shapes(read_architecture(Path(config.model.path)))
+    actor.connect_weights(BufferLayout(path=buffer_path, dtype_name="float32", shapes=shapes))
+    rows = DEALINGS[config.parallel.data_parallel_size][actor.place.data_index]
+    scored, _ = actor.score_tokens(make_rollouts(), rows)
+    batch, _ = actor.assign_credit(scored, make_rewards(failed))
+    metrics = actor.update(batch, 1)
+    actor.write_weights(False)
+    found = {"place": actor.place, "metrics": metrics, "rows": rows}
+    if actor.place.has_logits:
+        found |= {
+            "logprobs": scored.scores.old_logprobs,
+            "entropy": scored.scores.token_entropy,
+            "advantages": batch.credit.advantages,
+        }
+    actor.close()
+    return found
+
+
+def compare(tmp_path, model, config, failed=()):
+    """Runs the layout and holds everything it computed against the dense answer."""
+    reference = copy.deepcopy(model)
+    expected = dense_step(reference, config, make_rollouts(), make_rewards(failed))
+    path = tmp_path / "buffer"
+    ranks = run_processes(one_update, config.parallel.num_ranks, config, str(path), failed, timeout_s=120)
+    for found in ranks:
+        for name in ("logprobs", "entropy", "advantages"):
+            if name in found:
+                wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
+                torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=2e-5)
+    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
+    assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
+    assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+    shapes = hf_shapes(read_architecture(Path(config.model.path)))
+    buffer = HFBuffer(BufferLayout(path=str(path), dtype_name="float32", shapes=shapes))
+    for name, tensor in buffer.items():
+        # Adam's first step is lr * sign(gradient): 1e-2 everywhere, so 2e-4 is a fiftieth of a step
+        wanted = expected["weights"][name]
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = {}
+    for tied in (False, True):
+        folder = tmp_path_factory.mktemp("model")
+        made[tied] = (folder, make_model(folder, tied=tied))
+    return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gtpo_on_every_layout(models, tmp_path, layout):
+    folder, model = models[layout in ("tp2", "pp2_dp2")]
+    compare(tmp_path, model, make_config(folder, LAYOUTS[layout]))
+
+
+@pytest.mark.parametrize("algorithm", [GRPOSConfig(), GRPOConfig(), GTPOConfig(loss_denominator="group")])
+def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm):
+    folder, model = models[False]
+    config = make_config(folder, LAYOUTS["dp2"], micro_batch_tokens=17, algorithm=algorithm)
+    compare(tmp_path, model, config)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 1000])
+def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, micro_batch_tokens):
+    folder, model = models[True]
+    compare(tmp_path, model, make_config(folder, LAYOUTS["tp2_sp"], micro_batch_tokens=micro_batch_tokens))
+
+
+def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):
+    folder, model = models[False]
+    compare(tmp_path, model, make_config(folder, LAYOUTS["dp2"]), failed=(0, 5))

@@ -1,0 +1,134 @@
+"""A random Qwen2 of 50 thousand parameters, a batch of made-up rollouts, and the dense answer of transformers."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.algorithms.policy_loss import policy_loss
+from gtpo_megatron.batch import RewardBatch, RolloutBatch
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from recipes import tiny_cpu
+
+VOCAB = 53  # odd: every tensor-parallel layout pads it
+LENGTHS = [(3, 9), (7, 4), (2, 12), (5, 1), (1, 7), (6, 6), (4, 11), (8, 3)]
+GROUPS = [5, 5, 5, 5, 9, 9, 9, 9]
+REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def make_model(folder: Path, *, tied: bool) -> Qwen2ForCausalLM:
+    """Saves the model and returns it; weights large enough that nothing is nearly uniform."""
+    torch.manual_seed(11)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+    )
+    model = Qwen2ForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def make_rollouts(**changes) -> RolloutBatch:
+    generator = torch.Generator().manual_seed(3)
+    rows = len(LENGTHS)
+    batch = RolloutBatch(
+        prompt_ids=torch.randint(0, VOCAB, (rows, 8), generator=generator),
+        prompt_lengths=torch.tensor([prompt for prompt, _ in LENGTHS]),
+        response_ids=torch.randint(0, VOCAB, (rows, 12), generator=generator),
+        response_lengths=torch.tensor([response for _, response in LENGTHS]),
+        rollout_logprobs=torch.zeros(rows, 12),
+        group_ids=torch.tensor(GROUPS),
+        truncated=torch.zeros(rows, dtype=torch.bool),
+        policy_version=0,
+    )
+    return dataclasses.replace(batch, **changes)
+
+
+def make_rewards(failed=()) -> RewardBatch:
+    return RewardBatch(
+        rewards=torch.tensor(REWARDS), failed=torch.tensor([row in failed for row in range(len(REWARDS))])
+    )
+
+
+def make_config(folder: Path, layout: dict, *, micro_batch_tokens: int = 30, updates: dict | None = None, **fields):
+    base = tiny_cpu.gtpo(num_steps=4)
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, path=str(folder), max_sequence_tokens=64),
+        data=dataclasses.replace(base.data, max_prompt_tokens=8, prompts_per_step=2),
+        evaluation=dataclasses.replace(
+            base.evaluation, sampling=dataclasses.replace(base.evaluation.sampling, max_response_tokens=12)
+        ),
+        rollout=dataclasses.replace(
+            base.rollout, sampling=dataclasses.replace(base.rollout.sampling, max_response_tokens=12)
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-2, clip_grad=0.5, weight_decay=0.0),
+        parallel=ParallelConfig(**layout),
+        update=UpdateConfig(micro_batch_tokens=micro_batch_tokens, **(updates or {})),
+        cluster=dataclasses.replace(base.cluster, stage_deadline_s=60.0),
+        **fields,
+    )
+
+
+def dense_scores(model, batch):
+    """Log-probs (with gradient) and entropies of the response tokens, row by row, no packing, no padding."""
+    shape = batch.response_ids.shape
+    logprobs, entropy = torch.zeros(shape), torch.zeros(shape)
+    for row, (prompt, length) in enumerate(zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist())):
+        ids = torch.cat([batch.prompt_ids[row, :prompt], batch.response_ids[row, :length]])
+        scores = torch.log_softmax(model(ids[None]).logits[0], -1)[prompt - 1 : prompt + length - 1]
+        logprobs[row, :length] = scores.gather(1, ids[prompt:, None])[:, 0]
+        entropy[row, :length] = -(scores.exp() * scores).sum(-1).detach()
+    return logprobs, entropy
+
+
+def dense_step(model, config, batch, rewards):
+    """One update by transformers, autograd and torch's AdamW: credit, loss, gradient norm and the new weights."""
+    logprobs, entropy = dense_scores(model, batch)
+    mask = batch.response_mask & ~rewards.failed[:, None]
+    credit = assign_credit(
+        config.algorithm,
+        rewards=rewards.rewards,
+        token_entropy=entropy,
+        response_mask=mask,
+        group_ids=batch.group_ids,
+        old_logprobs=logprobs.detach(),
+    )
+    terms = policy_loss(
+        config.algorithm,
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach(),
+        advantages=credit.advantages,
+        response_mask=mask,
+        group_ids=batch.group_ids,
+    )
+    loss = terms.loss_sum / terms.weight
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.optimizer.learning_rate, betas=(0.9, 0.999), weight_decay=0
+    )
+    model.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)
+    optimizer.step()
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return {
+        "logprobs": logprobs.detach(),
+        "entropy": entropy,
+        "advantages": credit.advantages,
+        "loss": float(loss),
+        "grad_norm": float(norm),
+        "weights": weights,
+    }
