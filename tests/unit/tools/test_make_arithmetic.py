@@ -1,0 +1,31 @@
+import json
+from pathlib import Path
+
+from gtpo_megatron.data.arithmetic import canonical
+from tools.make_arithmetic import ASSETS, NUM_HELDOUT, NUM_TRAIN, SEED, make_splits, write_split
+
+
+def test_the_committed_files_are_what_the_tool_writes(tmp_path):
+    train, heldout = make_splits(NUM_TRAIN, NUM_HELDOUT, SEED)
+    for name, expressions in (("train", train), ("heldout", heldout)):
+        write_split(tmp_path / name, expressions, f"arithmetic-{name}")
+        assert (tmp_path / name).read_bytes() == (ASSETS / f"{name}.jsonl").read_bytes()
+
+
+def test_splits_are_disjoint_up_to_the_order_of_terms():
+    train, heldout = make_splits(2000, 300, seed=1)
+    keys = [canonical(expression) for expression in train + heldout]
+    assert len(set(keys)) == 2300
+
+
+def test_heldout_does_not_depend_on_the_size_of_the_training_set():
+    assert make_splits(10, 50, seed=1)[1] == make_splits(200, 50, seed=1)[1]
+    assert make_splits(10, 50, seed=1)[1] != make_splits(10, 50, seed=2)[1]
+
+
+def test_rows_have_the_schema_of_real_data_sets(tmp_path: Path):
+    write_split(tmp_path / "rows", make_splits(3, 1, seed=4)[0], "x")
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["x-00000", "x-00001", "x-00002"]
+    assert all(set(row) == {"id", "prompt", "answer", "source"} for row in rows)
+    assert all(message["role"] == "user" for row in rows for message in row["prompt"])

@@ -1,0 +1,262 @@
+"""Makes ``assets/tiny_qwen2``: a Qwen2 model of a million parameters that solves some of the arithmetic task.
+
+A supervised warm-up on generated solutions teaches the format and most of the arithmetic, then stops early: sampling at
+temperature 1 is right on a third of the held-out problems, so that reinforcement learning has both signal and room.
+Minutes on two cores; the same seed, thread count and torch build give the same weights.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken
+from tokenizers.trainers import BpeTrainer
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from gtpo_megatron.data.arithmetic import (
+    ArithmeticTask,
+    canonical,
+    prompt_text,
+    sample_expression,
+    sample_solution,
+    sample_steps,
+)
+from tools.make_arithmetic import NUM_HELDOUT, SEED, make_splits
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets" / "tiny_qwen2"
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCAB_SIZE = 339
+"""256 bytes, three specials, 80 merges; odd on purpose, so that tensor parallelism has to pad the vocabulary."""
+MAX_POSITIONS = 512
+IGNORED = -100
+POOL_BATCHES = 32
+DRILL_TOKENS = 96
+LEAP_RATE = 0.25
+"""Share of careless steps in the demonstrations: a leap is mostly wrong, so this sets where accuracy starts."""
+ADAM_SHARE = 0.15
+"""AdamW's learning rate over Muon's."""
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerBase:
+    """A byte-level BPE behind Qwen2's own pre-tokenizer: any text encodes, every digit is a token by itself."""
+    tokenizer = Qwen2Tokenizer()
+    backend = tokenizer.backend_tokenizer
+    alphabet = sorted(type(backend.pre_tokenizer[1]).alphabet())
+    specials = [AddedToken(token, special=True) for token in (PAD, START, END)]
+    trainer = BpeTrainer(
+        vocab_size=VOCAB_SIZE, special_tokens=specials, initial_alphabet=alphabet, show_progress=False, min_frequency=2
+    )
+    backend.train_from_iterator(texts, trainer)
+    learned = json.loads(backend.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(pair) for pair in learned["merges"]],
+        unk_token=PAD,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+    )
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """The prompt as the sampler will see it."""
+    messages = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(text))
+
+
+def drill_batches(
+    tokenizer: PreTrainedTokenizerBase, *, batch_size: int, leap_rate: float, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless rows of bare equations as solutions hold them; loss on the results alone.
+
+    Four times the arithmetic per token of whole solutions, and it carries over: a step looks the same there.
+    """
+    rng = random.Random(seed)
+    equations = _equations(rng, leap_rate)
+    while True:
+        inputs = torch.full((batch_size, DRILL_TOKENS), tokenizer.pad_token_id)
+        labels = torch.full((batch_size, DRILL_TOKENS), IGNORED)
+        for row in range(batch_size):
+            position = 0
+            while True:
+                operands, result = next(equations)
+                ids = [tokenizer.encode(text) for text in (f" {operands}=", f"{result}", ".\n")]
+                result_start = position + len(ids[0])
+                end = result_start + len(ids[1]) + len(ids[2])
+                if end > DRILL_TOKENS:
+                    break
+                inputs[row, position:end] = torch.tensor(ids[0] + ids[1] + ids[2])
+                labels[row, result_start:end] = inputs[row, result_start:end]
+                position = end
+        yield inputs, labels
+
+
+def _equations(rng: random.Random, leap_rate: float) -> Iterator[tuple[str, str]]:
+    """Endless left and right sides."""
+    while True:
+        for step in sample_steps(sample_expression(ArithmeticTask(), rng), rng, leap_rate=leap_rate):
+            yield step.operands, str(step.result)
+
+
+def solution_batches(
+    tokenizer: PreTrainedTokenizerBase, forbidden: set[object], *, batch_size: int, leap_rate: float, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless batches of whole solutions ``[batch_size, S]``; prompts and padding carry no loss.
+
+    Batches are cut from a pool sorted by length and dealt in random order: a third less padding to compute on.
+    """
+    rng = random.Random(seed)
+    task = ArithmeticTask()
+    end_id = tokenizer.convert_tokens_to_ids(END)
+    while True:
+        pool: list[tuple[list[int], list[int]]] = []
+        while len(pool) < POOL_BATCHES * batch_size:
+            expression = sample_expression(task, rng)
+            if canonical(expression) in forbidden:
+                continue
+            prompt = chat_ids(tokenizer, prompt_text(expression))
+            solution = sample_solution(expression, rng, leap_rate=leap_rate)
+            pool.append((prompt, [*tokenizer.encode(solution), end_id]))
+        pool.sort(key=lambda row: len(row[0]) + len(row[1]))
+        batches = [pool[first : first + batch_size] for first in range(0, len(pool), batch_size)]
+        rng.shuffle(batches)
+        for rows in batches:
+            width = max(len(prompt) + len(response) for prompt, response in rows)
+            inputs = torch.full((batch_size, width), tokenizer.pad_token_id)
+            labels = torch.full((batch_size, width), IGNORED)
+            for row, (prompt, response) in enumerate(rows):
+                inputs[row, : len(prompt) + len(response)] = torch.tensor(prompt + response)
+                labels[row, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
+            yield inputs, labels
+
+
+def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """Qwen2 with random weights; its sizes divide by tensor parallelism 2 and pipeline parallelism 2 or 4."""
+    pad_id, end_id = tokenizer.convert_tokens_to_ids([PAD, END])
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=MAX_POSITIONS,
+            initializer_range=0.05,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            tie_word_embeddings=False,
+            pad_token_id=pad_id,
+            eos_token_id=end_id,
+            bos_token_id=None,
+        )
+    )
+
+
+def warm_up(
+    model: Qwen2ForCausalLM,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    *,
+    num_steps: int,
+    learning_rate: float,
+    name: str,
+) -> None:
+    """Cross-entropy with Muon on the matrices and AdamW on the rest; the rate rises over a tenth, falls over a half.
+
+    Muon needs about a third of AdamW's steps to learn to add here.
+    """
+    is_matrix = {
+        parameter: parameter.ndim == 2 and "embed_tokens" not in key and "lm_head" not in key
+        for key, parameter in model.named_parameters()
+    }
+    matrices = [parameter for parameter, yes in is_matrix.items() if yes]
+    others = [parameter for parameter, yes in is_matrix.items() if not yes]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(others, lr=ADAM_SHARE * learning_rate, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, 10 * (step + 1) / num_steps, 2 * (num_steps - step) / num_steps)
+        )
+        for optimizer in optimizers
+    ]
+    model.train()
+    start = time.monotonic()
+    for step in range(1, num_steps + 1):
+        inputs, labels = next(batches)
+        loss = model(input_ids=inputs, labels=labels, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+        if step % 50 == 0 or step == num_steps:
+            print(
+                f"{name} {step}/{num_steps}  loss {loss.item():.4f} nats  {time.monotonic() - start:.0f} s", flush=True
+            )
+
+
+def tokenizer_texts(seed: int) -> list[str]:
+    """What the merges are learnt from: prompts, solutions and the words of the chat template."""
+    rng = random.Random(seed)
+    texts = []
+    for _ in range(2000):
+        expression = sample_expression(ArithmeticTask(), rng)
+        solution = sample_solution(expression, rng, leap_rate=LEAP_RATE)
+        texts += ["system\n", "user\n", prompt_text(expression), "assistant\n", solution]
+    return texts
+
+
+def main() -> None:
+    """Trains tokenizer and model and writes the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ASSETS)
+    parser.add_argument("--num-drill-steps", type=int, default=250)
+    parser.add_argument("--num-solution-steps", type=int, nargs="+", default=[800, 600], help="one number a round")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=0.02)
+    parser.add_argument("--leap-rate", type=float, default=LEAP_RATE)
+    parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=SEED)
+    args = parser.parse_args()
+    torch.set_num_threads(args.num_threads)
+
+    tokenizer = train_tokenizer(tokenizer_texts(args.seed))
+    _, heldout = make_splits(0, NUM_HELDOUT, SEED)
+    forbidden: set[object] = {canonical(expression) for expression in heldout}
+    drills = drill_batches(tokenizer, batch_size=args.batch_size, leap_rate=args.leap_rate, seed=args.seed + 1)
+    solutions = solution_batches(
+        tokenizer, forbidden, batch_size=args.batch_size, leap_rate=args.leap_rate, seed=args.seed + 2
+    )
+    model = build_model(tokenizer, args.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    warm_up(model, drills, num_steps=args.num_drill_steps, learning_rate=args.learning_rate, name="drill")
+    for turn, num_steps in enumerate(args.num_solution_steps, start=1):
+        warm_up(model, solutions, num_steps=num_steps, learning_rate=args.learning_rate, name=f"solution {turn}")
+
+    end_id = tokenizer.convert_tokens_to_ids(END)
+    model.generation_config = GenerationConfig(
+        eos_token_id=end_id, pad_token_id=tokenizer.convert_tokens_to_ids(PAD), do_sample=True, temperature=1.0
+    )
+    model.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+
+
+if __name__ == "__main__":
+    main()
