@@ -115,6 +115,36 @@ class RolloutBatch:
         )
 
 
+def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+    """Several batches of one policy as one, padded to the longest.
+
+    Raises:
+        ShapeError: no batch, or batches of different policies.
+    """
+    versions = {batch.policy_version for batch in batches}
+    if len(versions) != 1:
+        raise ShapeError(f"batches of policy versions {sorted(versions)}: exactly one is needed")
+
+    def padded(name: str) -> Tensor:
+        parts = [getattr(batch, name) for batch in batches]
+        width = max(part.shape[1] for part in parts)
+        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(batch, name) for batch in batches])
+
+    return RolloutBatch(
+        prompt_ids=padded("prompt_ids"),
+        prompt_lengths=joined("prompt_lengths"),
+        response_ids=padded("response_ids"),
+        response_lengths=joined("response_lengths"),
+        rollout_logprobs=padded("rollout_logprobs"),
+        group_ids=joined("group_ids"),
+        truncated=joined("truncated"),
+        policy_version=versions.pop(),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardBatch:
     """Outcome rewards, one a response.

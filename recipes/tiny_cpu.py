@@ -85,7 +85,7 @@ def _tiny_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: in
         optimizer=OptimizerConfig(
             learning_rate=2e-4,  # the paper's 1e-6 is for 7 B and 32 B parameters
             schedule="constant",
-            warmup_updates=min(4, num_steps),
+            warmup_updates=4,
             adam_beta1=0.9,
             adam_beta2=0.99,  # 40 updates are too few for a memory of 1,000
             adam_eps=1e-8,

@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def megatron():
-    """Imports Megatron once in the parent, so that forked ranks start in milliseconds; its import warnings are its own."""
+    """Imports Megatron once in the parent, so that forked ranks start in milliseconds, without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from gtpo_megatron.actor import actor

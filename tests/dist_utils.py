@@ -61,7 +61,8 @@ def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank_main, args=(fn, r, world_size, folder, args), daemon=True)
+            # not daemonic: Megatron's checkpoint writer forks children of its own
+            context.Process(target=_rank_main, args=(fn, r, world_size, folder, args))
             for r in range(world_size)
         ]
         for process in ranks:

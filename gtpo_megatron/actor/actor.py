@@ -241,7 +241,7 @@ class MegatronActor:
         """Writes this rank's part of a checkpoint."""
         checkpoint.save(
             Path(folder),
-            model=self._model,
+            model=self._policy,
             optimizer=self._optimizer,
             schedule=self._schedule,
             num_updates=self._update.num_updates,
@@ -250,7 +250,7 @@ class MegatronActor:
     def load(self, folder: str) -> None:
         """Restores this rank's part of a checkpoint."""
         self._update.num_updates = checkpoint.load(
-            Path(folder), model=self._model, optimizer=self._optimizer, schedule=self._schedule
+            Path(folder), model=self._policy, optimizer=self._optimizer, schedule=self._schedule
         )
 
     def close(self) -> None:

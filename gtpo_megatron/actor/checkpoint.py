@@ -1,5 +1,6 @@
 """A rank's part of a checkpoint: model, optimizer, schedule and random states as one Megatron dist checkpoint."""
 
+import queue
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch.distributed.checkpoint.api import CheckpointException
 
 from gtpo_megatron.errors import CheckpointError
 
@@ -21,9 +24,10 @@ def save(folder: Path, *, model: Any, optimizer: Any, schedule: Any, num_updates
 
     Collectives: Megatron's own over the world.
     """
+    _hand_results_over_in_process()
     try:
         dist_checkpointing.save(_state(model, optimizer, schedule, num_updates, is_loading=False), str(folder))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, CheckpointException) as error:
         free_gib = shutil.disk_usage(folder).free / 2**30 if folder.exists() else 0.0
         raise CheckpointError(
             f"checkpoint {folder} could not be written ({free_gib:.2f} GiB free): {error}; earlier ones stay valid"
@@ -45,7 +49,7 @@ def load(folder: Path, *, model: Any, optimizer: Any, schedule: Any) -> int:
     wanted = _state(model, optimizer, schedule, 0, is_loading=True)
     try:
         state = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RAISE_ALL)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # torch's is no Exception
         raise CheckpointError(f"checkpoint {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -53,6 +57,16 @@ def load(folder: Path, *, model: Any, optimizer: Any, schedule: Any) -> int:
     torch.set_rng_state(state["random"]["torch"])
     get_cuda_rng_tracker().set_states(state["random"]["tracker"])
     return int(state["num_updates"])
+
+
+def _hand_results_over_in_process() -> None:
+    """Gives Megatron's writer a queue of this process.
+
+    It would start an interpreter for a queue between processes, seconds and 200 MiB a rank, which only an asynchronous
+    save needs; a synchronous one puts and gets in the same process.
+    """
+    if filesystem_async._results_queue is None:
+        filesystem_async._results_queue = queue.Queue()
 
 
 def _state(model: Any, optimizer: Any, schedule: Any, num_updates: int, *, is_loading: bool) -> dict[str, Any]:

@@ -59,11 +59,11 @@ def evaluate(
         problems: the held-out set, already cut to ``config.num_problems``.
         config: number of samples and the interval's seed.
         sample_and_grade: of the policy to measure.
-        threshold: a response is correct if its reward is greater.
+        threshold: a response is correct where its reward is at least this.
     """
     prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(range(len(problems))))
     rewards = sample_and_grade(prompts)
-    correct = ((rewards.rewards > threshold) & ~rewards.failed).double().reshape(len(problems), config.samples)
+    correct = ((rewards.rewards >= threshold) & ~rewards.failed).double().reshape(len(problems), config.samples)
     table = correct.tolist()
     interval = bootstrap_interval([sum(row) / len(row) for row in table], seed=config.seed)
     return HeldOutResult(

@@ -78,7 +78,7 @@ class Controller:
         self._sinks = sinks
         self._display = display
         self._sampler = PromptSampler(inputs.train, config.seed)
-        self._counters = {"responses": 0, "response_tokens": 0, "rewards_failed": 0}
+        self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "rewards_failed": 0}
         self._rollout_log = RolloutLog(
             folder.path,
             groups_per_step=config.logging.rollout_groups_per_step,
@@ -114,25 +114,25 @@ class Controller:
             return RunSummary(before=before, after=after)
 
     def _step(self, step: int) -> dict[str, float]:
-        prompts = self._next_prompts(step)
         with self._parts.timers.stage("step"):
-            report = training_step(prompts, self._parts, self._config.rollout, step=step, seed=self._config.seed)
+            report = training_step(self._draw, self._parts, self._config, step=step)
         if step == self._config.num_steps:
-            self._check_last_push(prompts, step)
-        self._log_rollouts(step, report, prompts)
-        tokens = int(report.rollouts.response_lengths.sum())
-        self._counters["responses"] += report.rollouts.response_lengths.numel()
+            self._check_last_push(report.sampled.prompts, step)
+        self._log_rollouts(step, report)
+        lengths = report.sampled.rollouts.response_lengths
+        tokens = int(lengths.sum())
+        self._counters["responses"] += lengths.numel()
         self._counters["response_tokens"] += tokens
-        self._counters["rewards_failed"] += int(report.rewards.failed.sum())
+        self._counters["rewards_failed"] += int(report.sampled.rewards.failed.sum())
         metrics: dict[str, Metric] = report.metrics
         return to_scalars(metrics) | {
             "sync/policy_version": float(step),
             "rollout/response_tokens_count": float(tokens),
         }
 
-    def _next_prompts(self, step: int) -> PromptBatch:
-        num = self._config.data.prompts_per_step
-        first = (step - 1) * num
+    def _draw(self, num: int) -> PromptBatch:
+        first = self._counters["groups"]
+        self._counters["groups"] += num
         return PromptBatch(problems=self._sampler.next(num), group_ids=tuple(range(first, first + num)))
 
     def _check_last_push(self, prompts: PromptBatch, step: int) -> None:
@@ -194,19 +194,23 @@ class Controller:
         self._sinks.write(step, scalars)
         self._display.step_done(step, scalars)
 
-    def _log_rollouts(self, step: int, report: StepReport, prompts: PromptBatch) -> None:
-        groups = report.rollouts.group_ids.tolist()
-        rewards = report.rewards.rewards.tolist()
+    def _log_rollouts(self, step: int, report: StepReport) -> None:
+        sampled = report.sampled
+        groups = sampled.rollouts.group_ids.tolist()
+        rewards = sampled.rewards.rewards.tolist()
         chosen = set(self._rollout_log.choose(step, group_ids=groups, rewards=rewards))
         if not chosen:
             return
         rows = [row for row, group in enumerate(groups) if group in chosen]
         records = self._parts.actor.sample_records(report.batch, sorted(chosen))
-        answers = {group: problem.answer for group, problem in zip(prompts.group_ids, prompts.problems, strict=True)}
+        answers = {
+            group: problem.answer
+            for group, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True)
+        }
         self._rollout_log.write(
             step,
             [
-                self._readable(record, rewards[row], bool(report.rewards.failed[row]), answers[record.group_id])
+                self._readable(record, rewards[row], bool(sampled.rewards.failed[row]), answers[record.group_id])
                 for record, row in zip(records, rows, strict=True)
             ],
         )

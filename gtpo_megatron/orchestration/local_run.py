@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
+from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord, concatenate
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.metrics import merge
@@ -42,6 +42,11 @@ class LocalEngine:
         """Samples responses."""
         batch = self._engine.generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
         return RolloutHandle(payload=batch, **rollout_summary(batch))
+
+    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
+        """The chosen rows as one batch."""
+        merged = concatenate([handle.payload.select(chosen) for handle, chosen in zip(rollouts, rows, strict=True)])
+        return RolloutHandle(payload=merged, **rollout_summary(merged))
 
 
 class LocalRewards:

@@ -67,6 +67,10 @@ class Engine(Protocol):
         """Samples responses, prompt-major."""
         ...
 
+    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
+        """The chosen rows of several batches of one policy as one batch."""
+        ...
+
     def connect_weights(self, layout: BufferLayout) -> None:
         """Maps the buffer that new weights arrive in."""
         ...

@@ -32,6 +32,13 @@ class RayEngine:
         )
         return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
 
+    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
+        """The chosen rows as one batch, which again stays in shared memory."""
+        batch, numbers = self._process.concatenate.options(num_returns=2).remote(
+            [list(chosen) for chosen in rows], *(handle.payload for handle in rollouts)
+        )
+        return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
+
     def connect_weights(self, layout: BufferLayout) -> None:
         """Every worker of the engine maps the buffer."""
         self._answer("weight_sync", self._process.connect_weights.remote(layout))

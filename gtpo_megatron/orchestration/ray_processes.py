@@ -4,11 +4,12 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, concatenate
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
@@ -101,6 +102,11 @@ class EngineProcess(_Process):
         """The responses, which stay in shared memory, and their lengths, which go to the driver."""
         batch = self._engine.generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
         return batch, rollout_summary(batch)
+
+    def concatenate(self, rows: Sequence[Sequence[int]], *batches: RolloutBatch) -> tuple[RolloutBatch, dict[str, Any]]:
+        """The chosen rows of several batches as one."""
+        merged = concatenate([batch.select(chosen) for batch, chosen in zip(batches, rows, strict=True)])
+        return merged, rollout_summary(merged)
 
     def connect_weights(self, layout: BufferLayout) -> None:
         """Maps the buffer."""

@@ -2,46 +2,41 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.batch import PromptBatch, RewardBatch
-from gtpo_megatron.config.rollout import RolloutConfig
-from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle, StepParts
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.orchestration.parts import Metrics, RankHandle, StepParts
 from gtpo_megatron.orchestration.policy_check import check_same_policy
-from gtpo_megatron.orchestration.rollout_metrics import rollout_metrics
+from gtpo_megatron.orchestration.sampling import DrawPrompts, Sampled, sample_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
     """What a step leaves to be looked at."""
 
-    rollouts: RolloutHandle
-    rewards: RewardBatch
+    sampled: Sampled
     batch: RankHandle
     metrics: Metrics
 
 
-def training_step(prompts: PromptBatch, parts: StepParts, config: RolloutConfig, *, step: int, seed: int) -> StepReport:
+def training_step(draw: DrawPrompts, parts: StepParts, config: RunConfig, *, step: int) -> StepReport:
     """Samples, judges, scores, assigns credit, updates and pushes.
 
     Args:
-        prompts: (1) of this step.
+        draw: (1) hands out prompts.
         parts: who does it.
-        config: of the rollout.
-        step: number of this step, from 1; the pushed policy has this version, responses come from version ``step - 1``.
-        seed: of the samples.
+        config: of the run.
+        step: number of this step, from 1; responses come from policy version ``step - 1``, version ``step`` is pushed.
     """
     stage = parts.timers.stage
-    with stage("rollout"):  # (2)
-        rollouts = parts.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
-    with stage("reward"):  # (3)
-        rewards = parts.reward.score(rollouts, prompts)
-    with stage("score"):  # (4)
-        scores = parts.actor.score_tokens(rollouts)
-    check_same_policy(rollouts, scores.metrics, version=step - 1, gap_limit=parts.logprob_gap_limit)
-    with stage("credit"):  # (5)(6)
-        batch = parts.actor.assign_credit(scores, rewards)
-    with stage("update"):  # (7)(8)
+    sampled = sample_groups(  # (2) rollout and (3) reward, again where dynamic sampling asks for it
+        draw, parts, config.rollout, config.algorithm, num_prompts=config.data.prompts_per_step, seed=config.seed
+    )
+    with stage("score"):  # (4) old log-probs and entropies, by the trainer
+        scores = parts.actor.score_tokens(sampled.rollouts)
+    check_same_policy(sampled.rollouts, scores.metrics, version=step - 1, gap_limit=parts.logprob_gap_limit)
+    with stage("credit"):  # (5) shaped rewards, (6) advantages
+        batch = parts.actor.assign_credit(scores, sampled.rewards)
+    with stage("update"):  # (7) loss, (8) optimizer
         updates = parts.actor.update(batch, step=step)
-    with stage("weight_sync"):  # (9)
+    with stage("weight_sync"):  # (9) the same weights inside vLLM, verified
         parts.weight_sync.push(parts.actor, parts.engine, version=step)
-    metrics = rollout_metrics(rollouts, rewards) | scores.metrics | batch.metrics | updates
-    return StepReport(rollouts=rollouts, rewards=rewards, batch=batch, metrics=metrics)
+    return StepReport(sampled=sampled, batch=batch, metrics=sampled.metrics | scores.metrics | batch.metrics | updates)

@@ -87,7 +87,8 @@ def dense_scores(model, batch):
     """Log-probs (with gradient) and entropies of the response tokens, row by row, no packing, no padding."""
     shape = batch.response_ids.shape
     logprobs, entropy = torch.zeros(shape), torch.zeros(shape)
-    for row, (prompt, length) in enumerate(zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist())):
+    lengths = zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), strict=True)
+    for row, (prompt, length) in enumerate(lengths):
         ids = torch.cat([batch.prompt_ids[row, :prompt], batch.response_ids[row, :length]])
         scores = torch.log_softmax(model(ids[None]).logits[0], -1)[prompt - 1 : prompt + length - 1]
         logprobs[row, :length] = scores.gather(1, ids[prompt:, None])[:, 0]
