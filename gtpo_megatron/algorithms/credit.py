@@ -120,7 +120,7 @@ class _Inputs:
         self.token_entropy, self.response_mask = token_entropy, response_mask
         self.old_logprobs, self.shaping_mask = old_logprobs, shaping_mask
         self.weights = token_entropy
-        self.padding_is_finite = False
+        self.padding_is_finite, self.has_negatives = False, True
         self.entropy_total = torch.zeros(0, dtype=torch.float64)
 
     def read(self) -> tuple[Tensor, Tensor, RowFacts, Tensor]:
@@ -133,8 +133,10 @@ class _Inputs:
         if self.shaping_mask is not None:
             check_shape(shape, shaping_mask=self.shaping_mask)
             check_mask(shaping_mask=self.shaping_mask)
-        facts = row_facts("token_entropy", self.token_entropy, self.response_mask)
-        self.entropy_total, self.padding_is_finite = facts.total, facts.padding_is_finite
+        finds_lowest = isinstance(self.config, EntropyCreditSettings) and _needs_lowest(self.config)
+        facts = row_facts("token_entropy", self.token_entropy, self.response_mask, finds_lowest=finds_lowest)
+        self.entropy_total = facts.total
+        self.padding_is_finite, self.has_negatives = facts.padding_is_finite, facts.has_negatives
         means = torch.zeros(len(self.rewards), dtype=torch.float64)
         if isinstance(self.config, EntropyCreditSettings):
             facts = self._replace_weights(self.config, facts)
@@ -160,8 +162,8 @@ class _Inputs:
         if self.weights is self.token_entropy:
             return facts
         name = "-old_logprobs" if source == "surprisal" else "weights"
-        facts = row_facts(name, self.weights, self.response_mask)
-        self.padding_is_finite = facts.padding_is_finite
+        facts = row_facts(name, self.weights, self.response_mask, finds_lowest=_needs_lowest(config))
+        self.padding_is_finite, self.has_negatives = facts.padding_is_finite, facts.has_negatives
         return facts
 
     def _sequence_means(self, config: GRPOSConfig, facts: RowFacts) -> Tensor:
@@ -173,18 +175,28 @@ class _Inputs:
             raise DataError(
                 f"token_entropy[{row}] contains 0 and entropy_floor=0: its logarithm does not exist; raise the floor"
             )
-        averaged = self.response_mask
+        averaged = None
         if self.shaping_mask is not None:
-            kept = averaged & self.shaping_mask
-            averaged = torch.where(kept.any(1, keepdim=True), kept, averaged)  # nothing kept: all of them
+            kept = self.response_mask & self.shaping_mask
+            averaged = torch.where(kept.any(1, keepdim=True), kept, self.response_mask)  # nothing kept: all of them
         return sequence_entropy(
             self.weights,
-            averaged,
+            self.response_mask,
             facts,
             is_geometric=is_geometric,
             floor=config.entropy_floor,
             clip=config.entropy_clip,
+            averaged=averaged,
         )
+
+
+LEAST_KNOWN_FLOOR = 1e-12
+"""From this on the floor alone bounds inverse entropies well enough for the grid of their sums: 1e12 in 62 bits."""
+
+
+def _needs_lowest(config: EntropyCreditSettings) -> bool:
+    low = config.entropy_clip[0] if config.entropy_clip else 0.0
+    return low + config.entropy_floor < LEAST_KNOWN_FLOOR
 
 
 def _dispatch(
@@ -197,6 +209,7 @@ def _dispatch(
                 response_mask=inputs.response_mask,
                 shaping_mask=inputs.shaping_mask,
                 padding_is_finite=inputs.padding_is_finite,
+                has_negatives=inputs.has_negatives,
             )
             rules, pooled = _gtpo_rules(config), _pooled(config, table)
             return gtpo_credit(tokens, table, rules, reduction, penalties=penalties, is_pooled=pooled)
@@ -231,6 +244,7 @@ def _gtpo_rules(config: GTPOConfig) -> ShapingRules:
             spans_batch=config.entropy_scope == "batch",
             floor=config.entropy_floor,
             clip=config.entropy_clip,
+            finds_lowest=_pools_may_be_narrow(config),
         ),
         sides=shaping.formulation_sides(config.formulation, config.alpha1, config.alpha2, config.kappa),
         pool=_pool_rule(config, config.advantage_scope),
@@ -247,6 +261,11 @@ def _grpo_s_rules(config: GRPOSConfig) -> ShapingRules:
         sides=shaping.formulation_sides(config.formulation, config.beta1, config.beta2, config.kappa),
         pool=_pool_rule(config, config.advantage_scope),
     )
+
+
+def _pools_may_be_narrow(config: GTPOConfig) -> bool:
+    """Whether a pool may hold one side only: its range must then be known at both ends, or its std loses digits."""
+    return config.one_sided_groups == "keep" or _pool_rule(config, config.advantage_scope).kind == "per_set"
 
 
 def _pool_rule(config: EntropyCreditSettings, scope: str) -> PoolRule:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.reduction import Reduction
-from gtpo_megatron.algorithms.rows import row_blocks
+from gtpo_megatron.algorithms.rows import length_blocks
+from gtpo_megatron.algorithms.scratch import Scratch
 from gtpo_megatron.algorithms.shares import Shares
 from gtpo_megatron.algorithms.table import ResponseTable
 
@@ -40,7 +41,7 @@ def credit_metrics(
     """
     mine = table.mine
     is_correct, is_live = table.is_correct[mine], table.is_live[mine]
-    flips = _sign_flips(advantages, is_correct)
+    flips = _sign_flips(advantages, is_correct, table.lengths[mine])
     local = [flips[is_correct], flips[is_live & ~is_correct], entropy_total[is_correct]]
     local.append(entropy_total[is_live & ~is_correct])
     sums = [values.sum() for values in local]
@@ -71,12 +72,15 @@ def credit_metrics(
     return metrics
 
 
-def _sign_flips(advantages: Tensor, is_correct: Tensor) -> Tensor:
+def _sign_flips(advantages: Tensor, is_correct: Tensor, lengths: Tensor) -> Tensor:
     """``[B]`` float64: tokens of each row whose advantage has the sign that its outcome has not."""
     flips = torch.zeros(len(advantages), dtype=torch.float64, device=advantages.device)
     sign = torch.where(is_correct, 1.0, -1.0).to(advantages)[:, None]
-    for first, last in row_blocks(advantages):
-        flips[first:last] = -(advantages[first:last] * sign[first:last]).clamp_(max=0.0).sign_().sum(1)
+    _, blocks = length_blocks(lengths, advantages)
+    scratch = Scratch(advantages.device)
+    for block in blocks:
+        signed = block.pick(advantages, scratch, "picked").mul_(sign[block.rows])
+        flips[block.rows] = -signed.clamp_(max=0.0).sign_().sum(1, dtype=torch.float64)
     return flips.cpu()
 
 

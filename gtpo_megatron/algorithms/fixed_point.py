@@ -45,17 +45,18 @@ def grid_scale(bound: Tensor, bits: int = INTEGER_BITS) -> Tensor:
     return torch.where(bound > 0, power_of_two(bits - exponent), 1.0)
 
 
-def rounding_constant(num_terms: int) -> tuple[float, int]:
-    """A constant ``M`` such that ``(v + M) - M`` rounds ``|v| <= 1`` to a grid on which float64 sums are exact.
+def rounding_constant(num_terms: int, bound_bits: int = 0) -> tuple[float, int]:
+    """A constant ``M`` such that ``(v + M) - M`` rounds ``|v| <= 2 ** b`` to a grid on which float64 sums are exact.
 
     Args:
         num_terms: terms of the longest sum.
+        bound_bits: ``b``.
 
     Returns:
         ``M`` and the number ``g`` of fraction bits of the grid ``2 ** -g``. ``num_terms`` grid points of magnitude
-        just over 1 sum to less than ``2 ** 53`` steps of the grid, so no partial sum is rounded.
+        just over ``2 ** b`` sum to less than ``2 ** 53`` steps of the grid, so no partial sum is rounded.
     """
-    grid_bits = _FLOAT64_FRACTION_BITS - 1 - max(1, num_terms).bit_length()
+    grid_bits = _FLOAT64_FRACTION_BITS - 1 - max(1, num_terms).bit_length() - bound_bits
     return 1.5 * 2.0 ** (_FLOAT64_FRACTION_BITS - grid_bits), grid_bits
 
 

@@ -11,6 +11,7 @@ grid is at least 2 ** -30 of half the range, where the std is at least 1 / sqrt(
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.fixed_point import from_limbs, rounding_constant, to_limbs
 from gtpo_megatron.algorithms.reduction import Reduction
-from gtpo_megatron.algorithms.rows import row_blocks
+from gtpo_megatron.algorithms.rows import LengthBlock, length_blocks
+from gtpo_megatron.algorithms.scratch import Scratch
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, SideRule
 from gtpo_megatron.algorithms.shares import Shares
 from gtpo_megatron.algorithms.table import ResponseTable
@@ -87,14 +89,20 @@ def standardise(
     center, half, largest = _pool_ranges(pools, included, low, high, reduction)
     half = torch.where(half > SMALLEST_HALF, half, 0.0)
     inverse_half = torch.where(half > 0, 1.0 / half, 0.0)
-    rows = _RowRewards(shares.values, table.lengths[mine], is_correct, sides, penalty)
+    rows = _RowRewards(shares.values, response_mask, table.lengths[mine], is_correct, rules.sides, penalty)
     longest = int(table.lengths.max()) if len(table.lengths) else 0
-    totals = _pool_sums(rows, pools, included, center, inverse_half, longest, reduction)
+    magic, grid_bits = rounding_constant(longest)
+    if shares.totals_are_exact and not rows.is_clipped:
+        row_sums = rows.deviation_sums_of(shares, center[pools.of_row], inverse_half[pools.of_row])
+    else:
+        row_sums = rows.deviation_sums(center[pools.of_row], inverse_half[pools.of_row], magic)
+    totals = _pool_sums(row_sums, grid_bits, pools, included, reduction)
     mean, std = _mean_and_std(pools, totals, center, half, rule)
     is_constant = std <= ZERO_STD * largest.clamp(min=1.0)
     factor = 1.0 / (std + rule.eps) if rule.divides_by_std else torch.ones_like(std)
     factor = torch.where(is_constant | (pools.num_own + pools.num_zeros <= rule.ddof), 0.0, factor)
-    return rows.apply(response_mask, mean[pools.of_row], torch.where(included, factor[pools.of_row], 0.0))
+    factor = torch.where(included, factor[pools.of_row], 0.0)
+    return rows.apply(mean[pools.of_row], factor, is_narrow=rules.share.finds_lowest)
 
 
 def _plan_pools(table: ResponseTable, rule: PoolRule, included: Tensor) -> _Pools:
@@ -139,19 +147,9 @@ def _pool_ranges(
     return (ends[0] - ends[1]) / 2, (ends[0] + ends[1]) / 2, ends.abs().amax(0)
 
 
-def _pool_sums(
-    rows: "_RowRewards",
-    pools: _Pools,
-    included: Tensor,
-    center: Tensor,
-    inverse_half: Tensor,
-    longest: int,
-    reduction: Reduction,
-) -> Tensor:
+def _pool_sums(row_sums: Tensor, grid_bits: int, pools: _Pools, included: Tensor, reduction: Reduction) -> Tensor:
     """``[2, P]`` float64: sums of the own values' deviations, in units of half the range, and of their squares."""
-    magic, grid_bits = rounding_constant(longest)
-    row_sums = rows.deviation_sums(center[pools.of_row], inverse_half[pools.of_row], magic)
-    limbs = to_limbs((row_sums * 2.0**grid_bits).to(torch.int64))
+    limbs = to_limbs(torch.round(row_sums * 2.0**grid_bits).to(torch.int64))
     sums = torch.zeros(2, len(pools.num_own), 2, dtype=torch.int64)
     sums.index_add_(1, pools.of_row[included], limbs[:, included])
     sums[:, pools.is_shared] = reduction.sum(sums[:, pools.is_shared])
@@ -172,64 +170,112 @@ class _RowRewards:
     """The shaped rewards of this rank as a function of the shares; made block by block, never stored in float64."""
 
     def __init__(
-        self, values: Tensor, lengths: Tensor, is_correct: Tensor, sides: tuple[SideRule, SideRule], penalty: Tensor
+        self,
+        values: Tensor,
+        response_mask: Tensor,
+        lengths: Tensor,
+        is_correct: Tensor,
+        sides: tuple[SideRule, SideRule],
+        penalty: Tensor,
     ) -> None:
-        def by_row(wrong: float, correct: float) -> Tensor:
-            return torch.where(is_correct, correct, wrong).to(torch.float64).to(values.device)
+        self.values, self.response_mask = values, response_mask
+        self.order, self.blocks = length_blocks(lengths, values)
+        self.num_live = int((lengths > 0).sum())
+        self.scratch = Scratch(values.device)
 
-        self.values = values
-        self.width = int(lengths.max()) if len(lengths) else 0
-        self.num_padding = (self.width - lengths).to(torch.float64).to(values.device)
-        self.base = by_row(sides[0].base, sides[1].base)
-        self.slope = by_row(sides[0].slope, sides[1].slope)
+        def by_row(wrong: float, correct: float) -> Tensor:
+            return torch.where(is_correct, correct, wrong).to(torch.float64)
+
+        self.base, self.slope = by_row(sides[0].base, sides[1].base), by_row(sides[0].slope, sides[1].slope)
+        self.penalty = penalty
         self.is_clipped = sides[0].is_clipped or sides[1].is_clipped
         self.low, self.high = by_row(sides[0].low, sides[1].low), by_row(sides[0].high, sides[1].high)
-        self.penalty = penalty.to(values.device)
 
-    def _affine(self, shares: Tensor, part: slice, shift: Tensor, factor: Tensor) -> Tensor:
-        """``(reward - shift) * factor`` of the shares of some rows, float64."""
-        block = shares.to(torch.float64, copy=True)
-        if self.is_clipped:
-            block = block.mul_(self.slope[part, None]).add_(self.base[part, None])
-            block = torch.minimum(torch.maximum(block, self.low[part, None]), self.high[part, None])
-            return block.add_((self.penalty - shift)[part, None]).mul_(factor[part, None])
-        offset = (self.base + self.penalty - shift) * factor
-        return block.mul_((self.slope * factor)[part, None]).add_(offset[part, None])
+    def _ordered(self, by_row: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """``[B]`` on the CPU -> ``[B, 1]`` in the order of the blocks, on the values' device."""
+        return by_row[self.order].to(self.values.device, dtype)[:, None]
+
+    def _affine(
+        self, shift: Tensor, factor: Tensor, dtype: torch.dtype = torch.float64
+    ) -> Callable[[Tensor, slice, Tensor], Tensor]:
+        """A function that writes ``(reward - shift) * factor`` of a block of shares.
+
+        Args:
+            shift: ``[B]`` float64.
+            factor: ``[B]`` float64.
+            dtype: of the block.
+        """
+        if not self.is_clipped:
+            scale = self._ordered(self.slope * factor, dtype)
+            offset = self._ordered((self.base + self.penalty - shift) * factor, dtype)
+            return lambda block, part, out: torch.mul(block, scale[part], out=out).add_(offset[part])
+        slope, base = self._ordered(self.slope, dtype), self._ordered(self.base, dtype)
+        low, high = self._ordered(self.low, dtype), self._ordered(self.high, dtype)
+        shift, factor = self._ordered(self.penalty - shift, dtype), self._ordered(factor, dtype)
+
+        def clipped(block: Tensor, part: slice, out: Tensor) -> Tensor:
+            torch.mul(block, slope[part], out=out).add_(base[part])
+            torch.maximum(out, low[part], out=out)
+            torch.minimum(out, high[part], out=out)
+            return out.add_(shift[part]).mul_(factor[part])
+
+        return clipped
 
     def deviation_sums(self, center: Tensor, inverse_half: Tensor, magic: float) -> Tensor:
-        """``[2, B]`` float64 on the CPU: exact sums over a row's tokens of gridded deviations and their squares.
+        """``[2, B]`` float64 on the CPU: exact sums over a row's tokens of gridded deviations and their squares."""
+        sums = torch.zeros(2, len(self.values), dtype=torch.float64, device=self.values.device)
+        deviations = self._affine(center, inverse_half)
+        for block in self.blocks:
+            shares = self._shares(block)
+            deviation = deviations(shares, block.part, self._like("deviation", shares)).clamp_(-1.0, 1.0)
+            block.clear_padding(deviation, self.response_mask)
+            square = torch.square(deviation, out=shares)
+            torch.sum(deviation.add_(magic).sub_(magic), 1, out=sums[0, block.part])
+            torch.sum(square.add_(magic).sub_(magic), 1, out=sums[1, block.part])
+        by_row = torch.empty(2, len(self.values), dtype=torch.float64)
+        by_row[:, self.order] = sums.cpu()
+        return by_row
 
-        Padding has share 0, hence one known deviation a row: its contribution is taken off instead of masked out.
+    def deviation_sums_of(self, shares: Shares, center: Tensor, inverse_half: Tensor) -> Tensor:
+        """The same from exact row sums of the shares, without another look at the tokens.
+
+        ``sum (a + b x) = a n + b sum x``, ``sum (a + b x)^2 = a^2 n + 2 a b sum x + b^2 sum x^2``. Only where the range
+        of a pool is of the order of its values: in a narrow one the terms would cancel.
+        """
+        shift, slope = (self.base + self.penalty - center) * inverse_half, self.slope * inverse_half
+        first = shift * shares.count + slope * shares.total
+        second = shift * shift * shares.count + 2 * shift * slope * shares.total
+        return torch.stack((first, second + slope * slope * shares.total_square))
+
+    def apply(self, mean: Tensor, factor: Tensor, *, is_narrow: bool) -> Standardised:
+        """Writes rewards and advantages; the latter over the shares where the dtype allows.
+
+        Args:
+            mean: ``[B]`` float64, of each row's pool.
+            factor: ``[B]`` float64, inverse std of each row's pool.
+            is_narrow: pools may be so narrow that float32 would lose the difference from the mean.
         """
         values = self.values
-        center, inverse_half = center.to(values.device), inverse_half.to(values.device)
-        sums = torch.zeros(2, len(values), dtype=torch.float64, device=values.device)
-        padding = values.new_zeros(len(values), 1)
-        for first, last in row_blocks(values[:, : self.width]):
-            part = slice(first, last)
-            live = self._grid_sums(values[part, : self.width], part, center, inverse_half, magic)
-            none = self._grid_sums(padding[part], part, center, inverse_half, magic)
-            sums[:, part] = live - self.num_padding[part] * none
-        return sums.cpu()
-
-    def _grid_sums(self, shares: Tensor, part: slice, center: Tensor, inverse_half: Tensor, magic: float) -> Tensor:
-        deviation = self._affine(shares, part, center, inverse_half).clamp_(-1.0, 1.0)
-        square = deviation.square()
-        return torch.stack((deviation.add_(magic).sub_(magic).sum(1), square.add_(magic).sub_(magic).sum(1)))
-
-    def apply(self, response_mask: Tensor, mean: Tensor, factor: Tensor) -> Standardised:
-        """Writes rewards and advantages; the latter over the shares where the dtype allows."""
-        values, width = self.values, self.width
-        mean, factor = mean.to(values.device), factor.to(values.device)
-        none, one = torch.zeros_like(mean), torch.ones_like(mean)
-        shaped = torch.zeros(values.shape, dtype=torch.float32, device=values.device)
+        dtype = torch.float64 if is_narrow else values.dtype
+        shaped = torch.empty(values.shape, dtype=torch.float32, device=values.device)
+        shaped.index_fill_(0, self.order[self.num_live :].to(values.device), 0.0)
         advantages = values if values.dtype == torch.float32 else torch.zeros_like(shaped)
-        for first, last in row_blocks(values[:, :width]):
-            part = slice(first, last)
-            live = response_mask[part, :width].to(torch.float32)
-            shares = values[part, :width]
-            shaped[part, :width] = self._affine(shares, part, none, one)
-            advantages[part, :width] = self._affine(shares, part, mean, factor)
-            shaped[part, :width] *= live
-            advantages[part, :width] *= live
+        outputs = (
+            (shaped, self._affine(torch.zeros_like(mean), torch.ones_like(mean), dtype)),
+            (advantages, self._affine(mean, factor, dtype)),
+        )
+        for block in self.blocks:
+            shares = block.pick(values, self.scratch, "picked")
+            shares = shares if shares.dtype == dtype else self.scratch.copy("shares", shares, dtype)
+            for target, function in outputs:
+                exact = function(shares, block.part, self._like("affine", shares))
+                rounded = exact if dtype == torch.float32 else self.scratch.copy("rounded", exact, torch.float32)
+                block.clear_padding(rounded, self.response_mask)
+                block.put(rounded, target)
         return Standardised(shaped_rewards=shaped, advantages=advantages)
+
+    def _shares(self, block: LengthBlock) -> Tensor:
+        return self.scratch.copy("shares", block.pick(self.values, self.scratch, "picked"), torch.float64)
+
+    def _like(self, name: str, block: Tensor) -> Tensor:
+        return self.scratch.take(name, tuple(block.shape), block.dtype)

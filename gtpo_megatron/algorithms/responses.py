@@ -32,6 +32,7 @@ def response_values(values: Tensor) -> Shares:
         count=torch.ones_like(values),
         total=values,
         total_square=values.square(),
+        totals_are_exact=False,
     )
 
 
@@ -46,8 +47,6 @@ def spread_over_tokens(result: Standardised, mine: Tensor, response_mask: Tensor
     Returns:
         ``[B, T]`` float32 on the mask's device, zero outside it.
     """
-
-    def spread(column: Tensor) -> Tensor:
-        return column[mine].to(response_mask.device) * response_mask
-
-    return Standardised(shaped_rewards=spread(result.shaped_rewards), advantages=spread(result.advantages))
+    live = response_mask.to(torch.float32)
+    shaped = live * result.shaped_rewards[mine].to(live)
+    return Standardised(shaped_rewards=shaped, advantages=live.mul_(result.advantages[mine].to(live)))

@@ -1,7 +1,7 @@
 """Segments: the responses of one set (O+ or O-) of one scope (a group, or the batch).
 
-Entropies are compared within a segment. It may be held by one rank or by several. Only where several ranks hold tokens at the same position must sums
-travel: ``shared_width`` positions, the second largest of the ranks' longest responses.
+Entropies are compared within a segment. It may be held by one rank or by several. Only where several ranks hold tokens
+at the same position must sums travel: ``shared_width`` positions, the second largest of the ranks' longest responses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,16 @@ class Segment:
 
     Attributes:
         index: ``2 * scope + is_correct``.
-        rows: local row numbers, ascending.
+        first: where its rows begin in the plan's ``order``.
+        last: where they end.
         width: longest of them, tokens.
         offset: where its shared sums stand in the flat buffer.
         shared_width: positions that travel; 0 where no other rank holds any.
     """
 
     index: int
-    rows: list[int]
+    first: int
+    last: int
     width: int
     offset: int
     shared_width: int
@@ -41,13 +43,15 @@ class SegmentPlan:
     """All segments of one rank.
 
     Attributes:
-        segments: ordered by index.
+        segments: of wrong responses, then of correct ones; segments of equal numbers of rows side by side.
+        order: ``[B]`` int64, local rows with tokens, as the segments have them.
         segment_of_row: ``[R]`` int64 over the whole batch; -1 for rows without tokens.
         counts: ``[num_segments]`` int64, responses of the whole batch in each segment.
         ranges: the flat buffer of shared sums: who holds which stretch.
     """
 
     segments: list[Segment]
+    order: Tensor
     segment_of_row: Tensor
     counts: Tensor
     ranges: list[SharedRange]
@@ -71,107 +75,120 @@ def plan_segments(table: ResponseTable, *, spans_batch: bool, shares_one_value: 
     num_segments = 2 * (1 if spans_batch else table.num_groups)
     live = table.is_live
     counts = torch.bincount(segment_of_row[live], minlength=num_segments)
-    num_ranks = int(table.owners.max()) + 1 if len(table.owners) else 1
+    num_ranks = max(table.rank, int(table.owners.max()) if len(table.owners) else 0) + 1
     longest = torch.zeros(num_segments * num_ranks, dtype=torch.int64)
     cell = segment_of_row[live] * num_ranks + table.owners[live]
     longest.scatter_reduce_(0, cell, table.lengths[live], "amax")
     longest = longest.reshape(num_segments, num_ranks)
 
-    by_segment: dict[int, list[int]] = {}
-    for row, segment in enumerate(segment_of_row[table.mine].tolist()):
-        if segment >= 0:
-            by_segment.setdefault(segment, []).append(row)
-    local = sorted(by_segment)
+    mine = segment_of_row[table.mine]
+    local, slot, sizes = torch.unique(mine[mine >= 0], return_inverse=True, return_counts=True)
     held = longest[local]
-    shared_widths = held.topk(2, dim=1).values[:, 1] if num_ranks > 1 else torch.zeros(len(local), dtype=torch.int64)
+    widths = held[:, table.rank]
+    shared_widths = held.topk(2, dim=1).values[:, 1] if num_ranks > 1 else torch.zeros_like(sizes)
     if shares_one_value:
         shared_widths = shared_widths.clamp(max=1)
-    members = [tuple(torch.nonzero(row).flatten().tolist()) for row in held > 0]
-    offsets, ranges = _lay_out(members, shared_widths.tolist())
-    segments = [
-        Segment(
-            index=index,
-            rows=by_segment[index],
-            width=int(held[i, table.rank]),
-            offset=offsets[i],
-            shared_width=int(shared_widths[i]),
+    offsets, ranges = _lay_out(_members(held), shared_widths.tolist())
+    segments, first = [], 0
+    columns = zip(*(c.tolist() for c in (local, sizes, widths, shared_widths)), offsets, strict=True)
+    alike = sorted(columns, key=lambda row: (row[0] % 2, row[3] > 0, row[1], row[2], row[0]))
+    for index, size, width, shared_width, offset in alike:
+        segments.append(
+            Segment(index=index, first=first, last=first + size, width=width, offset=offset, shared_width=shared_width)
         )
-        for i, index in enumerate(local)
-    ]
-    return SegmentPlan(segments=segments, segment_of_row=segment_of_row, counts=counts, ranges=ranges)
+        first += size
+    place = torch.empty(len(local), dtype=torch.int64)
+    place[torch.searchsorted(local, torch.tensor([s.index for s in segments], dtype=torch.int64))] = torch.arange(
+        len(local)
+    )
+    order = torch.nonzero(mine >= 0).flatten()[torch.argsort(place[slot], stable=True)]
+    return SegmentPlan(segments=segments, order=order, segment_of_row=segment_of_row, counts=counts, ranges=ranges)
+
+
+def _members(held: Tensor) -> list[tuple[int, ...]]:
+    """Ranks with tokens in each segment, ascending: ``[S, ranks]`` int64 lengths -> S tuples."""
+    members: list[list[int]] = [[] for _ in range(len(held))]
+    for segment, who in torch.nonzero(held).tolist():
+        members[segment].append(who)
+    return [tuple(who) for who in members]
 
 
 def _lay_out(members: Sequence[tuple[int, ...]], widths: Sequence[int]) -> tuple[list[int], list[SharedRange]]:
     """Offsets that put segments of equal members side by side, so that one range serves them all."""
     offsets, ranges = [0] * len(members), []
+    together: dict[tuple[int, ...], list[int]] = {}
+    for i, (who, width) in enumerate(zip(members, widths, strict=True)):
+        if width:
+            together.setdefault(who, []).append(i)
     position = 0
-    for who in sorted({m for m, width in zip(members, widths, strict=True) if width}):
+    for who in sorted(together):
         start = position
-        for i, (m, width) in enumerate(zip(members, widths, strict=True)):
-            if m == who and width:
-                offsets[i] = position
-                position += width
+        for i in together[who]:
+            offsets[i] = position
+            position += widths[i]
         ranges.append(SharedRange(members=who, size=position - start))
     return offsets, ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Rows of one side that are computed together.
+    """Neighbouring rows of one side that are computed together, ``[S * rows, width]``.
 
     Attributes:
-        segments: whole segments, or the one that ``rows`` are a piece of.
-        rows: local row numbers.
-        slots: for each row the position of its segment in ``segments``.
+        segments: ``S`` whole segments of equal numbers of rows, or the one that the rows are a piece of.
+        first: where the rows begin in the plan's ``order``.
+        last: where they end.
         is_complete: all rows of the batch in these segments are here, so their sums can be taken from the chunk alone.
-        width: longest row.
+        width: longest row of the segments.
     """
 
     segments: list[Segment]
-    rows: list[int]
-    slots: list[int]
+    first: int
+    last: int
     is_complete: bool
     width: int
+
+    def by_segment(self, values: Tensor) -> Tensor:
+        """``[S * rows, W]`` -> ``[S, rows, W]``, a view."""
+        return values.view(len(self.segments), -1, values.shape[1])
 
 
 def chunks(segments: Sequence[Segment], budget: int) -> Iterator[Chunk]:
     """Cuts the segments of one side into chunks of about ``budget`` elements.
 
-    Small segments go together; one that other ranks share, or that is larger than the budget, is not complete.
+    Segments of equal numbers of rows go together, so that a sum over each is one reduction. A segment that other ranks
+    share, or that is cut because it is much larger than the budget, is not complete.
     """
-    pending: list[Segment] = []
-    elements = 0
+    alike: list[Segment] = []
     for segment in segments:
-        size = len(segment.rows) * segment.width
-        if segment.shared_width or size > budget:
-            rows_at_once = max(1, budget // segment.width)
-            for first in range(0, len(segment.rows), rows_at_once):
-                piece = segment.rows[first : first + rows_at_once]
-                yield Chunk(
-                    segments=[segment], rows=piece, slots=[0] * len(piece), is_complete=False, width=segment.width
-                )
-            continue
-        if pending and elements + size > budget // _PACKING_MARGIN:
-            yield _pack(pending)
-            pending, elements = [], 0
-        pending.append(segment)
-        elements += size
-    if pending:
-        yield _pack(pending)
+        rows = segment.last - segment.first
+        if alike and (
+            rows != alike[0].last - alike[0].first
+            or (segment.shared_width > 0) != (alike[0].shared_width > 0)
+            or (len(alike) + 1) * rows * max(segment.width, alike[-1].width) > budget
+        ):
+            yield from _cut(alike, budget)
+            alike = []
+        alike.append(segment)
+    if alike:
+        yield from _cut(alike, budget)
 
 
-_PACKING_MARGIN = 4
-"""Sums over several packed segments cost more an element than over one, so only small ones are packed."""
+_LARGEST_WHOLE = 4
+"""A segment up to this many budgets stays whole: cutting it would compute its weights twice."""
 
 
-def _pack(segments: list[Segment]) -> Chunk:
-    return Chunk(
-        segments=list(segments),
-        rows=[row for s in segments for row in s.rows],
-        slots=[slot for slot, s in enumerate(segments) for _ in s.rows],
-        is_complete=True,
-        width=max(s.width for s in segments),
-    )
+def _cut(alike: list[Segment], budget: int) -> Iterator[Chunk]:
+    width = max(s.width for s in alike)
+    first, last = alike[0].first, alike[-1].last
+    is_shared = alike[0].shared_width > 0
+    if (last - first) * width <= _LARGEST_WHOLE * budget:
+        yield Chunk(segments=alike, first=first, last=last, is_complete=not is_shared, width=width)
+        return
+    rows_at_once = max(1, budget // width)  # so large a segment is alone
+    for start in range(first, last, rows_at_once):
+        stop = min(start + rows_at_once, last)
+        yield Chunk(segments=alike, first=start, last=stop, is_complete=False, width=width)
 
 
 def length_lists(table: ResponseTable, plan: SegmentPlan) -> Tensor:

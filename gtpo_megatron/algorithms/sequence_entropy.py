@@ -5,17 +5,19 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.fixed_point import grid_scale
 from gtpo_megatron.algorithms.portable_math import portable_exp, portable_log
-from gtpo_megatron.algorithms.rows import RowFacts, row_blocks
+from gtpo_megatron.algorithms.rows import RowFacts, length_blocks
+from gtpo_megatron.algorithms.scratch import Scratch
 
 
 def sequence_entropy(
     weights: Tensor,
-    averaged: Tensor,
+    response_mask: Tensor,
     facts: RowFacts,
     *,
     is_geometric: bool,
     floor: float,
     clip: tuple[float, float] | None,
+    averaged: Tensor | None = None,
 ) -> Tensor:
     """``Hs = (1/|o|) sum_t H_t``, or ``exp((1/|o|) sum_t log H_t)``, with ``H`` clamped and raised by the floor.
 
@@ -23,11 +25,12 @@ def sequence_entropy(
 
     Args:
         weights: ``[B, T]`` nats.
-        averaged: ``[B, T]`` bool, the tokens that count.
+        response_mask: ``[B, T]`` bool.
         facts: of the rows.
         is_geometric: which mean.
         floor: added to every entropy; must be positive for geometric means of zeros.
         clip: entropies are clamped to it first.
+        averaged: ``[B, T]`` bool, the response tokens that count; None: all.
 
     Returns:
         ``[B]`` float64 on the CPU; 0 for rows without tokens.
@@ -38,14 +41,27 @@ def sequence_entropy(
     if is_geometric:
         bound = torch.maximum(portable_log(smallest).abs(), portable_log(largest).abs())
     scale = grid_scale(bound * facts.lengths)
-    means = torch.zeros(len(weights), dtype=torch.float64)
-    row_scale = scale.to(weights.device)[:, None]
-    for first, last in row_blocks(weights):
-        live = averaged[first:last]
-        block = torch.where(live, weights[first:last], 1.0).to(torch.float64).clamp_(low, high).add_(floor)
-        block = torch.round((portable_log(block) if is_geometric else block) * row_scale[first:last])
-        sums = (block * live).to(torch.int64).sum(1).to(torch.float64).cpu()
-        count = live.sum(1).clamp(min=1).cpu()
-        means[first:last] = sums / (scale[first:last] * count)
+    order, blocks = length_blocks(facts.lengths, weights)
+    scratch = Scratch(weights.device)
+    row_scale = scale[order].to(weights.device)[:, None]
+    sums = torch.zeros(2, len(weights), dtype=torch.int64, device=weights.device)
+    for block in blocks:
+        grid = scratch.copy("grid", block.pick(weights, scratch, "picked"), torch.float64)
+        block.clear_padding(grid, response_mask)
+        grid.clamp_(low, high).add_(floor)
+        if is_geometric:
+            grid.copy_(portable_log(grid.clamp_(min=torch.finfo(torch.float64).tiny)))
+        integers = scratch.copy("integers", grid.mul_(row_scale[block.part]).round_(), torch.int64)
+        if averaged is not None:
+            kept = averaged[:, : block.width].index_select(0, block.rows)
+            integers.mul_(kept)
+            sums[1, block.part] = kept.sum(1)
+        elif block.full < block.width:  # the floor is not 0, and padding must be
+            integers[:, block.full :].mul_(response_mask[:, block.full : block.width].index_select(0, block.rows))
+        torch.sum(integers, 1, out=sums[0, block.part])
+    by_row = torch.zeros(2, len(weights), dtype=torch.float64)
+    by_row[:, order] = sums.cpu().to(torch.float64)
+    count = facts.lengths if averaged is None else by_row[1]
+    means = by_row[0] / (scale * count.clamp(min=1))
     means = portable_exp(means) if is_geometric else means
     return torch.where(facts.lengths > 0, means, 0.0)

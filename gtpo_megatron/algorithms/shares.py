@@ -1,26 +1,29 @@
 """Entropy relative to other responses: the ``x`` and ``y`` of GTPO, the ``X`` and ``Y`` of GRPO-S.
 
-Arithmetic: ``x[i,t] = H[i,t] / sum_{k in O+} H[k,t] * d_t`` and ``y[j,t] = (1/H[j,t]) / sum_{k in O-} (1/H[k,t]) *
-h_t`` [S 2, 13; I 3, 4]; geometric: ``x = H / (prod_{live O+} H)^(1/d_t)`` [I App. C]. The axis ``response`` compares with the
-response's own other tokens, ``matrix`` with all tokens of the set [S sec. 5]. ``H`` stands for ``clamp(H) + floor``.
+Arithmetic: ``x[i,t] = H[i,t] / sum_{k in O+} H[k,t] * d_t`` [S 2; I 3] and ``y[j,t] = (1/H[j,t]) / sum_{k in O-}
+(1/H[k,t]) * h_t`` [S 13; I 4]; geometric: ``x = H / (prod_{live O+} H)^(1/d_t)`` [I App. C]. The axis ``response``
+compares with the response's own other tokens, ``matrix`` with all tokens of the set [S sec. 5]. ``H`` stands for
+``clamp(H) + floor``.
 
 Exactness: every weight is truncated to a grid that its segment's largest weight and number of terms fix (``2 ** -62``
     of
 their product), and shares are made of the truncated weights: sums are exact in any order and ``sum x = d_t`` holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.fixed_point import grid_scale
+from gtpo_megatron.algorithms.fixed_point import grid_scale, rounding_constant
 from gtpo_megatron.algorithms.portable_math import portable_exp, portable_log
 from gtpo_megatron.algorithms.reduction import Reduction
 from gtpo_megatron.algorithms.rows import block_elements
+from gtpo_megatron.algorithms.scratch import Scratch
 from gtpo_megatron.algorithms.segments import (
+    NEVER,
     Chunk,
     Segment,
     SegmentPlan,
@@ -43,6 +46,7 @@ class ShareRule:
         spans_batch: compare over the batch instead of the group.
         floor: added to every weight.
         clip: weights are clamped to it first.
+        finds_lowest: the smallest share of each row is wanted; otherwise 0 stands for it.
     """
 
     axis: Literal["position", "response", "matrix"] = "position"
@@ -50,6 +54,7 @@ class ShareRule:
     spans_batch: bool = False
     floor: float = 1e-8
     clip: tuple[float, float] | None = None
+    finds_lowest: bool = True
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -66,12 +71,14 @@ class TokenWeights:
         response_mask: ``[B, T]`` bool, left-aligned.
         shaping_mask: ``[B, T]`` bool; tokens where it is False have share 1 and enter no sum and no count. None: all.
         padding_is_finite: ``values`` outside the mask can be multiplied by 0; otherwise they are cleared first.
+        has_negatives: some values are below 0 by rounding, and are taken as 0.
     """
 
     values: Tensor
     response_mask: Tensor
     shaping_mask: Tensor | None = None
     padding_is_finite: bool = False
+    has_negatives: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +90,9 @@ class Shares:
         lowest: ``[B]`` float64 on the CPU; 0 for rows without tokens.
         highest: ``[B]`` float64 likewise.
         count: ``[B]`` float64, tokens that were compared, for diagnostics.
-        total: ``[B]`` float64, sum over tokens, for diagnostics.
-        total_square: ``[B]`` float64, sum of squares, for diagnostics.
+        total: ``[B]`` float64, sum over tokens.
+        total_square: ``[B]`` float64, sum of squares.
+        totals_are_exact: these two sums are of grid points, so that no order of terms can change them.
     """
 
     values: Tensor
@@ -93,6 +101,7 @@ class Shares:
     count: Tensor
     total: Tensor
     total_square: Tensor
+    totals_are_exact: bool
 
 
 def entropy_shares(tokens: TokenWeights, table: ResponseTable, rule: ShareRule, reduction: Reduction) -> Shares:
@@ -112,13 +121,7 @@ def entropy_shares(tokens: TokenWeights, table: ResponseTable, rule: ShareRule, 
     """
     _check_positive(table, rule)
     plan = plan_segments(table, spans_batch=rule.spans_batch, shares_one_value=rule.axis == "matrix")
-    worker = _ShareWorker(tokens, table, plan, rule)
-    for is_correct in (False, True):
-        side = [s for s in plan.segments if s.index % 2 == is_correct]
-        parts = list(chunks(side, block_elements(tokens.values)))
-        worker.parts.append((is_correct, parts))
-    worker.sum_incomplete(reduction)
-    return worker.apply()
+    return _ShareWorker(tokens, table, plan, rule).run(reduction)
 
 
 def _check_positive(table: ResponseTable, rule: ShareRule) -> None:
@@ -138,103 +141,108 @@ class _ShareWorker:
     """Two passes over the chunks: sums of incomplete segments, then shares."""
 
     def __init__(self, tokens: TokenWeights, table: ResponseTable, plan: SegmentPlan, rule: ShareRule) -> None:
-        self.weights, self.response_mask, self.shaping_mask = tokens.values, tokens.response_mask, tokens.shaping_mask
-        self.table, self.plan, self.rule, self.padding_is_finite = table, plan, rule, tokens.padding_is_finite
+        self.tokens, self.plan, self.rule = tokens, plan, rule
         self.device = tokens.values.device
-        self.parts: list[tuple[bool, list[Chunk]]] = []
+        self.scratch = Scratch(self.device)
+        self.order = plan.order.to(self.device)
+        self.lists = length_lists(table, plan).to(self.device)
+        self.scale = segment_scales(table, plan, rule)[table.mine][plan.order].to(self.device)[:, None]
+        self.offset = self.scale * rule.floor + 1.0  # + 1: no token weighs nothing, an all-tiny column is uniform
+        self.lengths = table.lengths[table.mine][plan.order].to(torch.float64).to(self.device)[:, None]
+        self.positions = torch.arange(tokens.values.shape[1], dtype=torch.float64, device=self.device)
+        self.total_magic = _total_magic(tokens, table, plan, rule)
         self.sums: dict[int, Tensor] = {}
         self.counts: dict[int, Tensor] = {}
-        self.lists = length_lists(table, plan).to(self.device)
-        self.row_scale = self._scales()[table.mine].to(self.device)
+        budget = block_elements(tokens.values)
+        sides = ([s for s in plan.segments if s.index % 2 == side] for side in (0, 1))
+        self.parts = [(bool(side), chunk) for side, part in enumerate(sides) for chunk in chunks(part, budget)]
 
-    def _scales(self) -> Tensor:
-        """``[R]`` float64, the power of two that puts each row's weights on its segment's grid."""
-        table, rule = self.table, self.rule
-        low, high = rule.bounds
-        smallest = table.lowest.clamp(low, high) + rule.floor
-        largest = table.highest.clamp(low, high) + rule.floor
-        bound = torch.where(table.is_correct, largest, 1.0 / smallest)
-        if rule.is_geometric:
-            bound = torch.maximum(portable_log(smallest).abs(), portable_log(largest).abs())
-        if rule.axis == "response":
-            return grid_scale(bound * table.lengths)
-        live = self.plan.segment_of_row >= 0
-        segment = self.plan.segment_of_row.clamp(min=0)
-        num_segments = len(self.plan.counts)
-        peak = torch.zeros(num_segments, dtype=torch.float64)
-        peak.scatter_reduce_(0, segment[live], bound[live], "amax")
-        terms = self.plan.counts
-        if rule.axis == "matrix":
-            terms = torch.zeros(num_segments, dtype=torch.int64).index_add_(0, segment[live], table.lengths[live])
-        return grid_scale(peak * terms)[segment] if num_segments else bound
+    def run(self, reduction: Reduction) -> Shares:
+        """Both passes."""
+        if self.rule.axis != "response":
+            for is_correct, chunk in self.parts:
+                if not chunk.is_complete:
+                    self._add_up(chunk, is_correct)
+            self._exchange(self.sums, reduction)
+            if self.tokens.shaping_mask is not None:
+                self._exchange(self.counts, reduction)
+        return self._apply()
 
-    def _grid_weights(self, chunk: Chunk, is_correct: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Grid points (float64 integers), the weights they stand for, and the bool mask of tokens in the comparison."""
-        rows = torch.tensor(chunk.rows, device=self.device)
-        low, high = self.rule.bounds
-        live = self.response_mask[:, : chunk.width].index_select(0, rows)
-        weights = self.weights[:, : chunk.width].index_select(0, rows)
-        if not self.padding_is_finite:
-            weights = torch.where(live, weights, 0.0)
-        weights = weights.to(torch.float64).clamp_(low, high).add_(self.rule.floor)
-        if not is_correct:
-            weights = weights.reciprocal_()
-        scale = self.row_scale[rows][:, None]
+    def _grid(self, chunk: Chunk, is_correct: bool) -> tuple[Tensor, Tensor]:
+        """Weights in steps of the grid, float64 (for geometric means their logs), and 1.0 where a token is compared."""
+        scratch, width = self.scratch, chunk.width
+        rows = self.order[chunk.first : chunk.last]
+        shape = (len(rows), width)
+        live = self._live(chunk, "live")
+        values = self.tokens.values
+        picked = torch.index_select(values[:, :width], 0, rows, out=scratch.take("picked", shape, values.dtype))
+        if not self.tokens.padding_is_finite:
+            picked = torch.where(live > 0, picked, 0.0)
+        weights = scratch.copy("weights", picked, torch.float64)
+        if self.rule.clip is not None or self.tokens.has_negatives:
+            weights.clamp_(*self.rule.bounds)
+        scale = self.scale[chunk.first : chunk.last]
         if self.rule.is_geometric:
-            weights = torch.where(live, weights, 1.0)
-            grid = torch.round(portable_log(weights) * scale)
+            log = portable_log(torch.where(live > 0, weights.add_(self.rule.floor), 1.0)).mul_(scale)
+            weights.copy_(torch.round(log if is_correct else log.neg_()))
+        elif is_correct:
+            weights.mul_(scale).add_(self.offset[chunk.first : chunk.last])
         else:
-            grid = weights.mul_(scale).add_(1.0).trunc_()  # +1: no token weighs nothing, an all-tiny column is uniform
-        if self.shaping_mask is not None:
-            live = live & self.shaping_mask[:, : chunk.width].index_select(0, rows)
-        grid.mul_(live.to(torch.float64))
-        return grid, weights, live
+            torch.div(scale, weights.add_(self.rule.floor), out=weights).add_(1.0)
+        if self.tokens.shaping_mask is not None:
+            live.mul_(self.tokens.shaping_mask[:, :width].index_select(0, rows))
+        return weights.mul_(live), live
+
+    def _live(self, chunk: Chunk, name: str) -> Tensor:
+        """1.0 on response tokens: ``clamp(length - position, 0, 1)``, faster than converting the mask."""
+        lengths = self.lengths[chunk.first : chunk.last]
+        live = self.scratch.take(name, (len(lengths), chunk.width), torch.float64)
+        return torch.sub(lengths, self.positions[: chunk.width], out=live).clamp_(0.0, 1.0)
+
+    def _integers(self, grid: Tensor) -> Tensor:
+        return self.scratch.copy("integers", grid, torch.int64)
 
     def _reduce(self, values: Tensor, chunk: Chunk) -> Tensor:
-        """Sums of integers over what the axis compares: ``[segments, width]``, ``[rows, 1]`` or ``[segments, 1]``."""
+        """Sums over what the axis compares: ``[segments, width]``, ``[rows, 1]`` or ``[segments, 1]``."""
         if self.rule.axis == "response":
             return values.sum(1, keepdim=True)
         if self.rule.axis == "matrix":
             values = values.sum(1, keepdim=True)
-        if len(chunk.segments) == 1:
-            return values.sum(0, keepdim=True)
-        slots = torch.tensor(chunk.slots, device=self.device)
-        return values.new_zeros(len(chunk.segments), values.shape[1]).index_add_(0, slots, values)
+        return chunk.by_segment(values).sum(1)
 
-    def _count(self, chunk: Chunk, live: Tensor) -> Tensor:
-        """How many tokens each sum of a complete chunk has; from lengths alone unless a shaping mask is given."""
-        if self.rule.axis == "response" or self.shaping_mask is not None:
-            return self._reduce(live.to(torch.int64), chunk)
-        return self._count_by_length(chunk.segments, chunk.width)
-
-    def _count_by_length(self, segments: Sequence[Segment], width: int) -> Tensor:
-        lists = self.lists[[s.index for s in segments]]
+    def _counts_by_length(self, segments: Sequence[Segment], width: int) -> Tensor:
+        """How many tokens of the whole batch each sum has, from lengths alone: ``[segments, width or 1]``."""
+        lengths = self.lists[[s.index for s in segments]]
         if self.rule.axis == "matrix":
-            return torch.where(lists < torch.iinfo(torch.int64).max, lists, 0).sum(1, keepdim=True)
-        return live_counts(lists, width)
+            return torch.where(lengths < NEVER, lengths, 0).sum(1, keepdim=True)
+        return live_counts(lengths, width)
 
-    def sum_incomplete(self, reduction: Reduction) -> None:
+    def _add_up(self, chunk: Chunk, is_correct: bool) -> None:
         """First pass: sums of segments that other chunks or other ranks share."""
-        if self.rule.axis == "response":
-            return
-        for is_correct, parts in self.parts:
-            for chunk in parts:
-                if chunk.is_complete:
-                    continue
-                grid, _, live = self._grid_weights(chunk, is_correct)
-                index = chunk.segments[0].index
-                self._add(self.sums, index, self._reduce(grid.to(torch.int64), chunk)[0])
-                if self.shaping_mask is not None:
-                    self._add(self.counts, index, self._reduce(live.to(torch.int64), chunk)[0])
-        self._exchange(self.sums, reduction)
-        if self.shaping_mask is not None:
-            self._exchange(self.counts, reduction)
+        grid, live = self._grid(chunk, is_correct)
+        pairs = [(self.sums, grid)]
+        if self.tokens.shaping_mask is not None:
+            pairs.append((self.counts, live))
+        for store, values in pairs:
+            parts = self._reduce(self._integers(values), chunk)
+            for segment, part in zip(chunk.segments, parts, strict=True):
+                own = part[: segment.width]
+                store[segment.index] = store[segment.index] + own if segment.index in store else own.clone()
 
     @staticmethod
-    def _add(store: dict[int, Tensor], index: int, values: Tensor) -> None:
-        store[index] = store[index] + values if index in store else values
+    def _stored(store: dict[int, Tensor], chunk: Chunk) -> Tensor:
+        """``[segments, width]`` int64, 0 beyond a segment's own width."""
+        first = store[chunk.segments[0].index]
+        if len(chunk.segments) == 1:
+            return first[None]
+        stacked = first.new_zeros(len(chunk.segments), 1 if len(first) < chunk.segments[0].width else chunk.width)
+        for row, segment in zip(stacked, chunk.segments, strict=True):
+            sums = store[segment.index]
+            row[: len(sums)] = sums
+        return stacked
 
     def _exchange(self, store: dict[int, Tensor], reduction: Reduction) -> None:
+        """Replaces this rank's sums of shared segments by those of the whole batch, where several ranks have tokens."""
         flat = torch.zeros(self.plan.num_shared, dtype=torch.int64, device=self.device)
         shared = [s for s in self.plan.segments if s.shared_width]
         for s in shared:
@@ -245,67 +253,120 @@ class _ShareWorker:
             part = store[s.index][: s.shared_width]
             part.copy_(flat[s.offset : s.offset + len(part)])
 
-    def apply(self) -> Shares:
+    def _apply(self) -> Shares:
         """Second pass: shares, their extremes and their sums."""
-        values = torch.zeros_like(self.weights)
-        facts = torch.zeros(4, len(values), dtype=torch.float64, device=self.device)
-        for is_correct, parts in self.parts:
-            for chunk in parts:
-                share, live = self._chunk_shares(chunk, is_correct)
-                rows = torch.tensor(chunk.rows, device=self.device)
-                rounded = share.to(values.dtype)
-                values[:, : chunk.width].index_copy_(0, rows, rounded)
-                highest = torch.finfo(values.dtype).max
-                facts[0, rows] = torch.where(live, rounded, highest).amin(1).to(torch.float64)
-                facts[1, rows] = rounded.amax(1).to(torch.float64)
-                facts[2, rows] = share.sum(1)
-                facts[3, rows] = share.square_().sum(1)
-        lowest, highest_share, total, total_square = facts.cpu().unbind()
+        values = torch.empty_like(self.tokens.values)
+        is_empty = torch.ones(len(values), dtype=torch.bool)
+        is_empty[self.plan.order] = False
+        values[is_empty.to(self.device)] = 0.0
+        magic = self.total_magic
+        facts = torch.zeros(5, len(self.order), dtype=torch.float64, device=self.device)
+        ends = torch.zeros(2, len(self.order), dtype=values.dtype, device=self.device)
+        for is_correct, chunk in self.parts:
+            share, live = self._chunk_shares(chunk, is_correct)
+            rows, part = self.order[chunk.first : chunk.last], slice(chunk.first, chunk.last)
+            rounded = self.scratch.copy("rounded", share, values.dtype)
+            values[:, : chunk.width].index_copy_(0, rows, rounded)
+            values[:, chunk.width :].index_fill_(0, rows, 0.0)
+            torch.amax(rounded, 1, out=ends[1, part])
+            if self.rule.finds_lowest:
+                torch.amin(rounded.masked_fill(self._live(chunk, "response") == 0, torch.inf), 1, out=ends[0, part])
+            if self.tokens.shaping_mask is not None:
+                share.mul_(live)
+                torch.sum(live, 1, out=facts[2, part])
+            square = torch.square(share, out=live)
+            if magic is not None:
+                share.add_(magic[0]).sub_(magic[0])
+                square.add_(magic[1]).sub_(magic[1])
+            torch.sum(share, 1, out=facts[3, part])
+            torch.sum(square, 1, out=facts[4, part])
+        facts[:2] = ends.to(torch.float64)
+        by_row = torch.zeros(5, len(values), dtype=torch.float64)
+        by_row[:, self.plan.order] = facts.cpu()
+        lowest, highest, count, total, total_square = by_row.unbind()
+        if self.tokens.shaping_mask is None:
+            count[self.plan.order] = self.lengths[:, 0].cpu()
         return Shares(
             values=values,
             lowest=lowest,
-            highest=highest_share,
-            count=self.table.lengths[self.table.mine].to(torch.float64),
+            highest=highest,
+            count=count,
             total=total,
             total_square=total_square,
+            totals_are_exact=self.total_magic is not None,
         )
 
     def _chunk_shares(self, chunk: Chunk, is_correct: bool) -> tuple[Tensor, Tensor]:
-        grid, weights, live = self._grid_weights(chunk, is_correct)
+        grid, live = self._grid(chunk, is_correct)
         if chunk.is_complete or self.rule.axis == "response":
-            sums, counts = self._reduce(grid.to(torch.int64), chunk), self._count(chunk, live)
+            sums, counts = self._reduce(self._integers(grid), chunk), self._reduce(live, chunk)
         else:
-            segment = chunk.segments[0]
-            sums = self.sums[segment.index][None]
+            sums = self._stored(self.sums, chunk)
+            has_counts = self.tokens.shaping_mask is not None
             counts = (
-                self.counts[segment.index][None]
-                if self.shaping_mask is not None
-                else self._count_by_length([segment], chunk.width)
+                self._stored(self.counts, chunk) if has_counts else self._counts_by_length(chunk.segments, chunk.width)
             )
-        counts = counts.clamp(min=1).to(torch.float64)
+        counts = counts.to(torch.float64).clamp(min=1)
         if self.rule.is_geometric:
-            grid = weights
-            factors = portable_exp(-(sums.to(torch.float64) / (counts * self._sum_scale(chunk))))
+            scale = self.scale[chunk.first : chunk.last]
+            mean = sums.to(torch.float64) / counts
+            centred = self._apply_by_segment(torch.sub, grid.clone(), mean, chunk)
+            grid = portable_exp(centred / scale).mul_(live)
         else:
-            factors = counts / sums.clamp(min=1).to(torch.float64)
-        share = grid.mul_(self._spread(factors, chunk))
-        response = live
-        if self.shaping_mask is not None or self.rule.is_geometric:
-            rows = torch.tensor(chunk.rows, device=self.device)
-            response = self.response_mask[:, : chunk.width].index_select(0, rows)
-            share = torch.where(live, share, response.to(torch.float64))
-        return share, response
+            self._apply_by_segment(torch.mul, grid, counts.div_(sums.clamp(min=1)), chunk)
+        if self.tokens.shaping_mask is not None:
+            grid += self._live(chunk, "response") - live  # tokens that are not compared have share 1
+        return grid, live
 
-    def _sum_scale(self, chunk: Chunk) -> Tensor:
-        """Grid scale of each row of ``_reduce``'s result."""
-        scale = self.row_scale[torch.tensor(chunk.rows, device=self.device)]
+    def _apply_by_segment(
+        self, function: Callable[..., Tensor], values: Tensor, by_segment: Tensor, chunk: Chunk
+    ) -> Tensor:
+        """``function(values, by_segment)`` in place, each row with its segment's values (or its own, by response)."""
         if self.rule.axis == "response":
-            return scale[:, None]
-        first_rows = [chunk.slots.index(slot) for slot in range(len(chunk.segments))]
-        return scale[first_rows][:, None]
+            return function(values, by_segment, out=values)
+        cube = chunk.by_segment(values)
+        function(cube, by_segment[:, None], out=cube)
+        return values
 
-    def _spread(self, factors: Tensor, chunk: Chunk) -> Tensor:
-        """Factors of segments to factors of rows."""
-        if self.rule.axis == "response" or len(chunk.segments) == 1:
-            return factors
-        return factors.index_select(0, torch.tensor(chunk.slots, device=self.device))
+
+LEAST_TOTAL_BITS = 24
+"""Fraction bits that sums of squared shares must keep to be of use."""
+
+
+def _total_magic(
+    tokens: TokenWeights, table: ResponseTable, plan: SegmentPlan, rule: ShareRule
+) -> tuple[float, float] | None:
+    """Rounding constants of shares and of their squares, where these have a small enough bound; else None.
+
+    A share is at most the number of terms that it is compared with. What decides is the same on all ranks.
+    """
+    is_bounded = rule.axis == "position" and not rule.is_geometric
+    if rule.finds_lowest or tokens.shaping_mask is not None or not is_bounded or not len(table.lengths):
+        return None
+    bound_bits = int(plan.counts.max()).bit_length()
+    longest = int(table.lengths.max())
+    square_magic, square_bits = rounding_constant(longest, 2 * bound_bits)
+    return (rounding_constant(longest, bound_bits)[0], square_magic) if square_bits >= LEAST_TOTAL_BITS else None
+
+
+def segment_scales(table: ResponseTable, plan: SegmentPlan, rule: ShareRule) -> Tensor:
+    """``[R]`` float64: the power of two that puts each row's weights on the grid of the sums they enter."""
+    low, high = rule.bounds
+    smallest = table.lowest.clamp(low, high) + rule.floor
+    largest = table.highest.clamp(low, high) + rule.floor
+    bound = torch.where(table.is_correct, largest, 1.0 / smallest)
+    if rule.is_geometric:
+        bound = torch.maximum(portable_log(smallest).abs(), portable_log(largest).abs())
+    if rule.axis == "response":
+        return grid_scale(bound * table.lengths)
+    live = plan.segment_of_row >= 0
+    segment = plan.segment_of_row.clamp(min=0)
+    num_segments = len(plan.counts)
+    if not num_segments:
+        return bound
+    peak = torch.zeros(num_segments, dtype=torch.float64)
+    peak.scatter_reduce_(0, segment[live], bound[live], "amax")
+    terms = plan.counts
+    if rule.axis == "matrix":
+        terms = torch.zeros(num_segments, dtype=torch.int64).index_add_(0, segment[live], table.lengths[live])
+    return grid_scale(peak * terms)[segment]

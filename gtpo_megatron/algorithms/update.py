@@ -1,7 +1,7 @@
 """Everything about the whole batch that an update needs, computed once before micro-batches are cut."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import torch
@@ -52,6 +52,18 @@ class UpdateTensors:
     token_weights: Tensor | None
     token_selection: Tensor | None
     statistics: dict[str, SumCount]
+
+    def to(self, device: torch.device) -> "UpdateTensors":
+        """The same on another device; the statistics stay."""
+        return replace(
+            self,
+            old_logprobs=self.old_logprobs.to(device),
+            advantages=self.advantages.to(device),
+            response_mask=self.response_mask.to(device),
+            row_weights=self.row_weights.to(device),
+            token_weights=None if self.token_weights is None else self.token_weights.to(device),
+            token_selection=None if self.token_selection is None else self.token_selection.to(device),
+        )
 
     def rows(self, index: Sequence[int] | Tensor, width: int | None = None) -> "UpdateRows":
         """Keyword arguments of ``policy_loss`` for some rows, cut to ``width`` tokens (None: all).
