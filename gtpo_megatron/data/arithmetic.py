@@ -36,7 +36,7 @@ class ArithmeticTask:
     """
 
     min_terms: int = 3
-    max_terms: int = 5
+    max_terms: int = 4
     max_operand: int = 30
     max_factor: int = 9
     max_products: int = 1
