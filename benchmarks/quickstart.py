@@ -1,0 +1,138 @@
+"""What the quickstart costs and gains: time with and without the install, memory, accuracy, gap, time by stage.
+
+``python -m benchmarks.quickstart --output quickstart.json`` clones the committed state into a folder of its own and
+runs ``make quickstart`` there, so the install is part of it. ``--installed`` trains from this checkout instead.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tyro
+
+from gtpo_megatron.observability.memory import PeakMemory
+from gtpo_megatron.observability.metrics_file import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")
+
+TARGETS = {
+    "total_s": 720.0,
+    "training_s": 420.0,
+    "peak_memory_gib": 6.0,
+    "logprob_gap_max_nats": 1e-4,
+    "weight_sync_frac": 0.05,
+    "credit_frac": 0.02,
+}
+"""Upper bounds; the gain in held-out mean@8 has a lower one, 10 points."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Command line.
+
+    Attributes:
+        output: JSON file to write.
+        installed: train from this checkout instead of a fresh clone with an install.
+        run_dir: keep the run folder here; empty: a temporary one.
+        overrides: passed on to the training command (with ``--installed`` only).
+    """
+
+    output: Path
+    installed: bool = False
+    run_dir: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+def measure(command: list[str], folder: Path) -> tuple[float, float]:
+    """Seconds and peak GiB (PSS over the process tree) of a command.
+
+    Raises:
+        SystemExit: the command failed.
+    """
+    start = time.monotonic()
+    process = subprocess.Popen(command, cwd=folder)
+    with PeakMemory(process.pid, interval_s=0.5) as memory:
+        while process.poll() is None:
+            time.sleep(0.2)
+        peak = memory.take()["memory/peak_gib"]
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return time.monotonic() - start, peak
+
+
+def summarise(run_dir: Path) -> dict[str, Any]:
+    """The figures of a finished run."""
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    measured = [row for row in rows if "eval/heldout_mean_at_k" in row]
+    before, after = measured[0], measured[-1]
+    steps = [row for row in rows if "timing/step_s" in row]
+    step_s = [row["timing/step_s"] for row in steps]
+    by_stage = {stage: statistics.median(row[f"timing/{stage}_s"] for row in steps) for stage in STAGES}
+    shares = {f"{s}_frac": sum(row[f"timing/{s}_s"] for row in steps) / sum(step_s) for s in STAGES}
+    return {
+        "num_steps": len(steps),
+        "heldout_before": _accuracy(before),
+        "heldout_after": _accuracy(after),
+        "gain_points": 100 * (after["eval/heldout_mean_at_k"] - before["eval/heldout_mean_at_k"]),
+        "logprob_gap_max_nats": max(row["sync/logprob_gap_max"] for row in steps),
+        "step_median_s": statistics.median(step_s),
+        "stage_median_s": by_stage,
+        "evaluation_s": sum(row.get("timing/evaluation_s", 0.0) for row in rows),
+        "checkpoint_s": sum(row.get("timing/checkpoint_s", 0.0) for row in rows),
+        "training_s": sum(step_s)
+        + sum(row.get("timing/evaluation_s", 0.0) + row.get("timing/checkpoint_s", 0.0) for row in rows),
+        **shares,
+    }
+
+
+def _accuracy(row: dict[str, Any]) -> dict[str, float]:
+    return {
+        "mean_at_8": row["eval/heldout_mean_at_k"],
+        "low": row["eval/heldout_interval_low"],
+        "high": row["eval/heldout_interval_high"],
+        "pass_at_8": row["eval/heldout_pass_at_k"],
+    }
+
+
+def main() -> None:
+    """Measures, prints a table, writes the JSON."""
+    options = tyro.cli(Options)
+    with tempfile.TemporaryDirectory() as scratch:
+        run_dir = Path(options.run_dir or f"{scratch}/run").resolve()
+        if options.installed:
+            trainer = Path(sys.executable).with_name("gtpo-megatron")
+            command = [str(trainer), "train", "recipes.tiny_cpu:gtpo", "--run-dir", str(run_dir), *options.overrides]
+            total_s, peak_gib = measure(command, ROOT)
+        else:
+            clone = Path(scratch) / "clone"
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+            total_s, peak_gib = measure(["make", "quickstart", f"RUN_DIR={run_dir}"], clone)
+        figures = summarise(run_dir)
+    figures |= {"total_s": total_s, "peak_memory_gib": peak_gib, "includes_install": not options.installed}
+    figures["machine"] = {
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "processor": platform.processor() or platform.machine(),
+        "load_before": os.getloadavg()[2],
+    }
+    figures["within_target"] = {name: bool(figures[name] <= bound) for name, bound in TARGETS.items()}
+    figures["within_target"]["gain_points"] = bool(figures["gain_points"] >= 10)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    for name, bound in TARGETS.items():
+        print(f"{name:24} {figures[name]:12.5g}   target at most {bound:g}")
+    print(f"{'gain_points':24} {figures['gain_points']:12.5g}   target at least 10")
+
+
+if __name__ == "__main__":
+    main()

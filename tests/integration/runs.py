@@ -1,0 +1,82 @@
+"""Real runs of the installed command: started, watched, killed, read back."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gtpo_megatron.observability.metrics import deterministic
+from gtpo_megatron.observability.metrics_file import read_metrics
+
+SMALL = [
+    "--data.prompts-per-step", "4",
+    "--rollout.group-size", "4",
+    "--evaluation.num-problems", "6",
+    "--evaluation.samples", "2",
+    "--evaluation.every-steps", "0",
+    "--checkpoint.every-steps", "2",
+    "--cluster.start-deadline-s", "300",
+    "--cluster.stage-deadline-s", "240",
+]  # fmt: skip
+"""Overrides that make a step take a second; starting the processes is what such a run costs."""
+
+
+class Run:
+    """One invocation of ``gtpo-megatron train``."""
+
+    def __init__(
+        self, folder: Path, *overrides: str, recipe: str = "recipes.tiny_cpu:gtpo", num_steps: int = 2
+    ) -> None:
+        self.folder = folder
+        self._output = folder.parent / f"{folder.name}.{time.monotonic_ns()}.out"
+        command = [str(Path(sys.executable).with_name("gtpo-megatron")), "train", recipe]
+        command += ["--run-dir", str(folder), "--num-steps", str(num_steps), *SMALL, *overrides]
+        with self._output.open("wb") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+    @property
+    def output(self) -> str:
+        """Everything it printed so far."""
+        return self._output.read_text(encoding="utf-8", errors="replace")
+
+    def wait(self, timeout_s: float = 400.0) -> int:
+        """Exit status; the process is ended if it takes longer."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.output[-3000:]}") from None
+
+    def succeed(self) -> None:
+        """Waits for a good end."""
+        assert self.wait() == 0, self.output[-3000:]
+
+    def wait_for(self, pattern: str, timeout_s: float = 400.0) -> re.Match:
+        """Waits until the output holds the pattern."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            found = re.search(pattern, self.output)
+            if found:
+                return found
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended with {self.process.returncode} before {pattern!r}:\n{self.output[-3000:]}")
+            time.sleep(0.05)
+        self.kill()
+        raise AssertionError(f"no {pattern!r} within {timeout_s} s:\n{self.output[-3000:]}")
+
+    def pid_of(self, name: str) -> int:
+        """Process id of ``rank 1``, ``rollout engine`` or ``reward process``."""
+        return int(self.wait_for(rf"{name}: process (\d+) on").group(1))
+
+    def kill(self) -> None:
+        """SIGKILL to the driver."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+def steps(folder: Path) -> list[dict]:
+    """What a run computed, step by step, times and memory aside."""
+    return [deterministic(row) for row in read_metrics(folder / "metrics.jsonl")]

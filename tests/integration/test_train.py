@@ -1,0 +1,126 @@
+"""The main job on real Megatron-core, vLLM and Ray."""
+
+import json
+import time
+
+import psutil
+import pytest
+
+from tests.integration.runs import Run, steps
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.megatron,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),  # of TensorBoard's and transformers' readers
+]
+
+
+def test_two_steps_leave_a_whole_run_folder(tmp_path):
+    """TP 2, one engine: every file of a run folder, and a model that transformers loads."""
+    from transformers import AutoModelForCausalLM
+
+    run = Run(tmp_path / "run")
+    run.succeed()
+    assert "before: held-out mean@2" in run.output
+    assert "after:  held-out mean@2" in run.output
+    names = {path.name.split(".")[0] for path in run.folder.iterdir()}
+    assert names >= {"config", "metrics", "events", "rollouts", "checkpoints", "hf", "report", "log"}
+    rows = steps(run.folder)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows[1:]:
+        assert row["sync/logprob_gap_max"] <= 1e-4
+        assert row["policy/ratio_mean"] == 1.0  # one update a batch: on policy
+        assert row["optimizer/grad_norm"] > 0
+    assert rows[1]["policy/entropy_nats"] > 0
+    record = json.loads((run.folder / "rollouts" / "step_000002.jsonl").read_text().splitlines()[0])
+    assert len(record["tokens"]) == len(record["token_entropy"]) == len(record["advantages"])
+    assert AutoModelForCausalLM.from_pretrained(run.folder / "hf").num_parameters() > 1_000_000
+    assert "</html>" in (run.folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path):
+    """Twice: the engine dies (the run says so and ends), then the driver is shot."""
+    whole = Run(tmp_path / "whole", num_steps=6)
+    whole.succeed()
+
+    broken = Run(tmp_path / "broken", num_steps=6)
+    engine = broken.pid_of("rollout engine")
+    broken.wait_for(r"step 3/6")
+    psutil.Process(engine).kill()
+    start = time.monotonic()
+    assert broken.wait(60) != 0
+    assert time.monotonic() - start < 60
+    assert "rollout engine died in" in broken.output
+
+    shot = Run(tmp_path / "broken", "--resume", num_steps=6)
+    children = [psutil.Process(shot.pid_of(name)) for name in ("rank 0", "rank 1", "rollout engine", "reward process")]
+    shot.wait_for(r"step 5/6")
+    shot.kill()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive, "a dead driver leaves no process behind"
+
+    Run(tmp_path / "broken", "--resume", num_steps=6).succeed()
+    assert steps(tmp_path / "broken") == steps(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_named(tmp_path):
+    run = Run(tmp_path / "run", num_steps=50)
+    rank = run.pid_of("rank 1")
+    run.wait_for(r"step 1/50")
+    psutil.Process(rank).kill()
+    assert run.wait(60) == 1
+    last = run.output.strip().splitlines()[-1]
+    assert "rank 1" in last
+    assert "died" in last
+
+
+@pytest.mark.slow
+def test_two_updates_a_rollout_clip(tmp_path):
+    """Entropies, old log-probs and advantages stay those before the first update, so later ratios leave 1."""
+    run = Run(
+        tmp_path / "run",
+        *("--update.updates-per-rollout", "2", "--update.mini-batch-prompts", "4"),
+        *("--optimizer.learning-rate", "3e-3", "--optimizer.warmup-updates", "0", "--optimizer.clip-grad", "100"),
+        num_steps=3,
+    )
+    run.succeed()
+    rows = steps(run.folder)[1:]
+    assert max(row["policy/clip_frac"] for row in rows) > 0
+    assert any(row["policy/ratio_mean"] != 1.0 for row in rows)
+    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
+
+
+@pytest.mark.slow
+def test_four_ranks_with_groups_split_over_replicas(tmp_path):
+    """TP 2 x DP 2; responses are cut by the length limit, flagged, and masked."""
+    run = Run(
+        tmp_path / "run",
+        *("--parallel.num-ranks", "4", "--update.mask-truncated", "True"),
+        *("--rollout.sampling.max-response-tokens", "40", "--data.prompts-per-step", "3"),
+        num_steps=2,
+    )
+    run.succeed()
+    rows = steps(run.folder)[1:]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(0 < row["rollout/truncated_frac"] < 1 for row in rows)
+    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
+    assert all(row["optimizer/grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_one_process_without_ray(tmp_path):
+    """The same step over the same classes, with dynamic sampling and a reward without a verdict on some rows."""
+    run = Run(
+        tmp_path / "run",
+        *("--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"),
+        *("--reward.function", "tests.integration.moody_reward:moody", "--algorithm.dynamic-sampling.max-refills", "3"),
+        recipe="recipes.tiny_cpu:dapo",
+    )
+    run.succeed()
+    rows = steps(run.folder)[1:]
+    assert sum(row["rollout/reward_failed_count"] for row in rows) > 0
+    assert all(row["rollout/groups_dropped_count"] >= 0 for row in rows)
