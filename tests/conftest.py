@@ -16,3 +16,7 @@ def megatron():
         from gtpo_megatron.actor import actor
 
     return actor
+
+
+def pytest_addoption(parser):
+    parser.addoption("--rewrite-golden", action="store_true", help="write the golden curves anew")
