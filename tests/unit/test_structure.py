@@ -1,0 +1,61 @@
+"""The shape of the repository, where a linter cannot say it."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import gtpo_megatron
+from gtpo_megatron import errors
+
+ROOT = Path(gtpo_megatron.__file__).parent
+TESTS = Path(__file__).parent
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "algorithms").glob("*.py")), ids=lambda path: path.stem)
+def test_algorithms_import_torch_and_the_standard_library_only(path):
+    for name in imported_modules(path):
+        root = name.split(".")[0]
+        assert root in {"torch", "gtpo_megatron"} or root in sys.stdlib_module_names, name
+        assert not name.startswith("torch.distributed"), name
+
+
+@pytest.mark.parametrize("folder", ["algorithms", "distributed", "weights", "config", "data", "rewards"])
+def test_every_folder_of_the_path_of_data_has_its_tests(folder):
+    assert list((TESTS / folder).glob("test_*.py"))
+
+
+def test_importing_the_package_imports_nothing_else():
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def test_environment_variables_are_read_in_launchers_only():
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "environ":
+                parent = path.relative_to(ROOT)
+                assert parent.parts[0] == "orchestration", f"{parent} touches os.environ"  # which sets, for vLLM and Ray
+            assert not (isinstance(node, ast.Attribute) and node.attr == "getenv"), path
+
+
+def test_errors_survive_pickling_and_keep_their_counterpart():
+    import pickle
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.GTPOError)]
+    assert len(kinds) >= 9
+    for kind in kinds:
+        again = pickle.loads(pickle.dumps(kind("what, got, expected")))
+        assert type(again) is kind
+        assert str(again) == "what, got, expected"
+        if kind is not errors.GTPOError:
+            assert len(kind.__mro__) > len(errors.GTPOError.__mro__) + 1, f"{kind.__name__} has no standard counterpart"
