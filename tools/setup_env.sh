@@ -19,7 +19,7 @@ else
   python=$(command -v python3.11 || command -v python3) || fail "no python3; install Python 3.11"
   if [ ! -x .uv/bin/uv ]; then
     "$python" -m venv .uv || fail "python3 has no venv module; install it (Debian: python3-venv) or install uv"
-    .uv/bin/python -m pip install --quiet uv || fail "uv cannot be installed with pip; install it by hand"
+    .uv/bin/python -m pip install -qq uv || fail "uv cannot be installed with pip; install it by hand"
   fi
   uv=(.uv/bin/uv)
 fi

@@ -1,0 +1,39 @@
+"""Held-out accuracy from verdicts."""
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import Problem, RewardBatch
+from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.evaluation.evaluator import evaluate
+
+PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(4)]
+
+
+def measure(verdicts, failed=()):
+    seen = []
+
+    def sample_and_grade(prompts):
+        seen.append(prompts)
+        return RewardBatch(
+            rewards=torch.tensor(verdicts), failed=torch.tensor([i in failed for i in range(len(verdicts))])
+        )
+
+    result = evaluate(PROBLEMS, EvaluationConfig(path="x", samples=2), sample_and_grade, threshold=0.5)
+    assert seen[0].group_ids == (0, 1, 2, 3)
+    return result
+
+
+def test_accuracy_by_hand():
+    result = measure([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.5, 0.4])
+    assert result.mean_at_k == pytest.approx((1 + 0.5 + 0 + 0.5) / 4)
+    assert result.pass_at_k == pytest.approx(3 / 4)
+    assert result.interval[0] < result.mean_at_k < result.interval[1]
+    assert result.metrics()["eval/heldout_failed_count"] == 0
+    assert "held-out mean@2 50.0%" in str(result)
+
+
+def test_a_response_without_a_verdict_counts_as_wrong_and_is_counted():
+    result = measure([1.0] * 8, failed=(0, 1, 2))
+    assert result.mean_at_k == pytest.approx((0 + 0.5 + 1 + 1) / 4)
+    assert result.num_failed == 3

@@ -1,0 +1,109 @@
+"""Mistakes that are found before any process starts, each by the sentence a person reads."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron import cli
+from recipes.tiny_cpu import ASSETS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
+
+
+def complaint(capsys, *overrides, recipe="recipes.tiny_cpu:gtpo"):
+    """Exit status and message of ``gtpo-megatron config`` with these overrides."""
+    try:
+        status = cli.run(["config", recipe, *overrides])
+    except SystemExit as stop:
+        status = stop.code
+    return status, " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def rows(tmp_path, *lines):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
+    return str(path)
+
+
+GOOD = {"prompt": "What is 1 + 1?", "answer": "2"}
+
+
+def test_the_recipe_as_it_is_has_no_mistake(capsys):
+    assert cli.run(["config", "recipes.tiny_cpu:gtpo"]) == 0
+    assert "kind: GTPOConfig" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--parallel.tensor-parallel-size", "4", "--parallel.num-ranks", "4"], "must divide num_query_groups"),
+        (["--parallel.tensor-parallel-size", "3"], "must divide num_ranks=2"),
+        (["--rollout.group-size", "1"], "group_size=1: must be 2 or more"),
+        (["--model.dtype", "float16"], "float16"),
+        (["--reward.function", "nowhere:f"], "reward function 'nowhere:f'"),
+        (["--reward.function", "math:cosh2"], "math lacks it"),
+        (["--data.train-path", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
+        (["--model.path", "/nowhere"], "no readable config.json"),
+        (["--data.max-prompt-tokens", "3"], "prompts are longer than max_prompt_tokens=3"),
+        (["--data.max-prompt-tokens", "200"], "exceeds model.max_sequence_tokens"),
+        (["--data.prompts-per-step", "100000"], "usable problems"),
+        (["--optimizer.learning-rate", "fast"], "fast"),
+        (["--algorithm.formulation", "v1_clipped"], "kappa"),
+    ],
+)
+def test_a_mistake_in_the_configuration(capsys, overrides, message):
+    status, text = complaint(capsys, *overrides)
+    assert status != 0
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "rows.jsonl"),
+        ([GOOD, "{broken\n"], "rows.jsonl:2"),
+        ([GOOD, GOOD, {"prompt": "no answer"}], "rows.jsonl:3"),
+        ([GOOD, {"answer": "no prompt"}], "rows.jsonl:2"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_by_file_and_line(capsys, tmp_path, lines, message):
+    status, text = complaint(capsys, "--data.train-path", rows(tmp_path, *lines))
+    assert status != 0
+    assert message in text
+
+
+def test_prompts_that_are_too_long_are_dropped_counted_and_said(tmp_path, caplog):
+    from gtpo_megatron.data.chat_template import load_tokenizer
+    from gtpo_megatron.data.prompts import load_problems
+
+    path = rows(tmp_path, GOOD, {"prompt": "7 + " * 200, "answer": "1"})
+    tokenizer = load_tokenizer(str(ASSETS / "tiny_qwen2"))
+    found = load_problems(path, tokenizer, max_prompt_tokens=96)
+    assert (len(found.problems), found.num_dropped_long) == (1, 1)
+    assert "dropped 1 of 2 prompts" in caplog.text
+
+
+def test_a_model_folder_without_weights(capsys, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(ASSETS / "tiny_qwen2", folder)
+    (folder / "model.safetensors").unlink()
+    status, text = complaint(capsys, "--model.path", str(folder))
+    assert status == 2
+    assert "has no weights" in text
+
+
+def test_a_run_folder_of_another_configuration(tmp_path):
+    from gtpo_megatron.errors import ConfigError
+    from gtpo_megatron.orchestration.run_folder import RunFolder
+
+    RunFolder(tmp_path).open(cli.load_recipe("recipes.tiny_cpu:gtpo"), resume=False)
+    with pytest.raises(ConfigError, match="another configuration: .*algorithm.kind: 'GTPOConfig' -> 'GRPOConfig'"):
+        RunFolder(tmp_path).open(cli.load_recipe("recipes.tiny_cpu:grpo"), resume=True)
+
+
+def test_the_assets_are_small_enough():
+    assert sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) <= 8 << 20
