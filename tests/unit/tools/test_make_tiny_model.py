@@ -64,8 +64,8 @@ def test_sizes_suit_parallelism_and_the_vocabulary_needs_padding(committed, mode
 
 
 def test_the_committed_model_solves_some_of_the_held_out_problems_and_ends_by_itself(committed, model):
-    """Guards what reinforcement learning needs: signal and room. Seeded, so it cannot flicker."""
-    problems = load_problems("assets/arithmetic/heldout.jsonl", committed, max_prompt_tokens=64).problems[:96]
+    """Guards signal and room for reinforcement learning: 25.7% of 512 x 8 samples, here within three standard errors."""
+    problems = load_problems("assets/arithmetic/heldout.jsonl", committed, max_prompt_tokens=64).problems[:256]
     torch.manual_seed(0)
     width = max(len(problem.prompt_ids) for problem in problems)
     pad = committed.pad_token_id
@@ -77,7 +77,7 @@ def test_the_committed_model_solves_some_of_the_held_out_problems_and_ends_by_it
     texts = committed.batch_decode(out, skip_special_tokens=True)
     accuracy = sum(math_answer(text, p.answer) for text, p in zip(texts, problems, strict=True)) / len(problems)
     assert ended > 0.95
-    assert 0.2 <= accuracy <= 0.5
+    assert 0.175 <= accuracy <= 0.5
 
 
 def test_drills_carry_loss_on_results_alone(committed):
