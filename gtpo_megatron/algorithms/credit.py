@@ -19,7 +19,7 @@ from gtpo_megatron.algorithms.responses import spread_over_tokens
 from gtpo_megatron.algorithms.rows import RowFacts, check_inputs, row_facts
 from gtpo_megatron.algorithms.sequence_entropy import sequence_entropy
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules
-from gtpo_megatron.algorithms.shares import ShareRule, Shares, TokenWeights
+from gtpo_megatron.algorithms.shares import LEAST_KNOWN_FLOOR, ShareRule, Shares, TokenWeights
 from gtpo_megatron.algorithms.table import ResponseTable, gather_table
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
@@ -188,10 +188,6 @@ class _Inputs:
             clip=config.entropy_clip,
             averaged=averaged,
         )
-
-
-LEAST_KNOWN_FLOOR = 1e-12
-"""From this on the floor alone bounds inverse entropies well enough for the grid of their sums: 1e12 in 62 bits."""
 
 
 def _needs_lowest(config: EntropyCreditSettings) -> bool:

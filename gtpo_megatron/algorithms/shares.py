@@ -36,6 +36,10 @@ from gtpo_megatron.algorithms.table import ResponseTable
 from gtpo_megatron.errors import DataError
 
 
+LEAST_KNOWN_FLOOR = 1e-12
+"""From this on the floor alone bounds inverse weights well enough for the grid of their sums: 1e12 in 62 bits."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShareRule:
     """How weights are compared.
@@ -60,6 +64,11 @@ class ShareRule:
     def bounds(self) -> tuple[float, float]:
         """Interval that weights are clamped to; slightly negative ones become 0."""
         return self.clip or (0.0, torch.finfo(torch.float64).max)
+
+    @property
+    def smallest(self) -> float:
+        """What no weight can be below."""
+        return self.bounds[0] + self.floor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +134,7 @@ def entropy_shares(tokens: TokenWeights, table: ResponseTable, rule: ShareRule, 
 
 
 def _check_positive(table: ResponseTable, rule: ShareRule) -> None:
-    if rule.bounds[0] + rule.floor > 0:
+    if rule.smallest > 0:
         return
     needs_inverse = table.is_live if rule.is_geometric else table.is_live & ~table.is_correct
     is_zero = needs_inverse & (table.lowest <= 0)
@@ -176,8 +185,8 @@ class _ShareWorker:
         live = self._live(chunk, "live")
         values = self.tokens.values
         picked = torch.index_select(values[:, :width], 0, rows, out=scratch.take("picked", shape, values.dtype))
-        if not self.tokens.padding_is_finite:
-            picked = torch.where(live > 0, picked, 0.0)
+        if not self.tokens.padding_is_finite or self.rule.smallest < LEAST_KNOWN_FLOOR:
+            picked = torch.where(live > 0, picked, 1.0)  # 1 has an inverse, whatever the floor
         weights = scratch.copy("weights", picked, torch.float64)
         if self.rule.clip is not None or self.tokens.has_negatives:
             weights.clamp_(*self.rule.bounds)
@@ -229,13 +238,12 @@ class _ShareWorker:
                 own = part[: segment.width]
                 store[segment.index] = store[segment.index] + own if segment.index in store else own.clone()
 
-    @staticmethod
-    def _stored(store: dict[int, Tensor], chunk: Chunk) -> Tensor:
-        """``[segments, width]`` int64, 0 beyond a segment's own width."""
-        first = store[chunk.segments[0].index]
+    def _stored(self, store: dict[int, Tensor], chunk: Chunk) -> Tensor:
+        """``[segments, width]`` int64 (one column for axis ``matrix``), 0 beyond a segment's own width."""
         if len(chunk.segments) == 1:
-            return first[None]
-        stacked = first.new_zeros(len(chunk.segments), 1 if len(first) < chunk.segments[0].width else chunk.width)
+            return store[chunk.segments[0].index][None]
+        width = 1 if self.rule.axis == "matrix" else chunk.width
+        stacked = torch.zeros(len(chunk.segments), width, dtype=torch.int64, device=self.device)
         for row, segment in zip(stacked, chunk.segments, strict=True):
             sums = store[segment.index]
             row[: len(sums)] = sums

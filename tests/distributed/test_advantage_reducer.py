@@ -1,0 +1,244 @@
+"""The reducer gives every rank its rows of the one-process result, bit for bit, and never leaves a rank waiting."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gtpo_megatron.algorithms import assign_credit, prepare_update
+from gtpo_megatron.config.algorithm import (
+    AlgorithmConfig,
+    ClipCovConfig,
+    DAPOConfig,
+    EntropyAdvantageConfig,
+    GRPOConfig,
+    GRPOSConfig,
+    GTPOConfig,
+    KLCovConfig,
+    TopEntropyConfig,
+)
+from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.distributed import advantage_reducer
+from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
+from gtpo_megatron.errors import GTPOError
+from tests.dist_utils import run_ranks
+from tests.strategies import Batch, random_batch
+
+pytestmark = pytest.mark.distributed
+
+PENALTY = GroupRelativeLengthPenalty(hard_group_penalty=SoftOverlongPenalty(max_tokens=12, buffer_tokens=6))
+CONFIGS: list[AlgorithmConfig] = [
+    GTPOConfig(),
+    GTPOConfig(formulation="v1", advantage_scope="group"),
+    GTPOConfig(formulation="v2", alpha1=0.9, kappa=4.0, length_penalty=PENALTY),
+    GTPOConfig(entropy_axis="matrix", advantage_pool="per_set"),
+    GTPOConfig(entropy_axis="response", advantage_pool="combined", std_ddof=1),
+    GTPOConfig(entropy_mean="geometric", one_sided_groups="keep"),
+    GTPOConfig(entropy_scope="batch", entropy_clip=(0.1, 2.0)),
+    GTPOConfig(entropy_scope="batch", entropy_mean="geometric", entropy_axis="matrix", advantage_scope="group"),
+    GTPOConfig(weight_source="shuffled"),
+    GTPOConfig(weight_source="surprisal", shaped_sides="negative"),
+    GRPOSConfig(),
+    GRPOSConfig(formulation="v2", sequence_entropy_mean="geometric", entropy_mean="geometric"),
+    GRPOSConfig(weight_source="shuffled", entropy_scope="batch", advantage_scope="batch"),
+    GRPOConfig(loss_denominator="group"),
+    DAPOConfig(length_penalty=SoftOverlongPenalty(max_tokens=12, buffer_tokens=6, applies_to="all")),
+    EntropyAdvantageConfig(),
+    TopEntropyConfig(),
+    ClipCovConfig(clip_fraction=0.05, cov_low=0.05),
+    KLCovConfig(penalised_fraction=0.1),
+]
+
+
+class Inputs:
+    """A batch with log-probs and a formatting mask; NaN outside the response mask."""
+
+    def __init__(self, seed: int) -> None:
+        batch: Batch = random_batch(seed, num_groups=5, group_size=7, max_tokens=13)
+        self.arguments = batch.arguments(padding=float("nan"))
+        generator = torch.Generator().manual_seed(seed)
+        shape = self.arguments["token_entropy"].shape
+        self.old = -3 * torch.rand(shape, generator=generator)
+        self.sampled = (self.old + 0.1 * torch.randn(shape, generator=generator)).clamp(max=0)
+        self.kept = torch.rand(shape, generator=generator) < 0.8
+
+    def rows(self, rows: Tensor, width: int) -> dict[str, Tensor]:
+        cut = {name: value[rows] for name, value in self.arguments.items()}
+        for name in ("token_entropy", "response_mask"):
+            cut[name] = cut[name][:, :width]
+        return {**cut, "old_logprobs": self.old[rows, :width]}
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.arguments["response_mask"].sum(1)
+
+
+def outcome(config: AlgorithmConfig, inputs: Inputs, rows: Tensor, width: int, dp_group: object) -> list[object]:
+    """Everything that must not depend on the dealing."""
+    arguments = inputs.rows(rows, width)
+    assign, prepare, where = assign_credit, prepare_update, {}
+    if dp_group is not None:
+        assign, prepare = advantage_reducer.assign_credit, advantage_reducer.prepare_update
+        where = {"dp_group": dp_group}
+    credit = assign(config, **arguments, **where)
+    rest = {name: value for name, value in arguments.items() if name != "rewards"}
+    update = prepare(config, credit=credit, rollout_logprobs=inputs.sampled[rows, :width], **rest, **where)
+    results = [credit.shaped_rewards, credit.advantages, update.row_weights, update.token_selection]
+    if isinstance(config, GTPOConfig | GRPOSConfig):
+        masked = assign(config, **arguments, shaping_mask=inputs.kept[rows, :width], **where)
+        results += [masked.shaped_rewards, masked.advantages]
+    return [*results, credit.metrics]
+
+
+def deal_and_run(
+    rank: int, world_size: int, seed: int, owners: list[Tensor], chosen: list[AlgorithmConfig]
+) -> list[list[list[object]]]:
+    """One result a dealing and config."""
+    inputs = Inputs(seed)
+    group = dist.group.WORLD
+    results = []
+    for owner in owners:
+        rows = torch.nonzero(owner == rank).flatten()
+        width = int(inputs.lengths[rows].max()) + rank if len(rows) else rank
+        results.append([outcome(config, inputs, rows, width, group) for config in chosen])
+    return results
+
+
+def assert_same_rows(actual: list[object], wanted: list[object], rows: Tensor) -> None:
+    for one, other in zip(actual[:-1], wanted[:-1], strict=True):
+        if isinstance(other, Tensor):
+            assert isinstance(one, Tensor)
+            width = min(one.shape[1], other.shape[1]) if one.ndim == 2 else None
+            assert torch.equal(
+                one[:, :width] if width is not None else one,
+                other[rows][:, :width] if width is not None else other[rows],
+            )
+        else:
+            assert one is None
+    assert isinstance(actual[-1], dict)
+    assert actual[-1] == pytest.approx(wanted[-1], rel=1e-9, abs=1e-12)
+
+
+def check_dealings(world_size: int, owners: list[Tensor], configs: list[AlgorithmConfig]) -> None:
+    inputs = Inputs(world_size)
+    everyone = torch.arange(len(inputs.old))
+    results = run_ranks(deal_and_run, world_size, world_size, owners, configs)
+    wanted = [outcome(config, inputs, everyone, inputs.old.shape[1], None) for config in configs]
+    for rank in range(world_size):
+        for dealing, owner in enumerate(owners):
+            rows = torch.nonzero(owner == rank).flatten()
+            for config in range(len(configs)):
+                assert_same_rows(results[rank][dealing][config], wanted[config], rows)
+
+
+NUM_ROWS = len(Inputs(0).old)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_algorithm_gives_the_bits_of_one_process(world_size: int) -> None:
+    generator = torch.Generator().manual_seed(world_size)
+    check_dealings(world_size, [torch.randint(0, world_size, (NUM_ROWS,), generator=generator)], CONFIGS)
+
+
+def test_every_dealing_gives_the_bits_of_one_process() -> None:
+    world_size = 4
+    groups = Inputs(world_size).arguments["group_ids"]
+    owners = [
+        torch.arange(NUM_ROWS) % world_size,  # every group split
+        torch.unique(groups, return_inverse=True)[1] % world_size,  # none
+        torch.zeros(NUM_ROWS, dtype=torch.int64),  # all other ranks empty
+        torch.full((NUM_ROWS,), world_size - 1),
+        torch.arange(NUM_ROWS) % 2 + 1,  # the outer ranks empty
+    ]
+    check_dealings(world_size, owners, [CONFIGS[0], CONFIGS[3], CONFIGS[6], GRPOSConfig()])
+
+
+def run_in_subgroup(rank: int, world_size: int, seed: int) -> object:
+    """Ranks 1 and 3 hold the batch; 0 and 2 take no part."""
+    members = dist.new_group([1, 3])
+    if rank not in (1, 3):
+        return None
+    inputs = Inputs(seed)
+    rows = torch.arange(len(inputs.old))[(rank == 3) :: 2]
+    return rows, outcome(GTPOConfig(), inputs, rows, inputs.old.shape[1], members)
+
+
+def test_any_subgroup_will_do() -> None:
+    inputs = Inputs(9)
+    wanted = outcome(GTPOConfig(), inputs, torch.arange(len(inputs.old)), inputs.old.shape[1], None)
+    for result in run_ranks(run_in_subgroup, 4, 9):
+        if result is not None:
+            assert_same_rows(result[1], wanted, result[0])
+
+
+def run_with_bad_values(rank: int, world_size: int) -> list[str]:
+    """Rank 1 is given something else wrong every time; then all is well again."""
+    inputs = Inputs(1)
+    rows = torch.arange(len(inputs.old))[rank::world_size]
+    good = inputs.rows(rows, inputs.old.shape[1])
+    row = int(torch.nonzero(good["response_mask"][:, 0])[0])
+
+    def spoilt(name: str, value: object) -> Tensor:
+        tensor = good[name].clone()
+        tensor[row] = value
+        return tensor
+
+    spoils = [
+        {"token_entropy": spoilt("token_entropy", float("nan"))},
+        {"token_entropy": spoilt("token_entropy", -1.0)},
+        {"token_entropy": good["token_entropy"].bfloat16()},
+        {"rewards": spoilt("rewards", float("inf"))},
+        {"response_mask": spoilt("response_mask", False).roll(1, 1).logical_not()},
+        {"group_ids": good["group_ids"][:-1]},
+        {"rewards": None},
+    ]
+    messages = []
+    for spoil in spoils:
+        try:
+            advantage_reducer.assign_credit(
+                GTPOConfig(), **{**good, **(spoil if rank == 1 else {})}, dp_group=dist.group.WORLD
+            )
+        except GTPOError as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    config = GTPOConfig() if rank else replace(GTPOConfig(), alpha2=0.2)
+    with pytest.raises(GTPOError, match="different algorithm configurations"):
+        advantage_reducer.assign_credit(config, **good, dp_group=dist.group.WORLD)
+    advantage_reducer.assign_credit(GTPOConfig(), **good, dp_group=dist.group.WORLD)
+    return messages
+
+
+def test_bad_values_on_one_rank_raise_alike_on_all() -> None:
+    results = run_ranks(run_with_bad_values, 3)
+    assert results[0] == results[1] == results[2]
+    kinds = [message.split(":")[0] for message in results[0]]
+    assert kinds == ["DataError", "DataError", "ShapeError", "DataError", "DataError", "ShapeError", "ShapeError"]
+    assert all("data-parallel rank 1: " in message for message in results[0])
+
+
+def count_bytes(rank: int, world_size: int) -> tuple[int, int]:
+    """Bytes of a batch whose groups are whole, then of one whose groups are split."""
+    sent = []
+    for rows in (slice(16 * rank, 16 * rank + 16), slice(rank, None, world_size)):
+        length = 400
+        entropy = torch.ones(16 * world_size, length)
+        reduction = ProcessGroupReduction(dist.group.WORLD)
+        assign_credit(
+            GTPOConfig(),
+            rewards=(torch.arange(16 * world_size) % 4 < 2).float()[rows],
+            token_entropy=entropy[rows],
+            response_mask=torch.ones_like(entropy, dtype=torch.bool)[rows],
+            group_ids=(torch.arange(16 * world_size) // 16)[rows],
+            reduction=reduction,
+        )
+        sent.append(reduction.sent_bytes)
+    return sent[0], sent[1]
+
+
+def test_only_sums_of_split_groups_travel() -> None:
+    world_size = 2
+    for whole, split in run_ranks(count_bytes, world_size):
+        assert whole < 16 * 6 * 8 + 1024  # the table, and a few numbers
+        # two groups, two sides, 400 positions of 8 bytes; two members send 2 (k - 1) / k = 1 of it each
+        assert 0 <= split - whole - 2 * 2 * 400 * 8 < 64
