@@ -1,7 +1,7 @@
 """Makes ``assets/tiny_qwen2``: a Qwen2 model of a million parameters that solves some of the arithmetic task.
 
 A supervised warm-up on generated solutions teaches the format and most of the arithmetic, then stops early: sampling at
-temperature 1 is right a quarter of the time on held-out problems, so that reinforcement learning has both signal and room.
+temperature 1 is right on a quarter of the held-out problems, so reinforcement learning has both signal and room.
 Minutes on two cores; the same seed, thread count and torch build give the same weights.
 """
 
