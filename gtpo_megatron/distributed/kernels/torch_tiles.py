@@ -88,17 +88,20 @@ def gradient_tile(
     columns = target_columns[held]
     distance_at_target = logits[held, columns].to(factor.dtype) - sums.maximum[held]
     distances = logits if out is logits else logits.to(factor.dtype, copy=True)
-    upstream = factor * grad_logprobs
+    constant = factor * grad_logprobs
+    slope = None if grad_entropy is None else factor * grad_entropy
+    if slope is not None:
+        constant = constant + slope * sums.surprise
     step = _block_rows(distances)
+    scratch = None if slope is None else torch.empty_like(distances[:step])
     for start in range(0, len(distances), step):
         rows = slice(start, start + step)
         block = _to_distances_(distances[rows], sums.maximum[rows], inverse_temperature, rows, may_mask=may_mask)
-        if grad_entropy is None:
-            block.exp_().mul_(upstream[rows, None])
+        if slope is None or scratch is None:
+            block.exp_().mul_(constant[rows, None])
         else:
-            probability = block.exp()
-            block.add_(sums.surprise[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
-            block.mul_(factor[rows, None]).mul_(probability)
+            exponential = torch.exp(block, out=scratch[: len(block)])
+            torch.addcmul(constant[rows, None], block, slope[rows, None], out=block).mul_(exponential)
     if out is not logits:
         out.copy_(distances)
     # exp(d) - (1 + r) loses everything where the target has nearly all the mass; expm1(d) - r is exact there.
