@@ -47,8 +47,8 @@ class ProcessGroupReduction:
         self.dp_rank = dist.get_rank(dp_group)
         is_nccl = dist.get_backend(dp_group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
-        self.sent_bytes = 0
-        """What this rank handed to collectives, by the least an implementation has to send; for benchmarks."""
+        self.sent_bytes = {"all_gather": 0, "all_to_all": 0, "all_reduce": 0}
+        """What this rank had to send, by the least that an implementation of each collective can do with."""
 
     def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> GatheredRows:
         """See ``Reduction``. Collectives: two ``all_gather``."""
@@ -126,7 +126,7 @@ class ProcessGroupReduction:
         buffer = values.to(self.device, copy=True).contiguous()
         if buffer.numel():  # the same on every rank: it follows from the gathered table
             dist.all_reduce(buffer, op=op, group=self.dp_group)
-            self.sent_bytes += 2 * (self.size - 1) * buffer.nbytes // self.size
+            self.sent_bytes["all_reduce"] += 2 * (self.size - 1) * buffer.nbytes // self.size
         return buffer.to(values.device)
 
     def _all_gather(self, values: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class ProcessGroupReduction:
         buffer = values.to(self.device).contiguous()
         parts = [torch.empty_like(buffer) for _ in range(self.size)]
         dist.all_gather(parts, buffer, group=self.dp_group)
-        self.sent_bytes += (self.size - 1) * buffer.nbytes
+        self.sent_bytes["all_gather"] += (self.size - 1) * buffer.nbytes
         return torch.stack(parts).cpu()
 
     def _all_to_all(self, outgoing: Sequence[Sequence[Tensor]], sizes_in: Sequence[int]) -> list[Tensor]:
@@ -145,7 +145,7 @@ class ProcessGroupReduction:
         send = torch.cat(flat).to(self.device) if flat else torch.zeros(0, dtype=torch.int64, device=self.device)
         received = torch.empty(sum(sizes_in), dtype=torch.int64, device=self.device)
         dist.all_to_all_single(received, send, list(sizes_in), sizes_out, group=self.dp_group)
-        self.sent_bytes += 8 * (len(send) - sizes_out[self.dp_rank])
+        self.sent_bytes["all_to_all"] += 8 * (len(send) - sizes_out[self.dp_rank])
         return list(torch.split(received.to(device), list(sizes_in)))
 
 

@@ -217,12 +217,11 @@ def test_bad_values_on_one_rank_raise_alike_on_all() -> None:
     assert all("data-parallel rank 1: " in message for message in results[0])
 
 
-def count_bytes(rank: int, world_size: int) -> tuple[int, int]:
-    """Bytes of a batch whose groups are whole, then of one whose groups are split."""
+def count_bytes(rank: int, world_size: int) -> list[dict[str, int]]:
+    """What a batch sends whose groups are whole, then one whose groups are split."""
     sent = []
     for rows in (slice(16 * rank, 16 * rank + 16), slice(rank, None, world_size)):
-        length = 400
-        entropy = torch.ones(16 * world_size, length)
+        entropy = torch.ones(16 * world_size, 400)
         reduction = ProcessGroupReduction(dist.group.WORLD)
         assign_credit(
             GTPOConfig(),
@@ -233,12 +232,13 @@ def count_bytes(rank: int, world_size: int) -> tuple[int, int]:
             reduction=reduction,
         )
         sent.append(reduction.sent_bytes)
-    return sent[0], sent[1]
+    return sent
 
 
 def test_only_sums_of_split_groups_travel() -> None:
-    world_size = 2
-    for whole, split in run_ranks(count_bytes, world_size):
-        assert whole < 16 * 6 * 8 + 1024  # the table, and a few numbers
+    for whole, split in run_ranks(count_bytes, 2):
+        assert whole["all_to_all"] == 0
         # two groups, two sides, 400 positions of 8 bytes; two members send 2 (k - 1) / k = 1 of it each
-        assert 0 <= split - whole - 2 * 2 * 400 * 8 < 64
+        assert split["all_to_all"] == 2 * 2 * 400 * 8
+        assert whole["all_gather"] == split["all_gather"] == 16 * 6 * 8 + 4 * 8  # six numbers a response, and a header
+        assert whole["all_reduce"] <= split["all_reduce"] < 512

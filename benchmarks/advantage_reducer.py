@@ -1,0 +1,189 @@
+"""The reducer beside gathering all entropies on one rank, running the same credit there and scattering back.
+
+    python -m benchmarks.advantage_reducer --json reducer.json
+
+Gloo ranks on this machine's cores, one thread each. A round runs both ways for every dealing; a speed-up is the median
+over rounds of the quotient within a round, in wall time between barriers. Bytes are what one rank sends at most, beside
+the least that exact sums of the split groups need: ``2 (k - 1) / k`` times 8 bytes a position for ``k`` holders.
+"""
+
+import datetime
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist  # noqa: TID251 - a benchmark of collectives
+import tyro
+from torch import Tensor
+
+from benchmarks.credit import Options as BatchOptions
+from benchmarks.credit import make_batch
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.config.algorithm import GTPOConfig
+from gtpo_megatron.data.dealing import deal_contiguous
+from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The batch, the ranks and the number of rounds.
+
+    Attributes:
+        ranks: gloo processes.
+        groups: prompt groups.
+        group_size: responses a group.
+        max_tokens: padded length; response lengths are uniform in [1, max_tokens].
+        rounds: repetitions.
+        json: file to write; empty: standard output only.
+    """
+
+    ranks: int = 4
+    groups: int = 512
+    group_size: int = 16
+    max_tokens: int = 4096
+    rounds: int = 5
+    json: str = ""
+
+
+def dealings(options: Options, lengths: Tensor) -> dict[str, list[list[int]]]:
+    """Rows of each rank: neighbours by token count, and every group split over all ranks."""
+    every = list(range(len(lengths)))
+    return {
+        "contiguous": [list(rows) for rows in deal_contiguous(lengths.tolist(), options.ranks)],
+        "every_group_split": [every[rank :: options.ranks] for rank in range(options.ranks)],
+    }
+
+
+def gather_and_scatter(mine: Batch, sizes: list[int], rank: int) -> tuple[Tensor, Tensor]:
+    """Rank 0 computes for all. Gloo wants equal shapes, so rows are padded to the largest rank's."""
+    most = max(sizes)
+
+    def padded(values: Tensor) -> Tensor:
+        full = values.new_zeros(most, *values.shape[1:])
+        full[: len(values)] = values
+        return full
+
+    lengths = mine["response_mask"].sum(1)
+    facts = torch.stack((mine["rewards"].double(), lengths.double(), mine["group_ids"].double()), dim=1)
+    gathered = []
+    for values in (padded(mine["token_entropy"]), padded(facts)):
+        parts = [torch.empty_like(values) for _ in sizes] if rank == 0 else None
+        dist.gather(values, parts, dst=0)
+        gathered.append(parts)
+    out = torch.empty(2, most, mine["token_entropy"].shape[1])
+    back = None
+    if rank == 0:
+        entropy, table = (torch.cat([p[:n] for p, n in zip(parts or [], sizes, strict=True)]) for parts in gathered)
+        credit = assign_credit(
+            GTPOConfig(),
+            rewards=table[:, 0],
+            token_entropy=entropy,
+            response_mask=torch.arange(entropy.shape[1]) < table[:, 1:2],
+            group_ids=table[:, 2].long(),
+        )
+        split = zip(credit.shaped_rewards.split(sizes), credit.advantages.split(sizes), strict=True)
+        back = [torch.stack((padded(shaped), padded(advantages))) for shaped, advantages in split]
+    dist.scatter(out, back, src=0)
+    return out[0, : sizes[rank]], out[1, : sizes[rank]]
+
+
+def between_barriers(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Wall time until the last rank is done."""
+    dist.barrier()
+    start = time.perf_counter()
+    result = function()
+    dist.barrier()
+    return time.perf_counter() - start, result
+
+
+def _rank_main(rank: int, options: Options, store: str, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=options.ranks,
+        timeout=datetime.timedelta(minutes=10),
+    )
+    batch = make_batch(
+        BatchOptions(groups=options.groups, group_size=options.group_size, max_tokens=options.max_tokens)
+    )
+    lengths = batch["response_mask"].sum(1)
+    shares = dealings(options, lengths)
+    local = {name: {k: v[rows[rank]] for k, v in batch.items()} for name, rows in shares.items()}
+    del batch
+    records: dict[str, list[dict[str, float]]] = {name: [] for name in shares}
+    sent: dict[str, dict[str, int]] = {}
+    for _ in range(options.rounds + 1):
+        for name, mine in local.items():
+            reduction = ProcessGroupReduction(dist.group.WORLD)
+            ours_s, ours = between_barriers(lambda r=reduction, m=mine: assign_credit(GTPOConfig(), **m, reduction=r))
+            sizes = [len(rows) for rows in shares[name]]
+            theirs_s, theirs = between_barriers(lambda m=mine, s=sizes: gather_and_scatter(m, s, rank))
+            assert torch.equal(ours.shaped_rewards, theirs[0])
+            assert torch.equal(ours.advantages, theirs[1])
+            records[name].append({"reducer_s": ours_s, "gather_s": theirs_s, "speedup": theirs_s / ours_s})
+            sent[name] = dict(reduction.sent_bytes)
+    pipe.send({name: {"rounds": rows[1:], "sent": sent[name]} for name, rows in records.items()})
+    dist.destroy_process_group()
+
+
+def least_bytes(batch: Batch, rows: list[list[int]]) -> int:
+    """The most that any rank must send for exact 8-byte sums of the split groups."""
+    owners = torch.empty(len(batch["rewards"]), dtype=torch.int64)
+    for rank, mine in enumerate(rows):
+        owners[mine] = rank
+    segment = 2 * batch["group_ids"] + (batch["rewards"] >= 0.5)
+    longest = torch.zeros(int(segment.max()) + 1, len(rows), dtype=torch.int64)
+    longest.view(-1).scatter_reduce_(0, segment * len(rows) + owners, batch["response_mask"].sum(1), "amax")
+    members = (longest > 0).sum(1)
+    widths = longest.topk(2, dim=1).values[:, 1]
+    per_member = 8 * 2 * (members - 1).clamp(min=0) * widths / members.clamp(min=1)
+    return int((per_member[:, None] * (longest > 0)).sum(0).max())
+
+
+def main() -> None:
+    """Runs the benchmark and prints a table."""
+    options = tyro.cli(Options, description=__doc__)
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(options.ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_rank_main, args=(rank, options, f"{folder}/store", sender))
+            process.start()
+            pipes.append(receiver)
+            processes.append(process)
+        reports = [pipe.recv() for pipe in pipes]
+        for process in processes:
+            process.join()
+    batch = make_batch(
+        BatchOptions(groups=options.groups, group_size=options.group_size, max_tokens=options.max_tokens)
+    )
+    result: dict[str, Any] = {"options": asdict(options), "results": {}}
+    for name, rows in dealings(options, batch["response_mask"].sum(1)).items():
+        rounds = reports[0][name]["rounds"]
+        medians = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+        sent = {kind: max(report[name]["sent"][kind] for report in reports) for kind in reports[0][name]["sent"]}
+        result["results"][name] = {**medians, "sent_bytes": sent, "least_sum_bytes": least_bytes(batch, rows)}
+        print(
+            f"{name:18s} reducer {medians['reducer_s']:7.3f} s, gather and scatter {medians['gather_s']:7.3f} s, "
+            f"speed-up {medians['speedup']:5.2f}; a rank sends at most {sent['all_to_all']:,} bytes of sums "
+            f"(least: {result['results'][name]['least_sum_bytes']:,}), {sent['all_gather']:,} of the table, "
+            f"{sent['all_reduce']:,} of pools"
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
