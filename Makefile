@@ -1,6 +1,9 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
 .PHONY: setup quickstart test test-dist test-slow test-gpu fmt lint types arch golden bench-quickstart docs check
 
+# byte code that is never written is compiled anew in every process of a run, a minute in all
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 FAST := not (slow or gpu or vllm or ray or megatron or network)

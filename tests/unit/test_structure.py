@@ -44,7 +44,8 @@ def test_environment_variables_are_read_in_launchers_only():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr == "environ":
                 parent = path.relative_to(ROOT)
-                assert parent.parts[0] == "orchestration", f"{parent} touches os.environ"  # which sets, for vLLM and Ray
+                # orchestration sets what vLLM and Ray read
+                assert parent.parts[0] == "orchestration", f"{parent} touches os.environ"
             assert not (isinstance(node, ast.Attribute) and node.attr == "getenv"), path
 
 
