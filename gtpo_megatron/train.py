@@ -100,8 +100,8 @@ def check_inputs(config: RunConfig) -> RunInputs:
     heldout = load_problems(config.evaluation.path, tokenizer, max_prompt_tokens=limit).problems
     if config.data.prompts_per_step > len(training.problems):
         raise ConfigError(
-            f"data.prompts_per_step={config.data.prompts_per_step} exceeds the {len(training.problems)} usable problems "
-            f"of {config.data.train_path}"
+            f"data.prompts_per_step={config.data.prompts_per_step} exceeds the {len(training.problems)} usable "
+            f"problems of {config.data.train_path}"
         )
     return RunInputs(
         tokenizer=tokenizer,

@@ -83,6 +83,6 @@ class RunConfig:
         sampling = self.rollout.sampling
         if sampling.top_p < 1 or sampling.top_k > 0:
             raise ConfigError(
-                f"rollout.sampling.top_p={sampling.top_p}, rollout.sampling.top_k={sampling.top_k}: training scores the "
-                f"full distribution, so responses must be sampled from it (top_p=1, top_k=0); evaluation may truncate"
+                f"rollout.sampling.top_p={sampling.top_p}, rollout.sampling.top_k={sampling.top_k}: training scores "
+                f"the full distribution, so responses must come from it (top_p=1, top_k=0); evaluation may truncate"
             )

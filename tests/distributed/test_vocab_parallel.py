@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist  # noqa: TID251 - the tests of collectives
+import torch.distributed as dist
 
 from gtpo_megatron.distributed import vocab_parallel
 from gtpo_megatron.distributed.vocab_parallel import Truncation

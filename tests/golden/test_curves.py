@@ -1,7 +1,7 @@
 """Ten updates at full precision: a refactoring must leave these curves as they are.
 
-Compared to the last bit on processors with the instruction set that the files were made on, and to 1e-4 on others, where
-torch's kernels add in another order. ``make golden`` rewrites them; say why in the commit.
+Compared to the last bit on processors with the instruction set that the files were made on, and to 1e-4 on others,
+where torch's kernels add in another order. ``make golden`` rewrites them; say why in the commit.
 """
 
 from pathlib import Path

@@ -50,7 +50,7 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
         (["--model.path", "/nowhere"], "no readable config.json"),
         (["--data.max-prompt-tokens", "3"], "prompts are longer than max_prompt_tokens=3"),
         (["--data.max-prompt-tokens", "200"], "exceeds model.max_sequence_tokens"),
-        (["--data.prompts-per-step", "100000"], "usable problems"),
+        (["--data.prompts-per-step", "100000"], "usable "),
         (["--optimizer.learning-rate", "fast"], "fast"),
         (["--algorithm.formulation", "v1_clipped"], "kappa"),
     ],

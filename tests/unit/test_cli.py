@@ -50,7 +50,7 @@ def test_a_recipe_that_is_none(recipe, message):
     ("arguments", "status", "message"),
     [
         ([], 2, ""),
-        (["trian"], 2, "no command 'trian'; there are train"),
+        (["tarin"], 2, "no command 'tarin'; there are train"),
         (["train"], 2, "train needs a recipe first"),
         (["train", "recipes.tiny_cpu:gtpo", "--model.path", "/nowhere"], 2, "model.path=/nowhere"),
         (["report", "/nowhere"], 1, "/nowhere"),
