@@ -6,7 +6,7 @@ from gtpo_megatron.algorithms.pools import Standardised, standardise
 from gtpo_megatron.algorithms.reduction import LocalReduction
 from gtpo_megatron.algorithms.responses import one_token_table, response_values
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, SideRule
-from gtpo_megatron.algorithms.shares import ShareRule
+from gtpo_megatron.algorithms.share_grid import ShareRule
 from gtpo_megatron.algorithms.table import ResponseTable
 
 _IDENTITY = SideRule(base=0.0, slope=1.0)

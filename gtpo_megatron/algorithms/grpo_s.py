@@ -6,7 +6,8 @@ from gtpo_megatron.algorithms.pools import Standardised, standardise
 from gtpo_megatron.algorithms.reduction import LocalReduction
 from gtpo_megatron.algorithms.responses import one_token_table
 from gtpo_megatron.algorithms.shaping import ShapingRules
-from gtpo_megatron.algorithms.shares import Shares, TokenWeights, entropy_shares
+from gtpo_megatron.algorithms.share_grid import TokenWeights
+from gtpo_megatron.algorithms.shares import Shares, entropy_shares
 from gtpo_megatron.algorithms.table import ResponseTable
 
 

@@ -5,7 +5,8 @@ from torch import Tensor
 from gtpo_megatron.algorithms.pools import Standardised, standardise
 from gtpo_megatron.algorithms.reduction import Reduction
 from gtpo_megatron.algorithms.shaping import ShapingRules
-from gtpo_megatron.algorithms.shares import Shares, TokenWeights, entropy_shares
+from gtpo_megatron.algorithms.share_grid import TokenWeights
+from gtpo_megatron.algorithms.shares import Shares, entropy_shares
 from gtpo_megatron.algorithms.table import ResponseTable
 
 

@@ -36,13 +36,12 @@ def portable_log(values: Tensor) -> Tensor:
     is_small = mantissa < math.sqrt(0.5)
     mantissa = torch.where(is_small, mantissa * 2, mantissa)
     exponent = (exponent - is_small.to(exponent.dtype)).to(torch.float64)
-    ratio = (mantissa - 1) / (mantissa + 1)
+    ratio = (mantissa - 1).div_(mantissa.add_(1))
     square = ratio * ratio
     series = torch.full_like(values, 1.0 / (2 * _SERIES_TERMS + 1))
     for k in range(_SERIES_TERMS - 1, -1, -1):
-        series = series * square
-        series = series + 1.0 / (2 * k + 1)
-    return exponent * _LN2_HIGH + (exponent * _LN2_LOW + 2 * ratio * series)
+        series.mul_(square).add_(1.0 / (2 * k + 1))
+    return (exponent * _LN2_LOW).add_(series.mul_(ratio.mul_(2))).add_(exponent.mul_(_LN2_HIGH))
 
 
 def portable_exp(values: Tensor) -> Tensor:
@@ -62,7 +61,5 @@ def portable_exp(values: Tensor) -> Tensor:
     rest = rest - steps * _LN2_LOW
     series = torch.ones_like(values)
     for k in range(_TAYLOR_TERMS, 0, -1):
-        series = series * rest
-        series = series / k
-        series = series + 1
-    return series * power_of_two(steps)
+        series.mul_(rest).div_(k).add_(1)
+    return series.mul_(power_of_two(steps))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from gtpo_megatron.algorithms.shares import ShareRule
+from gtpo_megatron.algorithms.share_grid import ShareRule
 
 SINGLE_POOL = ("v1", "v1_clipped")
 """Formulations that standardise all values together, zeros included."""

@@ -12,12 +12,10 @@ their product), and shares are made of the truncated weights: sums are exact in 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.fixed_point import grid_scale, rounding_constant
 from gtpo_megatron.algorithms.portable_math import portable_exp, portable_log
 from gtpo_megatron.algorithms.reduction import Reduction
 from gtpo_megatron.algorithms.rows import block_elements
@@ -32,62 +30,15 @@ from gtpo_megatron.algorithms.segments import (
     live_counts,
     plan_segments,
 )
+from gtpo_megatron.algorithms.share_grid import (
+    LEAST_KNOWN_FLOOR,
+    ShareRule,
+    TokenWeights,
+    check_positive,
+    segment_scales,
+    total_magic,
+)
 from gtpo_megatron.algorithms.table import ResponseTable
-from gtpo_megatron.errors import DataError
-
-
-LEAST_KNOWN_FLOOR = 1e-12
-"""From this on the floor alone bounds inverse weights well enough for the grid of their sums: 1e12 in 62 bits."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShareRule:
-    """How weights are compared.
-
-    Attributes:
-        axis: ``position``, ``response`` or ``matrix``.
-        is_geometric: compare with the geometric mean.
-        spans_batch: compare over the batch instead of the group.
-        floor: added to every weight.
-        clip: weights are clamped to it first.
-        finds_lowest: the smallest share of each row is wanted; otherwise 0 stands for it.
-    """
-
-    axis: Literal["position", "response", "matrix"] = "position"
-    is_geometric: bool = False
-    spans_batch: bool = False
-    floor: float = 1e-8
-    clip: tuple[float, float] | None = None
-    finds_lowest: bool = True
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Interval that weights are clamped to; slightly negative ones become 0."""
-        return self.clip or (0.0, torch.finfo(torch.float64).max)
-
-    @property
-    def smallest(self) -> float:
-        """What no weight can be below."""
-        return self.bounds[0] + self.floor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenWeights:
-    """What this rank's tokens are weighed by.
-
-    Attributes:
-        values: ``[B, T]`` float32 or float64: entropies, or what stands in their place; nats; no gradient flows.
-        response_mask: ``[B, T]`` bool, left-aligned.
-        shaping_mask: ``[B, T]`` bool; tokens where it is False have share 1 and enter no sum and no count. None: all.
-        padding_is_finite: ``values`` outside the mask can be multiplied by 0; otherwise they are cleared first.
-        has_negatives: some values are below 0 by rounding, and are taken as 0.
-    """
-
-    values: Tensor
-    response_mask: Tensor
-    shaping_mask: Tensor | None = None
-    padding_is_finite: bool = False
-    has_negatives: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,22 +79,9 @@ def entropy_shares(tokens: TokenWeights, table: ResponseTable, rule: ShareRule, 
     Raises:
         DataError: a weight of 0 where its inverse or its log is needed and the floor is 0; on all ranks alike.
     """
-    _check_positive(table, rule)
+    check_positive(table, rule)
     plan = plan_segments(table, spans_batch=rule.spans_batch, shares_one_value=rule.axis == "matrix")
     return _ShareWorker(tokens, table, plan, rule).run(reduction)
-
-
-def _check_positive(table: ResponseTable, rule: ShareRule) -> None:
-    if rule.smallest > 0:
-        return
-    needs_inverse = table.is_live if rule.is_geometric else table.is_live & ~table.is_correct
-    is_zero = needs_inverse & (table.lowest <= 0)
-    if bool(is_zero.any()):
-        row = int(torch.nonzero(is_zero)[0])
-        raise DataError(
-            f"token_entropy of response {row} of the batch contains {float(table.lowest[row])} and entropy_floor=0: "
-            "its inverse or logarithm does not exist; set entropy_floor above 0"
-        )
 
 
 class _ShareWorker:
@@ -159,7 +97,9 @@ class _ShareWorker:
         self.offset = self.scale * rule.floor + 1.0  # + 1: no token weighs nothing, an all-tiny column is uniform
         self.lengths = table.lengths[table.mine][plan.order].to(torch.float64).to(self.device)[:, None]
         self.positions = torch.arange(tokens.values.shape[1], dtype=torch.float64, device=self.device)
-        self.total_magic = _total_magic(tokens, table, plan, rule)
+        self.plain = torch.empty(0)
+        """Weights of the last chunk as they are, kept for geometric means, whose grid is one of logs."""
+        self.total_magic = total_magic(tokens, table, plan, rule)
         self.sums: dict[int, Tensor] = {}
         self.counts: dict[int, Tensor] = {}
         budget = block_elements(tokens.values)
@@ -192,7 +132,9 @@ class _ShareWorker:
             weights.clamp_(*self.rule.bounds)
         scale = self.scale[chunk.first : chunk.last]
         if self.rule.is_geometric:
-            log = portable_log(torch.where(live > 0, weights.add_(self.rule.floor), 1.0)).mul_(scale)
+            safe = torch.where(live > 0, weights.add_(self.rule.floor), 1.0)
+            self.plain = safe if is_correct else safe.reciprocal()
+            log = portable_log(safe).mul_(scale)
             weights.copy_(torch.round(log if is_correct else log.neg_()))
         elif is_correct:
             weights.mul_(scale).add_(self.offset[chunk.first : chunk.last])
@@ -318,13 +260,17 @@ class _ShareWorker:
         if self.rule.is_geometric:
             scale = self.scale[chunk.first : chunk.last]
             mean = sums.to(torch.float64) / counts
-            centred = self._apply_by_segment(torch.sub, grid.clone(), mean, chunk)
-            grid = portable_exp(centred / scale).mul_(live)
+            inverse = portable_exp(-mean / self._scale_by_segment(scale, chunk))
+            grid = self._apply_by_segment(torch.mul, self.plain.mul_(live), inverse, chunk)
         else:
             self._apply_by_segment(torch.mul, grid, counts.div_(sums.clamp(min=1)), chunk)
         if self.tokens.shaping_mask is not None:
             grid += self._live(chunk, "response") - live  # tokens that are not compared have share 1
         return grid, live
+
+    def _scale_by_segment(self, scale: Tensor, chunk: Chunk) -> Tensor:
+        """``[rows, 1]`` to one row a segment, whose rows have one scale; unchanged where each row has its own."""
+        return scale if self.rule.axis == "response" else chunk.by_segment(scale)[:, 0]
 
     def _apply_by_segment(
         self, function: Callable[..., Tensor], values: Tensor, by_segment: Tensor, chunk: Chunk
@@ -335,46 +281,3 @@ class _ShareWorker:
         cube = chunk.by_segment(values)
         function(cube, by_segment[:, None], out=cube)
         return values
-
-
-LEAST_TOTAL_BITS = 24
-"""Fraction bits that sums of squared shares must keep to be of use."""
-
-
-def _total_magic(
-    tokens: TokenWeights, table: ResponseTable, plan: SegmentPlan, rule: ShareRule
-) -> tuple[float, float] | None:
-    """Rounding constants of shares and of their squares, where these have a small enough bound; else None.
-
-    A share is at most the number of terms that it is compared with. What decides is the same on all ranks.
-    """
-    is_bounded = rule.axis == "position" and not rule.is_geometric
-    if rule.finds_lowest or tokens.shaping_mask is not None or not is_bounded or not len(table.lengths):
-        return None
-    bound_bits = int(plan.counts.max()).bit_length()
-    longest = int(table.lengths.max())
-    square_magic, square_bits = rounding_constant(longest, 2 * bound_bits)
-    return (rounding_constant(longest, bound_bits)[0], square_magic) if square_bits >= LEAST_TOTAL_BITS else None
-
-
-def segment_scales(table: ResponseTable, plan: SegmentPlan, rule: ShareRule) -> Tensor:
-    """``[R]`` float64: the power of two that puts each row's weights on the grid of the sums they enter."""
-    low, high = rule.bounds
-    smallest = table.lowest.clamp(low, high) + rule.floor
-    largest = table.highest.clamp(low, high) + rule.floor
-    bound = torch.where(table.is_correct, largest, 1.0 / smallest)
-    if rule.is_geometric:
-        bound = torch.maximum(portable_log(smallest).abs(), portable_log(largest).abs())
-    if rule.axis == "response":
-        return grid_scale(bound * table.lengths)
-    live = plan.segment_of_row >= 0
-    segment = plan.segment_of_row.clamp(min=0)
-    num_segments = len(plan.counts)
-    if not num_segments:
-        return bound
-    peak = torch.zeros(num_segments, dtype=torch.float64)
-    peak.scatter_reduce_(0, segment[live], bound[live], "amax")
-    terms = plan.counts
-    if rule.axis == "matrix":
-        terms = torch.zeros(num_segments, dtype=torch.int64).index_add_(0, segment[live], table.lengths[live])
-    return grid_scale(peak * terms)[segment]
