@@ -13,8 +13,8 @@ setup:
 	@tools/setup_env.sh
 
 quickstart: setup  ## trains the tiny model with GTPO, about 6 minutes on two cores; RUN_DIR=... for another folder
-	@rm -rf $(RUN_DIR)
-	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir $(RUN_DIR)
+	@if [ -f "$(RUN_DIR)/config.yaml" ]; then rm -rf "$(RUN_DIR)"; fi
+	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
 test: setup  ## everything but the suites marked slow
 	$(PYTEST) -n 2 --dist loadgroup -m "$(FAST)"

@@ -25,6 +25,7 @@ USAGE = """usage: gtpo-megatron COMMAND ...
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,9 @@ def run(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"gtpo-megatron: {error}\n")
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write("gtpo-megatron: interrupted; --resume goes on from the last checkpoint\n")
+        return EXIT_INTERRUPTED
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
         return EXIT_FAILED

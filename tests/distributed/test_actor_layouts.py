@@ -32,17 +32,21 @@ LAYOUTS = {
     "tp2_dp2": {"num_ranks": 4, "tensor_parallel_size": 2},
     "pp2_dp2": {"num_ranks": 4, "pipeline_parallel_size": 2},
 }
-DEALINGS = {1: [list(range(8))], 2: [[0, 3, 5], [1, 2, 4, 6, 7]]}  # both groups are split over both replicas
+DEALINGS = {
+    "one": [list(range(8))],
+    "split": [[0, 3, 5], [1, 2, 4, 6, 7]],  # both groups are split over both replicas
+    "uneven": [[], list(range(8))],  # the first replica has nothing and must run backward all the same
+}
 
 
-def one_update(rank, world_size, init_method, config, buffer_path, failed):
+def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing):
     """What every rank does in a step, and what it can tell of it."""
     from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     shapes = hf_shapes(read_architecture(Path(config.model.path)))
     actor.connect_weights(BufferLayout(path=buffer_path, dtype_name="float32", shapes=shapes))
-    rows = DEALINGS[config.parallel.data_parallel_size][actor.place.data_index]
+    rows = DEALINGS[dealing][actor.place.data_index]
     scored, _ = actor.score_tokens(make_rollouts(), rows)
     batch, _ = actor.assign_credit(scored, make_rewards(failed))
     metrics = actor.update(batch, 1)
@@ -58,12 +62,13 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed):
     return found
 
 
-def compare(tmp_path, model, config, failed=()):
+def compare(tmp_path, model, config, failed=(), dealing=None):
     """Runs the layout and holds everything it computed against the dense answer."""
     reference = copy.deepcopy(model)
     expected = dense_step(reference, config, make_rollouts(), make_rewards(failed))
     path = tmp_path / "buffer"
-    ranks = run_processes(one_update, config.parallel.num_ranks, config, str(path), failed, timeout_s=120)
+    dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
+    ranks = run_processes(one_update, config.parallel.num_ranks, config, str(path), failed, dealing, timeout_s=120)
     for found in ranks:
         for name in ("logprobs", "entropy", "advantages"):
             if name in found:
@@ -106,6 +111,12 @@ def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm
 def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, micro_batch_tokens):
     folder, model = models[True]
     compare(tmp_path, model, make_config(folder, LAYOUTS["tp2_sp"], micro_batch_tokens=micro_batch_tokens))
+
+
+@pytest.mark.parametrize("layout", ["dp2", "tp2_dp2", "pp2_dp2"])
+def test_a_replica_without_responses(models, tmp_path, layout):
+    folder, model = models[False]
+    compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), dealing="uneven")
 
 
 def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):

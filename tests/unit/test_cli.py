@@ -63,6 +63,15 @@ def test_mistakes_are_one_line_and_a_status(arguments, status, message, capsys):
     assert error.count("\n") <= 1
 
 
+def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "train", interrupted)
+    assert cli.run(["train", "recipes.tiny_cpu:gtpo"]) == 130
+    assert "--resume" in capsys.readouterr().err
+
+
 def test_help_is_not_an_error(capsys):
     assert cli.run(["--help"]) == 0
     assert "train RECIPE" in capsys.readouterr().out
