@@ -1,6 +1,7 @@
 """The facade of losses: from current log-probs to sums and weights, by the type of the configuration."""
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from gtpo_megatron.config.algorithm import (
     ClipSettings,
     DAPOConfig,
     DrGRPOConfig,
+    EntropyAdvantageConfig,
     GRPOConfig,
     GRPOSConfig,
     GSPOConfig,
@@ -27,6 +29,19 @@ from gtpo_megatron.config.algorithm import (
     TopEntropyConfig,
 )
 from gtpo_megatron.errors import ShapeError
+
+TokenLossConfig: TypeAlias = (
+    GTPOConfig
+    | GRPOConfig
+    | DAPOConfig
+    | DrGRPOConfig
+    | CISPOConfig
+    | EntropyAdvantageConfig
+    | TopEntropyConfig
+    | ClipCovConfig
+    | KLCovConfig
+)
+"""Algorithms with one ratio a token."""
 
 
 def policy_loss(
@@ -154,7 +169,7 @@ def _sequence_terms(
 
 
 def _token_terms(
-    config: AlgorithmConfig,
+    config: TokenLossConfig,
     logprobs: Tensor,
     log_ratios: Tensor,
     advantages: Tensor,
@@ -170,8 +185,6 @@ def _token_terms(
         case CISPOConfig():
             finite = torch.where(response_mask, logprobs, 0.0)
             losses = cispo_loss(finite, log_ratios, advantages, clip_eps_low=low, clip_eps_high=high)
-        case GRPOSConfig() | GSPOConfig():
-            raise AssertionError("sequence-level losses have no token terms")
         case _:
             losses = clipped_surrogate(
                 ratio, advantages, clip_eps_low=low, clip_eps_high=high, dual_clip=config.dual_clip

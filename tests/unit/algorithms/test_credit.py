@@ -383,6 +383,19 @@ def test_shuffling_is_seeded_and_keeps_each_response_its_entropies() -> None:
     )
 
 
+def test_whole_responses_are_shuffled_for_grpo_s() -> None:
+    batch = Batch([[float(i), float(i)] for i in range(1, 9)], [1, 1, 1, 1, 0, 0, 0, 0], [0] * 8)
+    plain = assign_credit(GRPOSConfig(), **batch.arguments()).shaped_rewards[:, 0]
+    seen = set()
+    for seed in range(8):
+        config = GRPOSConfig(weight_source="shuffled", weight_seed=seed)
+        shuffled = assign_credit(config, **batch.arguments()).shaped_rewards[:, 0]
+        assert torch.equal(shuffled[:4].sort().values, plain[:4].sort().values)
+        assert torch.equal(shuffled[4:].sort().values, plain[4:].sort().values)
+        seen.add(tuple(shuffled.tolist()))
+    assert len(seen) > 4
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 def bad(**changes: object) -> dict[str, object]:
     arguments: dict[str, object] = dict(Batch([[1.0, 2.0], [1.0], [0.5, 0.5]], [1, 0, 0], [0, 0, 0]).arguments())
@@ -415,6 +428,8 @@ def spoilt(row: int, column: int, value: float):
         (bad(response_mask=lambda t: t[:, :1]), ShapeError, r"response_mask: got shape \(3, 1\), expected \(3, 2\)"),
         (bad(group_ids=lambda t: t[:2]), ShapeError, r"group_ids: got shape \(2,\), expected \(3,\)"),
         (bad(group_ids=lambda t: t.float()), ShapeError, r"group_ids: got torch.float32"),
+        (bad(rewards=lambda t: t.to(torch.complex64)), ShapeError, r"rewards: got torch.complex64"),
+        (bad(old_logprobs=torch.zeros(3, 1)), ShapeError, r"old_logprobs: got shape \(3, 1\)"),
         (bad(rewards=[1, 0, 0]), ShapeError, r"rewards: expected a tensor, got list"),
         (bad(shaping_mask=torch.ones(3, 2)), ShapeError, r"shaping_mask: got torch.float32"),
     ],
