@@ -99,7 +99,7 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     """TP 2 x DP 2; responses are cut by the length limit, flagged, and masked."""
     run = Run(
         tmp_path / "run",
-        *("--parallel.num-ranks", "4", "--update.mask-truncated", "True"),
+        *("--parallel.num-ranks", "4", "--update.mask-truncated"),
         *("--rollout.sampling.max-response-tokens", "40", "--data.prompts-per-step", "3"),
         num_steps=2,
     )
