@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart test test-dist test-slow test-gpu fmt lint types arch golden bench-quickstart docs check
+.PHONY: setup quickstart test test-dist test-slow test-gpu fmt lint types arch golden bench-quickstart check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -7,13 +7,13 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 FAST := not (slow or gpu or vllm or ray or megatron or network)
-RUN_DIR ?= runs/quickstart
+RUN_DIR := runs/quickstart
 
 setup:
 	@tools/setup_env.sh
 
-quickstart: setup  ## trains the tiny model with GTPO, about 6 minutes on two cores; RUN_DIR=... for another folder
-	@if [ -f "$(RUN_DIR)/config.yaml" ]; then rm -rf "$(RUN_DIR)"; fi
+quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two cores; RUN_DIR=... for a new folder
+	@rm -rf runs/quickstart
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
 test: setup  ## everything but the suites marked slow
@@ -23,7 +23,7 @@ test: setup  ## everything but the suites marked slow
 test-dist: setup
 	$(PYTEST) -m distributed
 
-test-slow: setup  ## whole runs: kill and resume, four ranks, two seeds
+test-slow: setup  ## whole runs: kill and resume, four ranks, two updates
 	$(PYTEST) -m "slow and not (gpu or network)"
 
 test-gpu: setup

@@ -166,6 +166,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _with_recipe(command: str, arguments: Sequence[str]) -> TrainOptions:
+    if arguments and arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE + f"\n\ngtpo-megatron {command} recipes.tiny_cpu:gtpo --help lists every field.\n")
+        sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(f"{command} needs a recipe first: gtpo-megatron {command} recipes.tiny_cpu:gtpo")
     return resolve(arguments[0], arguments[1:])

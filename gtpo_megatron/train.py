@@ -52,6 +52,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
     checkpoint = folder.latest_checkpoint() if resume else None
     first = checkpoint[1].step if checkpoint else 0
     with ExitStack() as stack:
+        stack.callback(folder.close)
         sinks = stack.enter_context(
             open_sinks(run_dir, config.logging, run_config=to_plain(config), resume_after=first if resume else None)
         )
@@ -64,8 +65,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
                 console=console,
             )
         )
-        if inputs.num_dropped_long:
-            display.note(f"{inputs.num_dropped_long} training prompts are too long and were dropped")
+        for what, count in (("training", inputs.num_dropped_long), ("held-out", inputs.num_heldout_dropped_long)):
+            if count:
+                display.note(f"{count} {what} prompts are longer than {config.data.max_prompt_tokens} tokens: dropped")
         timers = StageTimers(display.stage)
         make_parts = ray_parts if config.cluster.mode == "ray" else local_parts
         parts = stack.enter_context(make_parts(config, run_dir, timers))
@@ -95,9 +97,15 @@ def check_inputs(config: RunConfig) -> RunInputs:
     weight_files(model)
     resolve_reward(config.reward.function)
     tokenizer = load_tokenizer(config.model.path)
-    limit = config.data.max_prompt_tokens
-    training = load_problems(config.data.train_path, tokenizer, max_prompt_tokens=limit)
-    heldout = load_problems(config.evaluation.path, tokenizer, max_prompt_tokens=limit).problems
+    training, heldout = (
+        load_problems(
+            path,
+            tokenizer,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            verbatim_text=config.data.verbatim_text,
+        )
+        for path in (config.data.train_path, config.evaluation.path)
+    )
     if config.data.prompts_per_step > len(training.problems):
         raise ConfigError(
             f"data.prompts_per_step={config.data.prompts_per_step} exceeds the {len(training.problems)} usable "
@@ -106,6 +114,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     return RunInputs(
         tokenizer=tokenizer,
         train=training.problems,
-        heldout=heldout[: config.evaluation.num_problems or None],
+        heldout=heldout.problems[: config.evaluation.num_problems or None],
         num_dropped_long=training.num_dropped_long,
+        num_heldout_dropped_long=heldout.num_dropped_long,
     )

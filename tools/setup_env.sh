@@ -25,16 +25,16 @@ else
 fi
 
 # Where torch's CPU wheel comes from: a folder of wheels that pip is configured with, else PyTorch's own CPU index.
-# uv does not read pip's configuration, so it is passed on.
+# uv does not read pip's configuration, so the folders are passed on (pip separates them by blanks, uv by commas).
 find_links="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
 if [ -z "$find_links" ] && command -v python3 >/dev/null 2>&1; then
   find_links=$(python3 -m pip config get global.find-links 2>/dev/null || true)
 fi
 backend=(--torch-backend cpu)
-for folder in $find_links; do
+for folder in ${find_links//,/ }; do
   if compgen -G "$folder/torch-2.13.0*cpu*.whl" >/dev/null; then backend=(); fi
 done
-if [ -n "$find_links" ]; then export UV_FIND_LINKS="$find_links"; fi
+if [ -n "$find_links" ]; then export UV_FIND_LINKS="${find_links// /,}"; fi
 
 # byte code is compiled once here: without it every import of vLLM and Megatron takes 20 to 60 s
 unset PYTHONDONTWRITEBYTECODE

@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 Metrics = dict[str, Metric]
 
+COLLECTIVE_TIMEOUT_FRACTION = 0.7
+"""Of the stage deadline."""
+
 
 class MegatronActor:
     """A rank of the trainer.
@@ -67,7 +70,8 @@ class MegatronActor:
             global_rank=global_rank,
             init_method=init_method,
             seed=config.seed,
-            collective_timeout_s=config.cluster.stage_deadline_s,
+            # before the driver's own deadline, so that a rank can say that its peers do not answer
+            collective_timeout_s=COLLECTIVE_TIMEOUT_FRACTION * config.cluster.stage_deadline_s,
         )
         self._groups = megatron_init.parallel_groups(config.parallel)
         self._build_model()

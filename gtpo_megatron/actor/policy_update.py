@@ -23,7 +23,7 @@ from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
 from gtpo_megatron.distributed.advantage_reducer import prepare_update
 from gtpo_megatron.distributed.groups import ParallelGroups
 from gtpo_megatron.errors import NumericsError
-from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge
+from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge, to_scalars
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ class PolicyUpdate:
         reports = [report for report, _ in pairs]
         last = {name: reports[-1][name] for name in ("optimizer/grad_norm", "optimizer/learning_rate")}
         loss = Sum(sum(loss for _, loss in pairs) / len(pairs))
-        return merge(reports) | last | {"policy/loss": loss}
+        # every replica reports the same skips: a maximum over ranks, a sum over updates
+        skipped = Max(sum(to_scalars(report)["optimizer/skipped_count"] for report in reports))
+        return merge(reports) | last | {"policy/loss": loss, "optimizer/skipped_count": skipped}
 
     def _one_update(self, batch: TrainBatch, rows: Sequence[int]) -> tuple[Metrics, float]:
         """One update from some rows; its metrics, and this rank's part of the loss."""
@@ -149,7 +151,7 @@ class PolicyUpdate:
         return {
             "optimizer/grad_norm": Max(grad_norm),
             "optimizer/learning_rate": Max(float(self._optimizer.param_groups[0]["lr"])),
-            "optimizer/skipped_count": Sum(float(not is_usable)),
+            "optimizer/skipped_count": Max(float(not is_usable)),
         }
 
     def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateTensors | None:

@@ -39,15 +39,18 @@ def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[
                 if not failures:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
                 failures[names[reference]] = error
+    late = sorted(names[reference] for reference in pending)
     if failures:
-        _raise_worst(failures, stage)
-    if pending:
-        late = ", ".join(sorted(names[reference] for reference in pending))
-        raise WorkerError(f"{late}: no answer in {stage} within {deadline_s:.0f} s; hung, or the deadline is too short")
+        _raise_worst(failures, late, stage)
+    if late:
+        raise WorkerError(
+            f"{', '.join(late)}: no answer in {stage} within {deadline_s:.0f} s; hung, or the deadline is too short"
+        )
     return results
 
 
-def _raise_worst(failures: dict[str, Any], stage: str) -> None:
+def _raise_worst(failures: dict[str, Any], late: list[str], stage: str) -> None:
+    """Those that died first, then an error raised on purpose, then those that never answered their peers."""
     import ray
 
     died = sorted(name for name, error in failures.items() if isinstance(error, ray.exceptions.RayActorError))
@@ -55,8 +58,13 @@ def _raise_worst(failures: dict[str, Any], stage: str) -> None:
         raise WorkerError(
             f"{', '.join(died)} died in {stage}; see log.txt, and the system log for an out-of-memory kill"
         )
-    name, error = next(iter(failures.items()))
-    cause = getattr(error, "cause", None) or error
-    if isinstance(cause, GTPOError):
-        raise type(cause)(f"{name}, in {stage}: {cause}") from error
-    raise WorkerError(f"{name} raised in {stage}: {type(cause).__name__}: {cause}") from error
+    causes = {name: getattr(error, "cause", None) or error for name, error in failures.items()}
+    for name, cause in causes.items():
+        if isinstance(cause, GTPOError):
+            raise type(cause)(f"{name}, in {stage}: {cause}") from cause
+    name, cause = next(iter(causes.items()))
+    if late:
+        raise WorkerError(
+            f"{', '.join(late)} did not answer in {stage}; {name} gave up waiting: {type(cause).__name__}: {cause}"
+        ) from cause
+    raise WorkerError(f"{name} raised in {stage}: {type(cause).__name__}: {cause}") from cause

@@ -13,7 +13,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.evaluation.evaluator import HeldOutResult, evaluate
 from gtpo_megatron.observability.memory import PeakMemory
-from gtpo_megatron.observability.metrics import Metric, to_scalars
+from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import MetricSinks
@@ -34,12 +34,14 @@ class RunInputs:
         train: problems to learn from.
         heldout: problems to measure on.
         num_dropped_long: training prompts left out for their length.
+        num_heldout_dropped_long: held-out prompts left out for their length.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: Sequence[Problem]
     heldout: Sequence[Problem]
     num_dropped_long: int
+    num_heldout_dropped_long: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +80,7 @@ class Controller:
         self._sinks = sinks
         self._display = display
         self._sampler = PromptSampler(inputs.train, config.seed)
-        self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "rewards_failed": 0}
+        self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
         self._rollout_log = RolloutLog(
             folder.path,
             groups_per_step=config.logging.rollout_groups_per_step,
@@ -106,9 +108,11 @@ class Controller:
                 if self._is_due(step, self._config.evaluation.every_steps):
                     after = self._measure()
                     scalars |= after.metrics()
+                # the row first: a checkpoint without its row would leave a gap in the metrics for good, while a row
+                # without its checkpoint is written again
+                self._write(step, scalars | memory.take())
                 if self._is_due(step, self._config.checkpoint.every_steps):
                     self._save(step)
-                self._write(step, scalars | memory.take())
             if after is None:  # resumed when everything was done
                 after = self._measure()
             return RunSummary(before=before, after=after)
@@ -119,16 +123,15 @@ class Controller:
         if step == self._config.num_steps:
             self._check_last_push(report.sampled.prompts, step)
         self._log_rollouts(step, report)
-        lengths = report.sampled.rollouts.response_lengths
-        tokens = int(lengths.sum())
-        self._counters["responses"] += lengths.numel()
-        self._counters["response_tokens"] += tokens
-        self._counters["rewards_failed"] += int(report.sampled.rewards.failed.sum())
-        metrics: dict[str, Metric] = report.metrics
-        return to_scalars(metrics) | {
-            "sync/policy_version": float(step),
-            "rollout/response_tokens_count": float(tokens),
-        }
+        scalars = to_scalars(report.metrics) | {"sync/policy_version": float(step)}
+        for counter in ("responses", "response_tokens", "reward_failed"):
+            self._counters[counter] += int(scalars[f"rollout/{counter}_count"])
+        if failed := int(scalars["rollout/reward_failed_count"]):
+            self._display.note(
+                f"step {step}: {failed} of {int(scalars['rollout/responses_count'])} responses have no verdict and "
+                f"take no part; log.txt says why"
+            )
+        return scalars
 
     def _draw(self, num: int) -> PromptBatch:
         first = self._counters["groups"]
@@ -163,6 +166,8 @@ class Controller:
             # a resumed run does not measure again, so a measurement must leave no trace in the sampler
             self._parts.engine.forget_prefixes()
         self._display.note(str(result))
+        if result.num_failed:
+            self._display.note(f"{result.num_failed} held-out responses have no verdict and count as wrong")
         return result
 
     def _save(self, step: int) -> None:

@@ -22,7 +22,7 @@ from gtpo_megatron.orchestration.parts import (
 )
 from gtpo_megatron.orchestration.reward_stage import RewardGrader, build_grader
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
-from gtpo_megatron.weights.hf_buffer import BufferLayout, remove_name
+from gtpo_megatron.weights.hf_buffer import BufferLayout, allocate, remove_name
 from gtpo_megatron.weights.sync import WeightSync
 
 
@@ -126,6 +126,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
         )
         grader = build_grader(config)
         layout = weight_layout(config)
+        allocate(layout)
         try:
             trainer.connect_weights(layout)
             sampler.connect_weights(layout)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.observability.timers import StageTimers
@@ -15,7 +17,7 @@ from gtpo_megatron.orchestration.parts import StepParts, weight_layout
 from gtpo_megatron.orchestration.ray_parts import ENGINE_NAME, REWARD_NAME, RayActorGroup, RayEngine, RayRewards
 from gtpo_megatron.orchestration.ray_processes import EngineProcess, RankProcess, RewardProcess
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
-from gtpo_megatron.weights.hf_buffer import remove_name
+from gtpo_megatron.weights.hf_buffer import allocate, remove_name
 from gtpo_megatron.weights.sync import WeightSync
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
     _start_ray(config)
     processes: dict[str, Any] = {}
     try:
-        has_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        has_gpu = _has_gpus(config)
         processes = _start_processes(config, run_folder, has_gpu=has_gpu)
         ranks = [processes[_rank_name(index)] for index in range(config.parallel.num_ranks)]
         places = _bring_up(config, processes, ranks)
@@ -42,6 +44,7 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
         engine = RayEngine(processes[ENGINE_NAME], deadline_s=deadline_s)
         actor = RayActorGroup(ranks, places, deadline_s=deadline_s)
         layout = weight_layout(config)
+        allocate(layout)
         try:
             actor.connect_weights(layout)
             engine.connect_weights(layout)
@@ -66,14 +69,42 @@ def _start_ray(config: RunConfig) -> None:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # clusters often have no way out
     cluster = config.cluster
-    common = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
-    if cluster.address:
-        try:
-            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            raise WorkerError(f"no Ray head answers at cluster.address={cluster.address!r}: {error}") from error
-    else:
-        ray.init(num_cpus=cluster.num_cpus, object_store_memory=cluster.object_store_mib << 20, **common)
+    common = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if cluster.address:
+            ray.init(address=cluster.address, **common)
+            return
+        # "local": neither RAY_ADDRESS nor a head that someone else started on this machine
+        ray.init(
+            address="local",
+            num_cpus=cluster.num_cpus,
+            # Ray counts devices, whatever torch is installed
+            num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+            object_store_memory=cluster.object_store_mib << 20,
+            include_dashboard=False,
+            **common,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        where = f"at cluster.address={cluster.address!r}" if cluster.address else "of this run"
+        raise WorkerError(f"the Ray head {where} does not answer: {error}") from error
+
+
+def _has_gpus(config: RunConfig) -> bool:
+    """Whether the run is on GPUs at all.
+
+    Raises:
+        ConfigError: there are some, but too few for ranks and engine.
+    """
+    import ray
+
+    there = int(ray.cluster_resources().get("GPU", 0))
+    needed = config.parallel.num_ranks + config.rollout.tensor_parallel_size
+    if 0 < there < needed:
+        raise ConfigError(
+            f"{config.parallel} and rollout.tensor_parallel_size={config.rollout.tensor_parallel_size} need {needed} "
+            f"GPUs, Ray has {there}; take fewer ranks, or more machines"
+        )
+    return there > 0
 
 
 def _rank_name(index: int) -> str:

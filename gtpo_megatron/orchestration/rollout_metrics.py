@@ -22,6 +22,8 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
         "rollout/groups_mixed_frac": Mean(float(mixed.sum()), mixed.numel()),
         "rollout/response_length_tokens": Mean(int(lengths.sum()), num),
         "rollout/response_length_max_tokens": Max(int(lengths.max()) if num else 0),
+        "rollout/responses_count": Sum(num),
+        "rollout/response_tokens_count": Sum(int(lengths.sum())),
         "rollout/truncated_frac": Mean(int(rollouts.truncated.sum()), num),
         "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),
     }

@@ -8,9 +8,11 @@
 A checkpoint appears under its name only when it is whole: it is written aside, renamed, then ``latest`` is replaced.
 """
 
+import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +24,15 @@ from gtpo_megatron.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
-RESUMABLE_CHANGES = ("num_steps:", "cluster.", "logging.", "checkpoint.")
+_CHECKPOINT_NAME = re.compile(r"step_(\d+)")
+
+RESUMABLE_CHANGES = (
+    "num_steps:",
+    "logging.",
+    "checkpoint.",
+    *("cluster.address:", "cluster.num_cpus:", "cluster.object_store_mib:"),
+    *("cluster.start_deadline_s:", "cluster.stage_deadline_s:"),
+)
 """Fields that may differ between a run and its continuation: they do not change what a step computes."""
 
 
@@ -50,6 +60,7 @@ class RunFolder:
         self.hf_folder = path / "hf"
         self.report_file = path / "report.html"
         self._checkpoints = path / "checkpoints"
+        self._lock_descriptor: int | None = None
 
     def open(self, config: RunConfig, *, resume: bool) -> None:
         """Creates the folder for a new run, or checks that it belongs to this one.
@@ -59,11 +70,28 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock()
             if self.config_file.exists():
                 self._check_same_run(config, resume=resume)
             self._write_aside(self.config_file, to_yaml(config))
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
+
+    def close(self) -> None:
+        """Lets another process use the folder; the end of this process does so too, however it comes."""
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+
+    def _lock(self) -> None:
+        self.close()
+        descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise ConfigError(f"run folder {self.path} is in use by another process; wait for it or stop it") from error
+        self._lock_descriptor = descriptor
 
     def _check_same_run(self, config: RunConfig, *, resume: bool) -> None:
         if not resume:
@@ -116,14 +144,25 @@ class RunFolder:
             raise CheckpointError(
                 f"checkpoint {final} could not be finished: {error.strerror}; the last good one stays valid"
             ) from error
-        for old in self._complete()[:-keep]:
-            shutil.rmtree(old)
+        self._drop_old(state.step, keep=keep)
         logger.info("checkpoint %s is complete", final)
         return final
 
-    def _complete(self) -> list[Path]:
-        folders = [path for path in self._checkpoints.glob("step_*") if path.is_dir()]
-        return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
+    def _drop_old(self, step: int, *, keep: int) -> None:
+        """Removes all but the last ``keep`` up to this step; a later one is left over from a run that went another way.
+
+        The checkpoint just finished is never removed, and trouble in removing others is logged only: nothing is lost.
+        """
+        numbered = {
+            int(match.group(1)): path
+            for path in self._checkpoints.iterdir()
+            if path.is_dir() and (match := _CHECKPOINT_NAME.fullmatch(path.name))
+        }
+        for number in sorted(number for number in numbered if number <= step)[:-keep]:
+            try:
+                shutil.rmtree(numbered[number])
+            except OSError as error:
+                logger.warning("old checkpoint %s could not be removed: %s", numbered[number], error)
 
     @staticmethod
     def _write_aside(path: Path, text: str) -> None:

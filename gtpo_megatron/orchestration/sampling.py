@@ -53,7 +53,7 @@ def sample_groups(
     their place, at most ``max_refills`` times; then the step goes on with the groups it has.
 
     Raises:
-        RolloutError: dynamic sampling found not a single group that can teach.
+        RolloutError: dynamic sampling found not a single group that can teach, or no response has a verdict.
     """
     rounds = [_one_round(draw(num_prompts), parts, rollout, seed)]
     if not algorithm.dynamic_sampling.enabled:
@@ -91,6 +91,10 @@ def _one_round(prompts: PromptBatch, parts: StepParts, config: RolloutConfig, se
         rollouts = parts.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
     with parts.timers.stage("reward"):  # (3)
         rewards = parts.reward.score(rollouts, prompts)
+    if bool(rewards.failed.all()):
+        raise RolloutError(
+            f"the reward function has no verdict on any of {len(rewards.failed)} responses; log.txt says what it raised"
+        )
     return Sampled(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
 
 

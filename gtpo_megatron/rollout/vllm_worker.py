@@ -81,7 +81,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self.buffer = None
 
     def checksums(self) -> dict[str, int]:
-        """Checksum of every tensor as it was read."""
+        """Checksum of every tensor as it was read. Whether vLLM loaded it well is for the log-prob gap to show."""
         assert self.buffer is not None
         return {name: tensor_checksum(tensor) for name, tensor in self.buffer.items()}
 

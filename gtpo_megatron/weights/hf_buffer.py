@@ -4,6 +4,7 @@ No rank gathers anything: each writes its own boxes straight to where they belon
 copy. The same buffer serves the weight push and the export.
 """
 
+import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,27 @@ def new_layout(shapes: Mapping[str, tuple[int, ...]], dtype_name: str) -> Buffer
     """A layout under a file name that nobody else uses."""
     path = SHARED_MEMORY / f"gtpo_megatron_{uuid.uuid4().hex}"
     return BufferLayout(path=str(path), dtype_name=dtype_name, shapes=dict(shapes))
+
+
+def allocate(layout: BufferLayout) -> None:
+    """Makes the file with all its memory; one that grows when it is written would kill the writer when memory is short.
+
+    Raises:
+        WeightSyncError: the memory file system is too small.
+    """
+    _, num_bytes = layout.offsets()
+    try:
+        descriptor = os.open(layout.path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        remove_name(layout)
+        raise WeightSyncError(
+            f"no room for {num_bytes / 2**20:.1f} MiB of weights at {layout.path}: {error.strerror}; "
+            f"enlarge the memory file system (for a container: --shm-size)"
+        ) from error
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def write_folder(buffer: HFBuffer, source: Path, target: Path) -> None:
-    """Writes ``target`` whole or not at all; replaces what was there.
+    """Writes ``target`` whole or not at all; what was there is replaced only when the new folder is complete.
 
     Args:
         buffer: all tensors.
@@ -35,8 +35,12 @@ def write_folder(buffer: HFBuffer, source: Path, target: Path) -> None:
         scratch.mkdir(parents=True)
         _copy_companions(source, scratch, buffer.layout.dtype_name)
         _write_shards(buffer, scratch)
-        shutil.rmtree(target, ignore_errors=True)
+        old = target.with_name(f".{target.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
         scratch.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error.strerror or error}") from error
 

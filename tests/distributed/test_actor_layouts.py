@@ -119,6 +119,14 @@ def test_a_replica_without_responses(models, tmp_path, layout):
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), dealing="uneven")
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_responses_cut_by_the_length_limit(models, tmp_path, masked):
+    """Rows 2 and 5 are cut: masked, they leave the loss and its denominator but stay in their group's statistics."""
+    folder, model = models[False]
+    config = make_config(folder, LAYOUTS["dp2"], updates={"mask_truncated": masked})
+    compare(tmp_path, model, config)
+
+
 def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):
     folder, model = models[False]
     compare(tmp_path, model, make_config(folder, LAYOUTS["dp2"]), failed=(0, 5))

@@ -51,7 +51,7 @@ def make_rollouts(**changes) -> RolloutBatch:
         response_lengths=torch.tensor([response for _, response in LENGTHS]),
         rollout_logprobs=torch.zeros(rows, 12),
         group_ids=torch.tensor(GROUPS),
-        truncated=torch.zeros(rows, dtype=torch.bool),
+        truncated=torch.tensor([row in (2, 5) for row in range(rows)]),
         policy_version=0,
     )
     return dataclasses.replace(batch, **changes)
@@ -99,12 +99,13 @@ def dense_scores(model, batch):
 def dense_step(model, config, batch, rewards):
     """One update by transformers, autograd and torch's AdamW: credit, loss, gradient norm and the new weights."""
     logprobs, entropy = dense_scores(model, batch)
-    mask = batch.response_mask & ~rewards.failed[:, None]
+    judged = batch.response_mask & ~rewards.failed[:, None]
+    mask = judged & ~batch.truncated[:, None] if config.update.mask_truncated else judged
     credit = assign_credit(
         config.algorithm,
         rewards=rewards.rewards,
         token_entropy=entropy,
-        response_mask=mask,
+        response_mask=judged,
         group_ids=batch.group_ids,
         old_logprobs=logprobs.detach(),
     )
@@ -112,7 +113,7 @@ def dense_step(model, config, batch, rewards):
         config.algorithm,
         logprobs=logprobs,
         old_logprobs=logprobs.detach(),
-        advantages=credit.advantages,
+        advantages=torch.where(mask, credit.advantages, 0.0),
         response_mask=mask,
         group_ids=batch.group_ids,
     )

@@ -16,7 +16,7 @@ SMALL = [
     "--rollout.group-size", "4",
     "--evaluation.num-problems", "6",
     "--evaluation.samples", "2",
-    "--evaluation.every-steps", "0",
+    "--evaluation.every-steps", "2",
     "--checkpoint.every-steps", "2",
     "--cluster.start-deadline-s", "300",
     "--cluster.stage-deadline-s", "240",

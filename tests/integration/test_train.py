@@ -6,6 +6,7 @@ import time
 import psutil
 import pytest
 
+from gtpo_megatron.observability.rollout_log import read_rollouts
 from tests.integration.runs import Run, steps
 
 pytestmark = [
@@ -107,6 +108,11 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     rows = steps(run.folder)[1:]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(0 < row["rollout/truncated_frac"] < 1 for row in rows)
+    # 12 responses of 3 groups in 2 replicas: 6 each would keep no group whole even if lengths were equal
+    for step in (1, 2):
+        records = read_rollouts(run.folder / "rollouts" / f"step_{step:06d}.jsonl")
+        assert {record.group_id for record in records}
+        assert all(len(record.tokens) == len(record.advantages) for record in records)
     assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
     assert all(row["optimizer/grad_norm"] > 0 for row in rows)
 
@@ -123,4 +129,8 @@ def test_one_process_without_ray(tmp_path):
     run.succeed()
     rows = steps(run.folder)[1:]
     assert sum(row["rollout/reward_failed_count"] for row in rows) > 0
-    assert all(row["rollout/groups_dropped_count"] >= 0 for row in rows)
+    # 4 prompts a step and what replaced the dropped ones, 4 responses each
+    for row in rows:
+        assert row["rollout/responses_count"] >= 16
+        drawn = row["rollout/responses_count"] / 4
+        assert 0 <= row["rollout/groups_dropped_count"] < drawn

@@ -100,9 +100,11 @@ def test_a_run_folder_of_another_configuration(tmp_path):
     from gtpo_megatron.errors import ConfigError
     from gtpo_megatron.orchestration.run_folder import RunFolder
 
-    RunFolder(tmp_path).open(cli.load_recipe("recipes.tiny_cpu:gtpo"), resume=False)
+    folder = RunFolder(tmp_path)
+    folder.open(cli.load_recipe("recipes.tiny_cpu:gtpo"), resume=False)
     with pytest.raises(ConfigError, match="another configuration: .*algorithm.kind: 'GTPOConfig' -> 'GRPOConfig'"):
-        RunFolder(tmp_path).open(cli.load_recipe("recipes.tiny_cpu:grpo"), resume=True)
+        folder.open(cli.load_recipe("recipes.tiny_cpu:grpo"), resume=True)
+    folder.close()
 
 
 def test_the_assets_are_small_enough():

@@ -75,3 +75,7 @@ def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
 def test_help_is_not_an_error(capsys):
     assert cli.run(["--help"]) == 0
     assert "train RECIPE" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        cli.run(["train", "--help"])
+    assert stop.value.code == 0
+    assert "lists every field" in capsys.readouterr().out

@@ -36,6 +36,8 @@ def test_a_batch_by_hand():
         "rollout/prompt_tokens": 5.0,
         "rollout/response_length_max_tokens": 60.0,
         "rollout/response_length_tokens": 35.0,
+        "rollout/response_tokens_count": 210.0,
+        "rollout/responses_count": 6.0,
         "rollout/reward_best_frac": pytest.approx(2 / 3),
         "rollout/reward_failed_count": 0.0,
         "rollout/reward_mean": 0.5,

@@ -25,7 +25,8 @@ def checkpoint(folder, step, keep=2):
 def folder(tmp_path):
     opened = RunFolder(tmp_path / "run")
     opened.open(tiny_cpu.gtpo(), resume=False)
-    return opened
+    yield opened
+    opened.close()
 
 
 def test_the_configuration_is_written_whole(folder):
@@ -56,6 +57,7 @@ def test_a_longer_run_with_a_decaying_rate_is_another_run(tmp_path):
     folder.open(config, resume=False)
     with pytest.raises(ConfigError, match="num_steps: 40 -> 80"):
         folder.open(dataclasses.replace(config, num_steps=80), resume=True)
+    folder.close()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -78,6 +80,22 @@ def test_old_checkpoints_are_dropped_by_number(folder):
         checkpoint(folder, step)
     kept = sorted(path.name for path in (folder.path / "checkpoints").glob("step_*"))
     assert kept == ["step_10", "step_9"]
+
+
+def test_leftovers_are_never_in_the_way(folder):
+    """A checkpoint of a later step from a run that went another way, and a copy that somebody made."""
+    checkpoint(folder, 10, keep=1)
+    (folder.path / "checkpoints" / "step_20").mkdir()
+    (folder.path / "checkpoints" / "step_10_backup").mkdir()
+    checkpoint(folder, 12, keep=1)
+    assert folder.latest_checkpoint()[1].step == 12
+    kept = sorted(path.name for path in (folder.path / "checkpoints").glob("step_*"))
+    assert kept == ["step_10_backup", "step_12", "step_20"]
+
+
+def test_a_folder_in_use_is_refused(folder):
+    with pytest.raises(ConfigError, match="in use by another process"):
+        RunFolder(folder.path).open(tiny_cpu.gtpo(), resume=True)
 
 
 def test_a_save_that_breaks_off_leaves_the_last_good_one(folder):

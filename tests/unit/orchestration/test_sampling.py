@@ -122,6 +122,11 @@ def test_nothing_to_learn_from_is_an_error():
         sample([(0, 0)] * 4, dynamic(max_refills=1), 2)
 
 
+def test_a_reward_that_never_has_a_verdict_stops_the_run():
+    with pytest.raises(RolloutError, match="no verdict on any of 4 responses"):
+        sample([(None, None)] * 2, GTPOConfig(), 2)
+
+
 def test_batches_of_different_policies_do_not_mix():
     import dataclasses
 

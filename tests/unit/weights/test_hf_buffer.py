@@ -1,6 +1,7 @@
 """The shared buffer, its checksums, and Hugging Face folders in and out."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError, WeightSyncError
 from gtpo_megatron.weights import hf_writer
 from gtpo_megatron.weights.checksum import slice_checksum, tensor_checksum
-from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer, new_layout, remove_name
+from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer, allocate, new_layout, remove_name
 from gtpo_megatron.weights.hf_reader import read_parameters, weight_files
 from gtpo_megatron.weights.hf_writer import write_folder
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
@@ -52,6 +53,24 @@ def test_a_folder_that_is_not_there_is_named():
     layout = BufferLayout(path="/nowhere/buffer", dtype_name="float32", shapes=SHAPES)
     with pytest.raises(WeightSyncError, match="cannot map .* MiB of shared memory at /nowhere/buffer"):
         HFBuffer(layout)
+
+
+def test_memory_is_taken_at_once(layout):
+    allocate(layout)
+    stat = Path(layout.path).stat()
+    assert stat.st_blocks * 512 >= stat.st_size == 128
+    buffer = HFBuffer(layout)
+    assert buffer["vector"].sum() == 0
+
+
+def test_a_memory_file_system_that_is_too_small_is_named(layout, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(WeightSyncError, match="no room for .* MiB of weights .* --shm-size"):
+        allocate(layout)
+    assert not Path(layout.path).exists()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -1,0 +1,137 @@
+"""The loop's bookkeeping over parts that do nothing: what is written when, and what a crash leaves."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import Problem, RewardBatch
+from gtpo_megatron.observability.metrics import Max
+from gtpo_megatron.observability.metrics_file import JsonlSink, read_metrics, truncate_after
+from gtpo_megatron.observability.progress import TrainingDisplay
+from gtpo_megatron.observability.sinks import MetricSinks
+from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.controller import Controller, RunInputs
+from gtpo_megatron.orchestration.parts import RankHandle, StepParts
+from gtpo_megatron.orchestration.run_folder import RunFolder
+from gtpo_megatron.weights.sync import WeightSync
+from recipes import tiny_cpu
+from tests.unit.orchestration.test_sampling import WrittenDown
+
+PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(6)]
+
+
+class World(WrittenDown):
+    """Sampler, reward and trainer; the policy version goes up, nothing else happens."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.version = 0
+        self.saved = []
+        self.on_save = lambda: None
+
+    def generate(self, prompts, sampling, *, samples_per_prompt, seed):
+        handle = super().generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
+        return dataclasses.replace(handle, policy_version=self.version)
+
+    def score(self, rollouts, prompts):
+        num = len(rollouts.response_lengths)
+        return RewardBatch(rewards=torch.arange(num).remainder(2).float(), failed=torch.zeros(num, dtype=torch.bool))
+
+    def score_tokens(self, rollouts):
+        return RankHandle(payloads=(None,), metrics={"sync/logprob_gap_max": Max(0.0)})
+
+    def assign_credit(self, scores, rewards):
+        return RankHandle(payloads=(None,), metrics={})
+
+    def update(self, batch, *, step):
+        return {"policy/loss": Max(float(step))}
+
+    def write_weights(self, *, with_checksums):
+        return {}
+
+    def load_weights(self, version):
+        self.version = version
+
+    def received_checksums(self):
+        return [{}]
+
+    def forget_prefixes(self):
+        pass
+
+    def save(self, folder):
+        self.on_save()
+        self.saved.append(folder.name)
+
+    def load(self, folder):
+        self.saved.append(f"loaded {folder.name}")
+
+
+def run(folder, world, checkpoint=None):
+    """The whole run, or its rest from a checkpoint."""
+    config = tiny_cpu.gtpo(num_steps=4)
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, prompts_per_step=2),
+        rollout=dataclasses.replace(config.rollout, group_size=2),
+        evaluation=dataclasses.replace(config.evaluation, samples=2, every_steps=0),
+        checkpoint=dataclasses.replace(config.checkpoint, every_steps=2),
+        logging=dataclasses.replace(config.logging, rollout_groups_per_step=0),
+    )
+    folder.open(config, resume=checkpoint is not None)
+    parts = StepParts(
+        engine=world,
+        reward=world,
+        actor=world,
+        weight_sync=WeightSync(config.weight_sync),
+        timers=StageTimers(),
+        logprob_gap_limit=1.0,
+    )
+    inputs = RunInputs(
+        tokenizer=None, train=PROBLEMS, heldout=PROBLEMS[:2], num_dropped_long=0, num_heldout_dropped_long=0
+    )
+    if checkpoint:
+        truncate_after(folder.path / "metrics.jsonl", checkpoint[1].step)
+    display = TrainingDisplay(num_steps=4, title="test", is_live=False)
+    try:
+        with MetricSinks({"jsonl": JsonlSink(folder.path / "metrics.jsonl")}) as sinks:
+            return Controller(config, folder, inputs, parts, sinks, display).run(checkpoint)
+    finally:
+        folder.close()
+
+
+def test_every_step_has_its_row_before_its_checkpoint(tmp_path):
+    folder, world = RunFolder(tmp_path), World()
+    rows_at_save = []
+    world.on_save = lambda: rows_at_save.append([row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")])
+    summary = run(folder, world)
+    assert rows_at_save == [[0, 1, 2], [0, 1, 2, 3, 4]]
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert summary.before.mean_at_k == summary.after.mean_at_k == 0.5
+    assert "eval/heldout_mean_at_k" in rows[4]
+    assert rows[3]["rollout/responses_count"] == 4
+    assert world.version == 4
+
+
+def test_a_resumed_run_counts_groups_on(tmp_path):
+    folder, world = RunFolder(tmp_path), World()
+
+    def stop_at_the_second_save():
+        if world.saved:
+            raise KeyboardInterrupt
+
+    world.on_save = stop_at_the_second_save
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, world)
+    path, state = folder.latest_checkpoint()
+    assert state.step == 2
+    assert state.counters["groups"] == 4
+    assert state.sampler["position"] == 4
+    world.on_save = lambda: None
+    again = World()
+    summary = run(folder, again, (path, state))
+    assert again.saved[0] == "loaded step_2"
+    assert summary.before is None
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    assert folder.latest_checkpoint()[1].counters["groups"] == 8
