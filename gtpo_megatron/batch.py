@@ -171,10 +171,16 @@ class PolicyScores:
     Attributes:
         old_logprobs: ``[B, T]`` float32, nats; 0 at padding.
         token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 at padding.
+        policy_version: of the weights that scored them.
+        temperature: logits were divided by it.
+        vocab_size: columns that took part.
     """
 
     old_logprobs: Tensor
     token_entropy: Tensor
+    policy_version: int
+    temperature: float
+    vocab_size: int
 
     def __post_init__(self) -> None:
         if self.old_logprobs.shape != self.token_entropy.shape or self.old_logprobs.ndim != 2:

@@ -33,6 +33,7 @@ from gtpo_megatron.batch import (
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
 from gtpo_megatron.distributed import advantage_reducer
+from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import Max, Metric
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
@@ -87,6 +88,7 @@ class MegatronActor:
             config, self._model, self._optimizer, self._schedule, self._head, self._groups, self.place
         )
         self._buffer: HFBuffer | None = None
+        self._policy_version = 0
 
     def _build_model(self) -> None:
         """Model with the folder's weights, Megatron's data-parallel wrapper, optimizer and schedule."""
@@ -144,7 +146,15 @@ class MegatronActor:
             multiple=self._config.parallel.sequence_multiple,
         )
         run_micro_batches(self._model, batches, keep, forward_only=True)
-        scores = PolicyScores(old_logprobs=logprobs, token_entropy=entropy) if self.place.has_logits else None
+        scores = None
+        if self.place.has_logits:
+            scores = PolicyScores(
+                old_logprobs=logprobs,
+                token_entropy=entropy,
+                policy_version=self._policy_version,
+                temperature=self._config.rollout.sampling.temperature,
+                vocab_size=self._arch.vocab_size,
+            )
         scored = ScoredBatch(
             rollouts=mine,
             rows=tuple(rows),
@@ -163,10 +173,19 @@ class MegatronActor:
             scored: this rank's responses.
             rewards: of all responses of the step.
 
+        Raises:
+            DataError: the responses were scored under other weights than sampled them: their entropies are not
+                those of the policy that made the choices.
+
         Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
         """
         if scored.scores is None:
             return TrainBatch(scored=scored, credit=None), {}
+        if scored.scores.policy_version != scored.rollouts.policy_version:
+            raise DataError(
+                f"responses of policy version {scored.rollouts.policy_version} were scored under version "
+                f"{scored.scores.policy_version}; credit needs both from one policy"
+            )
         index = torch.tensor(scored.rows, dtype=torch.int64)
         mine = scored.rollouts
         judged = mine.response_mask & ~rewards.failed[index][:, None]
@@ -189,19 +208,22 @@ class MegatronActor:
     # -------------------------------------------------------------------------------------------------- (7)(8) update
     def update(self, batch: TrainBatch, step: int) -> Metrics:
         """The optimizer updates of one step; see ``PolicyUpdate``."""
-        return self._update.run(batch, step=step)
+        metrics = self._update.run(batch, step=step)
+        self._policy_version = step
+        return metrics
 
     # -------------------------------------------------------------------------------------------------------- (9) push
     def connect_weights(self, layout: BufferLayout) -> None:
         """Maps the buffer that this rank writes its weights to."""
         self._buffer = HFBuffer(layout)
 
-    def write_weights(self, with_checksums: bool) -> dict[str, int]:
-        """Writes this rank's slices; replicas hold the same weights, so only the first writes.
+    def write_weights(self, version: int, with_checksums: bool) -> dict[str, int]:
+        """Writes this rank's slices, as policy ``version``; replicas hold the same weights, so only the first writes.
 
         Returns:
             This rank's shares of the tensors' checksums, or nothing.
         """
+        self._policy_version = version
         if self.place.data_index > 0:
             return {}
         buffer = self._connected()

@@ -82,9 +82,9 @@ class LocalActor:
         """Maps the buffer."""
         self._actor.connect_weights(layout)
 
-    def write_weights(self, *, with_checksums: bool) -> dict[str, int]:
+    def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
         """Writes all tensors."""
-        checksums: dict[str, int] = self._actor.write_weights(with_checksums)
+        checksums: dict[str, int] = self._actor.write_weights(version, with_checksums)
         return checksums
 
     def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:

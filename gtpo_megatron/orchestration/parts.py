@@ -115,7 +115,7 @@ class Actor(Protocol):
         """Maps the buffer that new weights leave by."""
         ...
 
-    def write_weights(self, *, with_checksums: bool) -> dict[str, int]:
+    def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
         """Every rank writes its slices to the buffer."""
         ...
 

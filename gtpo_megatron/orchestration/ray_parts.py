@@ -111,10 +111,10 @@ class RayActorGroup:
         """Every rank maps the buffer."""
         self._all("weight_sync", "connect_weights", lambda _: (layout,))
 
-    def write_weights(self, *, with_checksums: bool) -> dict[str, int]:
+    def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
         """Every rank writes its slices; their checksum shares are added up."""
         total: dict[str, int] = {}
-        for shares in self._all("weight_sync", "write_weights", lambda _: (with_checksums,)):
+        for shares in self._all("weight_sync", "write_weights", lambda _: (version, with_checksums)):
             for name, share in shares.items():
                 total[name] = (total.get(name, 0) + share) % 2**64
         return total

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 class WeightSender(Protocol):
     """The trainer's side, all ranks together."""
 
-    def write_weights(self, *, with_checksums: bool) -> dict[str, int]:
+    def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
         """Every rank writes its slices; returns each tensor's checksum, shares added up, or nothing."""
         ...
 
@@ -48,7 +48,7 @@ class WeightSync:
             WeightSyncError: a side failed, or the checksums differ; the message names the tensors.
         """
         verify = self._is_first or version % self._config.verify_every_steps == 0
-        sent = sender.write_weights(with_checksums=verify)
+        sent = sender.write_weights(version, with_checksums=verify)
         receiver.load_weights(version)
         if verify:
             compare_checksums(sent, receiver.received_checksums(), version=version)

@@ -34,7 +34,7 @@ def start(rank, init_method, config):
 
 def one_step(actor, config, step):
     rows = [row for row in range(8) if row % config.parallel.data_parallel_size == actor.place.data_index]
-    scored, _ = actor.score_tokens(make_rollouts(), rows)
+    scored, _ = actor.score_tokens(make_rollouts(policy_version=step - 1), rows)
     batch, _ = actor.assign_credit(scored, make_rewards())
     return to_scalars(actor.update(batch, step))
 
@@ -57,6 +57,7 @@ def resumed(rank, world_size, init_method, config, folder):
     """A fresh process that goes on from the checkpoint."""
     actor = start(rank, init_method, config)
     actor.load(folder)
+    actor._policy_version = 2  # which the push after a resume says
     return [one_step(actor, config, step) for step in (3, 4)], parameters(actor)
 
 
@@ -147,7 +148,7 @@ def test_export_writes_a_folder_that_transformers_loads(model, tmp_path):
     def export(rank, world_size, init_method):
         actor = start(rank, init_method, config)
         actor.connect_weights(layout)
-        actor.write_weights(with_checksums=False)
+        actor.write_weights(1, with_checksums=False)
         torch.distributed.barrier()
         actor.export_hf(str(tmp_path / "hf"))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
@@ -50,7 +51,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     scored, _ = actor.score_tokens(make_rollouts(), rows)
     batch, _ = actor.assign_credit(scored, make_rewards(failed))
     metrics = actor.update(batch, 1)
-    actor.write_weights(False)
+    actor.write_weights(1, False)
     found = {"place": actor.place, "metrics": metrics, "rows": rows}
     if actor.place.has_logits:
         found |= {
@@ -125,6 +126,22 @@ def test_responses_cut_by_the_length_limit(models, tmp_path, masked):
     folder, model = models[False]
     config = make_config(folder, LAYOUTS["dp2"], updates={"mask_truncated": masked})
     compare(tmp_path, model, config)
+
+
+def test_credit_refuses_scores_of_another_policy(models):
+    folder, _ = models[False]
+    config = make_config(folder, LAYOUTS["one"])
+
+    def refused(rank, world_size, init_method):
+        from gtpo_megatron.actor.actor import MegatronActor
+
+        actor = MegatronActor(config, global_rank=rank, init_method=init_method)
+        scored, _ = actor.score_tokens(make_rollouts(policy_version=3), range(8))
+        assert (scored.scores.policy_version, scored.scores.temperature, scored.scores.vocab_size) == (0, 1.0, 53)
+        with pytest.raises(DataError, match="policy version 3 were scored under version 0"):
+            actor.assign_credit(scored, make_rewards())
+
+    run_processes(refused, 1)
 
 
 def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):

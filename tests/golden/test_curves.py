@@ -40,7 +40,7 @@ def ten_updates(rank, world_size, init_method, config):
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     curve = []
     for step in range(1, 6):
-        scored, scores = actor.score_tokens(make_rollouts(), range(8))
+        scored, scores = actor.score_tokens(make_rollouts(policy_version=step - 1), range(8))
         batch, _ = actor.assign_credit(scored, make_rewards())
         curve.append(to_scalars(merge([scores | actor.update(batch, step)])))
     return [[row[name] for name in NAMES] for row in curve]

@@ -6,7 +6,10 @@ import time
 import psutil
 import pytest
 
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.dealing import deal
 from gtpo_megatron.observability.rollout_log import read_rollouts
+from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import Run, steps
 
 pytestmark = [
@@ -101,18 +104,21 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     run = Run(
         tmp_path / "run",
         *("--parallel.num-ranks", "4", "--update.mask-truncated"),
-        *("--rollout.sampling.max-response-tokens", "40", "--data.prompts-per-step", "3"),
+        *("--rollout.sampling.max-response-tokens", "56", "--data.prompts-per-step", "8"),
+        *("--logging.rollout-groups-per-step", "8"),
         num_steps=2,
     )
     run.succeed()
     rows = steps(run.folder)[1:]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(0 < row["rollout/truncated_frac"] < 1 for row in rows)
-    # 12 responses of 3 groups in 2 replicas: 6 each would keep no group whole even if lengths were equal
+    tokenizer = load_tokenizer(str(ASSETS / "tiny_qwen2"))
     for step in (1, 2):
         records = read_rollouts(run.folder / "rollouts" / f"step_{step:06d}.jsonl")
-        assert {record.group_id for record in records}
-        assert all(len(record.tokens) == len(record.advantages) for record in records)
+        lengths = [len(tokenizer.encode(record.prompt)) + len(record.tokens) for record in records]
+        first, second = ({records[row].group_id for row in rows} for rows in deal(lengths, 2))
+        assert len(records) == 32
+        assert first & second, "no group is split over the replicas"
     assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
     assert all(row["optimizer/grad_norm"] > 0 for row in rows)
 
