@@ -83,10 +83,12 @@ def assign_credit(
         DataError: a value cannot be used. Both on all ranks alike.
     """
     inputs = CreditInputs(config, rewards, token_entropy, response_mask, group_ids, old_logprobs, shaping_mask)
+    # what all ranks must agree on: a mask on some of them only would send them to different collectives
+    signature = f"credit {config!r} shaping_mask={shaping_mask is not None}"
     reduction = reduction or LocalReduction()
     with torch.no_grad():
         table = gather_table(
-            inputs.read, success_threshold=config.success_threshold, reduction=reduction, signature=repr(config)
+            inputs.read, success_threshold=config.success_threshold, reduction=reduction, signature=signature
         )
         penalties = length_penalties(config.length_penalty, table)
         result, shares = _dispatch(config, inputs, table, penalties, reduction)
@@ -110,7 +112,7 @@ def _dispatch(
                 values=inputs.weights,
                 response_mask=inputs.response_mask,
                 shaping_mask=inputs.shaping_mask,
-                padding_is_finite=inputs.padding_is_finite,
+                padding_is_harmless=inputs.padding_is_harmless,
                 has_negatives=inputs.has_negatives,
             )
             rules, pooled = _gtpo_rules(config), _pooled(config, table)

@@ -29,7 +29,7 @@ class CreditInputs:
         self.token_entropy, self.response_mask = token_entropy, response_mask
         self.old_logprobs, self.shaping_mask = old_logprobs, shaping_mask
         self.weights = token_entropy
-        self.padding_is_finite, self.has_negatives = False, True
+        self.padding_is_harmless, self.has_negatives = False, True
         self.entropy_total = torch.zeros(0, dtype=torch.float64)
 
     def read(self) -> tuple[Tensor, Tensor, RowFacts, Tensor]:
@@ -45,7 +45,7 @@ class CreditInputs:
         finds_lowest = isinstance(self.config, EntropyCreditSettings) and _needs_lowest(self.config)
         facts = row_facts("token_entropy", self.token_entropy, self.response_mask, finds_lowest=finds_lowest)
         self.entropy_total = facts.total
-        self.padding_is_finite, self.has_negatives = facts.padding_is_finite, facts.has_negatives
+        self.padding_is_harmless, self.has_negatives = facts.padding_is_harmless, facts.has_negatives
         means = torch.zeros(len(self.rewards), dtype=torch.float64)
         if isinstance(self.config, EntropyCreditSettings):
             facts = self._replace_weights(self.config, facts)
@@ -72,7 +72,7 @@ class CreditInputs:
             return facts
         name = "-old_logprobs" if source == "surprisal" else "weights"
         facts = row_facts(name, self.weights, self.response_mask, finds_lowest=_needs_lowest(config))
-        self.padding_is_finite, self.has_negatives = facts.padding_is_finite, facts.has_negatives
+        self.padding_is_harmless, self.has_negatives = facts.padding_is_harmless, facts.has_negatives
         return facts
 
     def _sequence_means(self, config: GRPOSConfig, facts: RowFacts) -> Tensor:

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-12
+"""Success rates are quotients of small integers: a threshold such as 1 - 0.9 must not be missed by a last bit."""
+
 
 def soft_overlong(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, denominator_tokens: int) -> Tensor:
     """Linear ramp before the length limit [S sec. 4.5.1], DAPO's (arXiv 2503.14476, Eq. 13).
@@ -62,9 +65,9 @@ def group_relative_overlong(
             continue
         correct, total = rows[is_correct[rows]], len(rows)
         rate = len(correct) / total
-        if rate >= easy_threshold:
+        if rate >= easy_threshold - ROUNDING:
             basis, penalised = correct, correct
-        elif rate <= 1 - easy_threshold:
+        elif rate <= 1 - easy_threshold + ROUNDING:
             penalty[rows] = hard_penalty[rows]
             continue
         elif 2 * len(correct) > total:

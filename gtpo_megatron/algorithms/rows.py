@@ -36,7 +36,8 @@ class RowFacts:
         highest: ``[B]`` float64, largest one.
         total: ``[B]`` float64, sum over response tokens; for diagnostics (its last bits depend on padding).
         has_negatives: some value is below 0 by rounding.
-        padding_is_finite: everything outside the mask can be multiplied by 0.
+        padding_is_harmless: everything outside the mask is finite and not negative, so that neither it nor its inverse
+            (after the floor is added) turns into NaN when it is multiplied by 0.
     """
 
     lengths: Tensor
@@ -44,7 +45,7 @@ class RowFacts:
     highest: Tensor
     total: Tensor
     has_negatives: bool
-    padding_is_finite: bool
+    padding_is_harmless: bool
 
 
 def block_elements(tensor: Tensor) -> int:
@@ -216,8 +217,16 @@ def row_facts(name: str, values: Tensor, response_mask: Tensor, *, finds_lowest:
         highest=highest.clamp(min=0.0),
         total=total,
         has_negatives=bool((lowest < 0).any()),
-        padding_is_finite=bool(torch.isfinite(values.sum())),
+        padding_is_harmless=_is_harmless(values),
     )
+
+
+def _is_harmless(values: Tensor) -> bool:
+    """All values, padding included, are finite and at least 0; one pass."""
+    if not values.numel():
+        return True
+    low, high = torch.aminmax(values)  # NaN comes through
+    return bool((low >= 0) & torch.isfinite(high))
 
 
 def _raise_on_bad_row(name: str, values: Tensor, lengths: Tensor, lowest: Tensor, highest: Tensor) -> None:

@@ -55,14 +55,14 @@ class TokenWeights:
         values: ``[B, T]`` float32 or float64: entropies, or what stands in their place; nats; no gradient flows.
         response_mask: ``[B, T]`` bool, left-aligned.
         shaping_mask: ``[B, T]`` bool; tokens where it is False have share 1 and enter no sum and no count. None: all.
-        padding_is_finite: ``values`` outside the mask can be multiplied by 0; otherwise they are cleared first.
+        padding_is_harmless: ``values`` outside the mask can be multiplied by 0; otherwise they are cleared first.
         has_negatives: some values are below 0 by rounding, and are taken as 0.
     """
 
     values: Tensor
     response_mask: Tensor
     shaping_mask: Tensor | None = None
-    padding_is_finite: bool = False
+    padding_is_harmless: bool = False
     has_negatives: bool = True
 
 

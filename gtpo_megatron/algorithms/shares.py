@@ -125,7 +125,7 @@ class _ShareWorker:
         live = self._live(chunk, "live")
         values = self.tokens.values
         picked = torch.index_select(values[:, :width], 0, rows, out=scratch.take("picked", shape, values.dtype))
-        if not self.tokens.padding_is_finite or self.rule.smallest < LEAST_KNOWN_FLOOR:
+        if not self.tokens.padding_is_harmless or self.rule.smallest < LEAST_KNOWN_FLOOR:
             picked = torch.where(live > 0, picked, 1.0)  # 1 has an inverse, whatever the floor
         weights = scratch.copy("weights", picked, torch.float64)
         if self.rule.clip is not None or self.tokens.has_negatives:

@@ -127,9 +127,8 @@ def prepare_update(
     """
     reduction = reduction or LocalReduction()
 
-    no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # outcomes are in the advantages already
-
     def read() -> tuple[Tensor, Tensor, RowFacts, Tensor]:
+        no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # outcomes are in the advantages already
         check_inputs(no_rewards, token_entropy, response_mask, group_ids)
         check_shape(tuple(response_mask.shape), old_logprobs=old_logprobs, advantages=credit.advantages)
         check_full_precision(old_logprobs=old_logprobs)
@@ -144,7 +143,7 @@ def prepare_update(
 
     with torch.no_grad():
         table = gather_table(
-            read, success_threshold=config.success_threshold, reduction=reduction, signature=repr(config)
+            read, success_threshold=config.success_threshold, reduction=reduction, signature=f"update {config!r}"
         )
         weights = row_weights(
             loss_denominator(config), table.lengths, table.group_index, is_sequence_level=is_sequence_level(config)

@@ -58,6 +58,9 @@ class ProcessGroupReduction:
             rows = read_rows()
         except GTPOError as error:
             problem = error
+        except Exception as error:  # noqa: BLE001 - peers wait in the gather: whatever went wrong, all ranks raise
+            problem = DataError(f"{type(error).__name__}: {error}")
+            problem.__cause__ = error
         payload = rows.contiguous().flatten() if problem is None else _as_integers(str(problem))
         code = -1 if problem is None else next(i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind))
         digest = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:7], "big")
@@ -80,8 +83,8 @@ class ProcessGroupReduction:
                 raise _ERRORS[code](f"data-parallel rank {r}: {_as_text(parts[r])}") from cause
         if len(set(headers[:, 3].tolist())) > 1:
             raise ConfigError(
-                "data-parallel ranks have different algorithm configurations (digests "
-                f"{headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
+                "data-parallel ranks have different algorithm configurations, or a shaping_mask on some of them only "
+                f"(digests {headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
             )
 
     def exchange(self, partial: Tensor, ranges: Sequence[SharedRange]) -> Tensor:

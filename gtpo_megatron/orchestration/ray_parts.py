@@ -7,7 +7,7 @@ from typing import Any
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.data.dealing import deal
+from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
@@ -91,9 +91,12 @@ class RayActorGroup:
         self._data_parallel_size = 1 + max(place.data_index for place in places)
 
     def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
-        """Deals the responses to replicas by token count; each rank takes its rows from shared memory."""
+        """Deals the responses to replicas by token count; each rank takes its rows from shared memory.
+
+        Neighbours stay together: rows come by group, so few groups are split and few sums travel in the credit stage.
+        """
         lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
-        rows = deal(lengths, self._data_parallel_size)
+        rows = deal_contiguous(lengths, self._data_parallel_size)
         return self._stage(
             "score", "score_tokens", lambda rank: (rollouts.payload, rows[self._places[rank].data_index])
         )

@@ -56,6 +56,11 @@ def sample_groups(
         RolloutError: dynamic sampling found not a single group that can teach, or no response has a verdict.
     """
     rounds = [_one_round(draw(num_prompts), parts, rollout, seed)]
+    failed = rounds[0].rewards.failed
+    if bool(failed.all()):
+        raise RolloutError(
+            f"the reward function has no verdict on any of {len(failed)} responses; log.txt says what it raised"
+        )
     if not algorithm.dynamic_sampling.enabled:
         return rounds[0]
     kept = [_informative(rounds[0], algorithm.success_threshold)]
@@ -91,10 +96,6 @@ def _one_round(prompts: PromptBatch, parts: StepParts, config: RolloutConfig, se
         rollouts = parts.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
     with parts.timers.stage("reward"):  # (3)
         rewards = parts.reward.score(rollouts, prompts)
-    if bool(rewards.failed.all()):
-        raise RolloutError(
-            f"the reward function has no verdict on any of {len(rewards.failed)} responses; log.txt says what it raised"
-        )
     return Sampled(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
 
 
@@ -102,7 +103,10 @@ def _informative(sampled: Sampled, threshold: float) -> set[int]:
     """Labels of the groups with both outcomes."""
     rewards = sampled.rewards
     labels, is_informative = informative_groups(
-        rewards.rewards, sampled.rollouts.group_ids, success_threshold=threshold, is_usable=~rewards.failed
+        rewards.rewards,
+        sampled.rollouts.group_ids,
+        success_threshold=threshold,
+        is_usable=~rewards.failed & (sampled.rollouts.response_lengths > 0),
     )
     return set(labels[is_informative].tolist())
 

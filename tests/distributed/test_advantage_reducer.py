@@ -22,7 +22,7 @@ from gtpo_megatron.config.algorithm import (
 from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
-from gtpo_megatron.errors import GTPOError
+from gtpo_megatron.errors import ConfigError, GTPOError
 from tests.dist_utils import run_ranks
 from tests.strategies import Batch, random_batch
 
@@ -242,3 +242,45 @@ def test_only_sums_of_split_groups_travel() -> None:
         assert split["all_to_all"] == 2 * 2 * 400 * 8
         assert whole["all_gather"] == split["all_gather"] == 16 * 6 * 8 + 4 * 8  # six numbers a response, and a header
         assert whole["all_reduce"] <= split["all_reduce"] < 512
+
+
+def _mask_on_rank_zero_only(rank: int, world_size: int) -> str:
+    entropy, mask = torch.rand(3, 4) + 0.1, torch.ones(3, 4, dtype=torch.bool)
+    try:
+        advantage_reducer.assign_credit(
+            GTPOConfig(),
+            rewards=torch.tensor([1.0, 0.0, 1.0]),
+            token_entropy=entropy,
+            response_mask=mask,
+            group_ids=torch.zeros(3, dtype=torch.int64),
+            shaping_mask=mask if rank == 0 else None,
+            dp_group=dist.group.WORLD,
+        )
+    except ConfigError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_shaping_mask_on_some_ranks_only_is_refused_by_all() -> None:
+    for message in run_ranks(_mask_on_rank_zero_only, 2):
+        assert "shaping_mask on some of them only" in message
+
+
+def _bad_type_on_rank_one(rank: int, world_size: int) -> str:
+    try:
+        advantage_reducer.assign_credit(
+            GTPOConfig(),
+            rewards=torch.tensor([1.0]),
+            token_entropy=torch.ones(1, 1),
+            response_mask=torch.ones(1, 1, dtype=torch.bool),
+            group_ids=None if rank == 1 else torch.zeros(1, dtype=torch.int64),
+            dp_group=dist.group.WORLD,
+        )
+    except GTPOError as error:
+        return str(error)
+    return "no error"
+
+
+def test_any_error_on_one_rank_is_raised_by_all() -> None:
+    for message in run_ranks(_bad_type_on_rank_one, 2):
+        assert "data-parallel rank 1" in message

@@ -470,3 +470,20 @@ def test_no_gradient_flows_through_entropy() -> None:
         credit = assign_credit(config, **arguments)
         assert not credit.advantages.requires_grad
         assert not credit.shaped_rewards.requires_grad
+
+
+@pytest.mark.parametrize(("floor", "padding", "dtype"), [(1.0, -1.0, torch.float32), (1e-8, -1e-8, torch.float64)])
+def test_padding_of_minus_the_floor_changes_nothing(floor: float, padding: float, dtype: torch.dtype) -> None:
+    """Its inverse, once the floor is added, is infinite; times 0 that would be NaN in everybody's column."""
+    entropy = torch.tensor([[1.0, 1.0], [1.0, 2.0], [0.7, 0.0], [1.0, 2.0]], dtype=dtype)
+    mask = torch.tensor([[True, True], [True, True], [True, False], [True, True]])
+    arguments = {
+        "rewards": torch.tensor([1.0, 1.0, 0.0, 0.0]),
+        "response_mask": mask,
+        "group_ids": torch.zeros(4).long(),
+    }
+    clean = assign_credit(GTPOConfig(entropy_floor=floor), token_entropy=entropy, **arguments)
+    entropy[2, 1] = padding
+    found = assign_credit(GTPOConfig(entropy_floor=floor), token_entropy=entropy, **arguments)
+    assert torch.equal(found.shaped_rewards, clean.shaped_rewards)
+    assert torch.equal(found.advantages, clean.advantages)

@@ -60,3 +60,20 @@ def test_knee_and_ramp() -> None:
     assert relative([1] * 20, [10] * 19 + [200])[19] == pytest.approx(-0.5 * 95 / 105)
     # knee 5/3 of [1, 2, 2] among the correct; the wrong one, however long, is not penalised
     assert relative([1, 1, 1, 0], [1, 2, 2, 900]) == pytest.approx([0, -0.1, -0.1, 0])
+
+
+@pytest.mark.parametrize(("threshold", "num_correct"), [(0.9, 1), (0.8, 2), (0.7, 3)])
+def test_a_rate_right_at_the_threshold_is_hard(threshold: float, num_correct: int) -> None:
+    """``1 - 0.9`` is less than ``1 / 10`` in floating point."""
+    is_correct = torch.arange(10) < num_correct
+    hard = torch.full((10,), -0.25, dtype=torch.float64)
+    found = group_relative_overlong(
+        torch.arange(1, 11),
+        is_correct,
+        torch.ones(10, dtype=torch.bool),
+        torch.zeros(10, dtype=torch.int64),
+        easy_threshold=threshold,
+        hard_penalty=hard,
+        ramps_incorrect=False,
+    )
+    assert torch.equal(found, hard)

@@ -21,11 +21,11 @@ def test_facts() -> None:
     assert facts.lowest.tolist() == [1, 2, 0]
     assert facts.highest.tolist() == [3, 6, 0]
     assert facts.total.tolist() == [4, 12, 0]
-    assert not facts.padding_is_finite
+    assert not facts.padding_is_harmless
     assert not facts.has_negatives
     unasked = row_facts("h", values.nan_to_num(posinf=0.0), aligned([2, 3, 0], 3))
     assert unasked.lowest.tolist() == [0, 0, 0]
-    assert unasked.padding_is_finite
+    assert unasked.padding_is_harmless
 
 
 def test_small_negatives_count_as_zero_and_are_told() -> None:

@@ -15,7 +15,7 @@ def build(rewards: list[float], labels: list[int], lengths: list[int], threshold
         highest=ones * 3,
         total=ones,
         has_negatives=False,
-        padding_is_finite=True,
+        padding_is_harmless=True,
     )
     return gather_table(
         lambda: (torch.tensor(rewards), torch.tensor(labels), facts, ones * 4),

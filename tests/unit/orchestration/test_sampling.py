@@ -127,6 +127,12 @@ def test_a_reward_that_never_has_a_verdict_stops_the_run():
         sample([(None, None)] * 2, GTPOConfig(), 2)
 
 
+def test_a_refill_without_a_verdict_is_dropped_like_any_other():
+    sampled, world = sample([(1, 0), (0, 0), (None, None), (0, 1)], dynamic(), 2)
+    assert world.asked == [2, 1, 1]
+    assert sampled.prompts.group_ids == (0, 3)
+
+
 def test_batches_of_different_policies_do_not_mix():
     import dataclasses
 
