@@ -27,7 +27,7 @@ def sample_seed(seed: int, group_id: int, sample: int) -> int:
 
 
 class VllmEngine:
-    """One vLLM engine; see ``rollout.engine.RolloutEngine`` for the contract.
+    """One vLLM engine, a sampler with weights that can be replaced.
 
     Args:
         model_path: folder in Hugging Face format; its weights are used until the first push.
@@ -73,6 +73,9 @@ class VllmEngine:
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
     ) -> RolloutBatch:
         """Samples ``samples_per_prompt`` responses a prompt; the end-of-turn token is part of the response.
+
+        Rows are prompt-major: all samples of prompt 0, then of prompt 1, ... The same arguments and weights give the same
+        responses: sample ``j`` of a prompt has a seed made of ``seed``, the prompt's group id and ``j`` alone.
 
         Raises:
             RolloutError: vLLM returned no tokens or no log-probs for a response.
