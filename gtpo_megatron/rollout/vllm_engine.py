@@ -74,8 +74,8 @@ class VllmEngine:
     ) -> RolloutBatch:
         """Samples ``samples_per_prompt`` responses a prompt; the end-of-turn token is part of the response.
 
-        Rows are prompt-major: all samples of prompt 0, then of prompt 1, ... The same arguments and weights give the same
-        responses: sample ``j`` of a prompt has a seed made of ``seed``, the prompt's group id and ``j`` alone.
+        Rows are prompt-major: all samples of prompt 0, then of prompt 1, ... The same arguments and weights give the
+        same responses: sample ``j`` of a prompt has a seed made of ``seed``, the prompt's group id and ``j`` alone.
 
         Raises:
             RolloutError: vLLM returned no tokens or no log-probs for a response.
