@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron import cli
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.recipe import load_recipe
 from recipes.tiny_cpu import ASSETS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer 
 def complaint(capsys, *overrides, recipe="recipes.tiny_cpu:gtpo"):
     """Exit status and message of ``gtpo-megatron config`` with these overrides."""
     try:
-        status = cli.run(["config", recipe, *overrides])
+        status = dispatch.run(["config", recipe, *overrides])
     except SystemExit as stop:
         status = stop.code
     return status, " ".join(capsys.readouterr().err.replace("│", " ").split())
@@ -33,7 +34,7 @@ GOOD = {"prompt": "What is 1 + 1?", "answer": "2"}
 
 
 def test_the_recipe_as_it_is_has_no_mistake(capsys):
-    assert cli.run(["config", "recipes.tiny_cpu:gtpo"]) == 0
+    assert dispatch.run(["config", "recipes.tiny_cpu:gtpo"]) == 0
     assert "kind: GTPOConfig" in capsys.readouterr().out
 
 
@@ -101,9 +102,9 @@ def test_a_run_folder_of_another_configuration(tmp_path):
     from gtpo_megatron.orchestration.run_folder import RunFolder
 
     folder = RunFolder(tmp_path)
-    folder.open(cli.load_recipe("recipes.tiny_cpu:gtpo"), resume=False)
+    folder.open(load_recipe("recipes.tiny_cpu:gtpo"), resume=False)
     with pytest.raises(ConfigError, match="another configuration: .*algorithm.kind: 'GTPOConfig' -> 'GRPOConfig'"):
-        folder.open(cli.load_recipe("recipes.tiny_cpu:grpo"), resume=True)
+        folder.open(load_recipe("recipes.tiny_cpu:grpo"), resume=True)
     folder.close()
 
 

@@ -1,0 +1,26 @@
+"""``gtpo-megatron config``."""
+
+import sys
+from collections.abc import Sequence
+
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.recipe import RecipeOptions, parse
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``config RECIPE ...``."""
+    options = parse("config", RecipeOptions, arguments)
+    from gtpo_megatron.config.serialize import to_yaml
+    from gtpo_megatron.train import check_inputs  # seconds of imports, after a typo has been found
+
+    check_inputs(options.config)
+    sys.stdout.write(to_yaml(options.config))
+    return 0
+
+
+COMMAND = Command(
+    usage="""\
+  config RECIPE [--any.field VALUE ...]
+                    prints the resolved configuration and checks it; starts nothing""",
+    run=run,
+)

@@ -1,0 +1,56 @@
+"""Finds and runs a command of ``gtpo-megatron``; to add one, write its file and list it in ``COMMANDS``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gtpo_megatron.cli import config, report, train
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.errors import ConfigError, GTPOError
+
+COMMANDS: dict[str, Command] = {
+    "train": train.COMMAND,
+    "report": report.COMMAND,
+    "config": config.COMMAND,
+}
+"""Name -> command, in the order of the overview."""
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry of the installed command."""
+    sys.path.insert(0, str(Path.cwd()))  # recipes and rewards of the user's own, from wherever they stand
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command; an error raised on purpose is one line and status 1 (2 for a wrong call)."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(usage() + "\n")
+        return 0 if arguments else EXIT_USAGE
+    if arguments[0] not in COMMANDS:
+        sys.stderr.write(f"gtpo-megatron: no command {arguments[0]!r}; there are {', '.join(COMMANDS)}\n")
+        return EXIT_USAGE
+    try:
+        return COMMANDS[arguments[0]].run(arguments[1:])
+    except ConfigError as error:
+        sys.stderr.write(f"gtpo-megatron: {error}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write("gtpo-megatron: interrupted; --resume goes on from the last checkpoint\n")
+        return EXIT_INTERRUPTED
+    except GTPOError as error:
+        sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
+        return EXIT_FAILED
+
+
+def usage() -> str:
+    """The overview of all commands."""
+    commands = "\n".join(command.usage for command in COMMANDS.values())
+    return (
+        f"usage: gtpo-megatron COMMAND ...\n\n{commands}\n\n"
+        "--help after a command (and its RECIPE) lists everything it takes."
+    )

@@ -1,0 +1,76 @@
+"""Recipes on the command line: ``module:function``, then overrides of any field."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import tyro
+
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """What every command that takes a recipe has; its subclasses add their own options, each with a default.
+
+    Attributes:
+        config: every field of the recipe can be overridden.
+    """
+
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+
+
+Options = TypeVar("Options", bound=RecipeOptions)
+
+
+def parse(command: str, options: type[Options], arguments: Sequence[str]) -> Options:
+    """``RECIPE [options]``; exits with status 2 and a hint on a typo, with 0 after printing help.
+
+    Raises:
+        ConfigError: no recipe is given, or it is none.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        sys.stdout.write(
+            f"usage: gtpo-megatron {command} RECIPE [options]\n\n"
+            f"RECIPE is module:function; gtpo-megatron {command} recipes.tiny_cpu:gtpo --help lists every field.\n"
+        )
+        sys.exit(0)
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError(f"{command} needs a recipe first: gtpo-megatron {command} recipes.tiny_cpu:gtpo")
+    return tyro.cli(
+        options,
+        prog=f"gtpo-megatron {command} {arguments[0]}",
+        default=options(config=load_recipe(arguments[0])),
+        args=list(arguments[1:]),
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+
+
+def load_recipe(name: str) -> RunConfig:
+    """Calls the recipe ``module:function``.
+
+    Raises:
+        ConfigError: no such module or function, or it returns something else.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not (colon and module_name and function_name):
+        raise ConfigError(f"recipe {name!r}: must be written module:function, such as recipes.tiny_cpu:gtpo")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise ConfigError(f"recipe {name!r}: there is no module {error.name!r} on the module path") from error
+        raise
+    recipe = getattr(module, function_name, None)
+    if not callable(recipe):
+        known = sorted(
+            key for key, value in vars(module).items() if callable(value) and value.__module__ == module_name
+        )
+        raise ConfigError(f"recipe {name!r}: {module_name} has no recipe {function_name!r}; it has {', '.join(known)}")
+    config = recipe()
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"recipe {name!r} returned {type(config).__name__}, expected a RunConfig")
+    return config

@@ -1,0 +1,46 @@
+"""``gtpo-megatron train``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.recipe import RecipeOptions, parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(RecipeOptions):
+    """What ``train`` takes besides the recipe's fields.
+
+    Attributes:
+        run_dir: folder of the run; empty means ``runs/<name>``.
+        resume: go on from the folder's last checkpoint.
+    """
+
+    run_dir: str = ""
+    resume: bool = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``train RECIPE ...``."""
+    options = parse("train", TrainOptions, arguments)
+    from gtpo_megatron.train import train  # seconds of imports, after a typo has been found
+
+    console = Console()
+    run_dir = Path(options.run_dir or f"runs/{options.config.name}")
+    summary = train(options.config, run_dir=run_dir, resume=options.resume, console=console)
+    if summary.before is not None:
+        console.print(f"before: {summary.before}", highlight=False)
+    console.print(f"after:  {summary.after}", highlight=False)
+    console.print(f"report: {run_dir / 'report.html'}", highlight=False)
+    return 0
+
+
+COMMAND = Command(
+    usage="""\
+  train RECIPE [--run-dir DIR] [--resume] [--num-steps N] [--any.field VALUE ...]
+                    trains; RECIPE is module:function, such as recipes.tiny_cpu:gtpo""",
+    run=run,
+)
