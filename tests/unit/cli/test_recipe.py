@@ -9,7 +9,8 @@ from gtpo_megatron.errors import ConfigError
 
 
 def test_a_recipe_with_overrides():
-    overrides = "--num-steps 3 --run-dir here --resume --algorithm.alpha2 0.2 --rollout.group-size 4".split()
+    overrides = ["--num-steps", "3", "--run-dir", "here", "--resume"]
+    overrides += ["--algorithm.alpha2", "0.2", "--rollout.group-size", "4"]
     options = parse("train", TrainOptions, ["recipes.tiny_cpu:gtpo", *overrides])
     assert options.config.num_steps == 3
     assert options.config.algorithm == GTPOConfig(alpha2=0.2)
