@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
-from gtpo_megatron.distributed.kernels import tiles
+from gtpo_megatron.distributed.kernels import tiles, torch_tiles
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
 
 MIB = 1 << 20
@@ -105,7 +105,7 @@ class Problem:
                 held = (local >= 0) & (local < logits.shape[1])
                 values = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1)
                 at_target[rows] = torch.where(held, values, at_target[rows])
-                step = max(1, (1 << 16) * torch.get_num_threads() // logits.shape[1])
+                step = max(1, torch_tiles.BLOCK_ELEMENTS * torch.get_num_threads() // logits.shape[1])
                 for start in range(0, logits.shape[0], step):
                     block = logits[start : start + step]
                     maximum = block.amax(1)

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gtpo_megatron.distributed import vocab_parallel
-from gtpo_megatron.distributed.kernels import tiles, torch_tiles
+from gtpo_megatron.distributed.kernels import partials, tiles, torch_tiles
 from gtpo_megatron.distributed.vocab_parallel import Truncation, linear_token_scores, token_scores
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 from tests.reference.vocab_scores import dense_scores, kept_columns
@@ -204,6 +204,35 @@ def test_fused_accuracy_of_peaked_tokens():
         got = linear_token_scores(torch.ones(1, 1), weight, torch.tensor([100_001]))
         torch.testing.assert_close(got.entropy.double(), want.entropy, rtol=1e-5, atol=0)
         torch.testing.assert_close(got.logprobs.double(), want.logprobs, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("offset", [-80.0, -55.0, 0.0, 55.0, 80.0])
+def test_fused_accuracy_wherever_the_logits_lie(offset):
+    """Inside the limit sums are of exp(z), outside of exp(z - m): both must keep their digits, peaked rows too."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(16, 40_000, generator=generator) * 2
+    logits[:8, 20_011] = torch.linspace(8, 32, 8)  # entropies from 9 nats to 1e-8
+    logits += offset
+    targets = torch.full((16,), 20_011)
+    want = dense_scores(logits, targets)
+    got = linear_token_scores(torch.eye(16), logits.T.contiguous(), targets)  # a one a row: the logits exactly
+    assert (got.entropy.double() - want.entropy).abs().max() < 2e-5
+    visible = want.entropy >= 1e-5
+    assert 8 < visible.sum() < 16
+    torch.testing.assert_close(got.entropy.double()[visible], want.entropy[visible], rtol=1e-4, atol=0)
+    assert (got.logprobs.double() - want.logprobs).abs().max() < 1e-5
+
+
+def test_sums_of_unshifted_logits_equal_shifted_ones():
+    """The two forms of one tile's partials, side by side."""
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(4)) * 3
+    targets = torch.zeros(5, dtype=torch.int64)
+    shifted, unshifted = (partials.empty_table(1, 5, with_square=False, like=logits)[0] for _ in range(2))
+    torch_tiles.reduce_tile(logits, targets, None, shifted, owned=False, may_mask=True)
+    torch_tiles.reduce_tile(logits, targets, None, unshifted, owned=False, may_mask=False)
+    torch.testing.assert_close(unshifted, shifted, rtol=2e-6, atol=0)
+    for bad in (61.0, -61.0, torch.nan):
+        assert not torch_tiles._reduce_unshifted(torch.full((2, 3), bad), torch.empty(4, 2))
 
 
 def test_gradient_of_a_nearly_certain_token_keeps_its_digits():
