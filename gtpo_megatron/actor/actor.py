@@ -98,9 +98,8 @@ class MegatronActor:
         padded = model.padded_vocab_size(self._arch, parallel)
         place = megatron_init.shard_place(parallel, self.place)
         self._export_plan = export_plan(self._arch, place, padded)
-        parameters = {name: parameter.data for name, parameter in self._policy.named_parameters()}
         read_parameters(
-            Path(config.model.path), hf_shapes(self._arch), load_plan(self._arch, place, padded), parameters
+            Path(config.model.path), hf_shapes(self._arch), load_plan(self._arch, place, padded), self._weights()
         )
         self._model = DistributedDataParallel(
             transformer,
@@ -118,6 +117,10 @@ class MegatronActor:
         )
         transformer.grad_scale_func = self._optimizer.scale_loss
         self._schedule = optimizer.build_schedule(config.optimizer, self._optimizer, num_updates=config.num_updates)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """This rank's weights, by the names of the weight plans."""
+        return {name: parameter.data for name, parameter in model.parameters_by_name([self._policy]).items()}
 
     # ------------------------------------------------------------------------------------------------------- (4) score
     def score_tokens(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
@@ -227,7 +230,7 @@ class MegatronActor:
         if self.place.data_index > 0:
             return {}
         buffer = self._connected()
-        parameters = {name: parameter.data for name, parameter in self._policy.named_parameters()}
+        parameters = self._weights()
         buffer.write(self._export_plan, parameters)
         return buffer.checksums(self._export_plan, parameters) if with_checksums else {}
 

@@ -1,5 +1,6 @@
 """The Megatron model: a GPTModel that ends in hidden states, for an output layer fused with what reads it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,21 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor import cpu_platform, rotary
 from gtpo_megatron.actor.core_attention import PackedSDPA
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture
+from gtpo_megatron.weights.reshard import chunk_prefix, table_name
+
+
+def parameters_by_name(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+    """Every parameter of a rank's model chunks, by its name in the name tables, whichever layers Megatron built."""
+    return {
+        chunk_prefix(number, len(chunks)) + table_name(name): parameter
+        for number, chunk in enumerate(chunks)
+        for name, parameter in chunk.named_parameters()
+    }
 
 
 class PolicyModel(GPTModel):
@@ -72,6 +83,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
         add_qkv_bias=arch.qkv_bias,
+        qk_layernorm=arch.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
@@ -116,6 +128,7 @@ def build_model(
         position_embedding_type="rope",
         rotary_base=arch.rope_theta,
     )
+    rotary.set_frequencies(policy, arch)
     return policy.to(device=cpu_platform.device(), dtype=torch_dtype(model))
 
 
@@ -124,10 +137,13 @@ def _block_spec(config: TransformerConfig) -> Any:
     if not cpu_platform.is_cpu():
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
-        return get_gpt_layer_with_transformer_engine_spec()
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     layer = spec.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = _RMSNorm
-    layer.self_attention.submodules.core_attention = PackedSDPA
+    attention = layer.self_attention.submodules
+    attention.core_attention = PackedSDPA
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = _RMSNorm
     layers = [spec] * get_num_layers_to_build(config)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=_RMSNorm)

@@ -1,17 +1,26 @@
 """The slicing plans: every element goes where it belongs, exactly once, for any layout."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_megatron.errors import ConfigError, WeightMappingError
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf_buffer import as_matrix
 from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel
-from gtpo_megatron.weights.reshard import ShardPlace, export_plan, hf_shapes, load_plan, stage_mappings
+from gtpo_megatron.weights.reshard import (
+    LAYER_TABLES,
+    ShardPlace,
+    export_plan,
+    fused_name,
+    hf_shapes,
+    load_plan,
+    stage_mappings,
+    table_name,
+)
+
+TRAITS = {"qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}, "llama": {}}
 
 
 def architecture(**changes):
@@ -28,15 +37,19 @@ def architecture(**changes):
         "norm_eps": 1e-6,
         "rope_theta": 1e4,
         "tied_embeddings": False,
-        "qkv_bias": True,
+        "qkv_bias": False,
     }
+    shape |= TRAITS.get(changes.get("family", "qwen2"), {})
     return Architecture(**shape | changes)
 
 
-def places(tensor_size, pipeline_size):
+def places(tensor_size, pipeline_size, virtual_size=1):
     return [
         ShardPlace(
-            tensor_parallel=TensorParallel(tensor_size, index), pipeline_size=pipeline_size, pipeline_stage=stage
+            tensor_parallel=TensorParallel(tensor_size, index),
+            pipeline_size=pipeline_size,
+            pipeline_stage=stage,
+            virtual_size=virtual_size,
         )
         for stage in range(pipeline_size)
         for index in range(tensor_size)
@@ -66,21 +79,22 @@ def filled(plan, tensors):
     return parameters
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
+    family=st.sampled_from(sorted(LAYER_TABLES)),
     tensor_size=st.sampled_from([1, 2, 4]),
-    pipeline_size=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
     tied=st.booleans(),
     vocab_size=st.integers(1, 40),
     multiple=st.sampled_from([1, 8]),
 )
-def test_export_writes_every_element_once_and_undoes_load(tensor_size, pipeline_size, tied, vocab_size, multiple):
-    arch = architecture(tied_embeddings=tied, vocab_size=vocab_size)
+def test_export_writes_every_element_once_and_undoes_load(family, tensor_size, pipeline, tied, vocab_size, multiple):
+    arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab_size)
     padded = arch.padded_vocab_size(tensor_size, multiple)
     tensors = numbered_tensors(arch)
     written = {name: torch.zeros_like(as_matrix(tensor)) for name, tensor in tensors.items()}
     result = {name: torch.zeros_like(as_matrix(tensor)) for name, tensor in tensors.items()}
-    for place in places(tensor_size, pipeline_size):
+    for place in places(tensor_size, *pipeline):
         parameters = filled(load_plan(arch, place, padded), tensors)
         for copy in export_plan(arch, place, padded):
             written[copy.hf_name][copy.hf_box.slices] += 1
@@ -113,6 +127,60 @@ def test_gate_and_up_are_halves_of_a_shard():
     assert torch.equal(fused, torch.cat([gate, up]))
 
 
+def test_chunks_of_a_virtual_pipeline_interleave():
+    """Chunk v of stage p holds virtual stage v * 2 + p; names of a chunk's parameters count from its first layer."""
+    found = {}
+    for place in places(1, 2, 2):
+        plan = load_plan(architecture(tied_embeddings=True), place, 13)
+        wanted = ("input_layernorm", "word_embeddings", "output_layer", "final_layernorm")
+        found[place.pipeline_stage] = {
+            copy.megatron_name: copy.hf_name for copy in plan if any(part in copy.megatron_name for part in wanted)
+        }
+    norm, layer = "input_layernorm.weight", "decoder.layers.0"
+    assert found == {
+        0: {
+            "chunks.0.embedding.word_embeddings.weight": "model.embed_tokens.weight",
+            f"chunks.0.{layer}.{norm}": f"model.layers.0.{norm}",
+            f"chunks.1.{layer}.{norm}": f"model.layers.2.{norm}",
+        },
+        1: {
+            f"chunks.0.{layer}.{norm}": f"model.layers.1.{norm}",
+            f"chunks.1.{layer}.{norm}": f"model.layers.3.{norm}",
+            "chunks.1.decoder.final_layernorm.weight": "model.norm.weight",
+            "chunks.1.output_layer.weight": "model.embed_tokens.weight",
+        },
+    }
+
+
+def test_layers_that_do_not_split_over_virtual_stages_are_named():
+    with pytest.raises(WeightMappingError, match="4 layers do not split over 8 virtual stages"):
+        load_plan(architecture(), places(1, 4, 2)[0], 13)
+
+
+@pytest.mark.parametrize("family", sorted(LAYER_TABLES))
+def test_transformer_engines_names_lead_to_the_same_rows(family):
+    """The documented names of its layers: it holds each norm inside the linear layer after it."""
+    place = places(1, 1)[0]
+    ours = {mapping.megatron_name for mapping in stage_mappings(architecture(family=family), place, 13)}
+    layer = {
+        "self_attention.linear_qkv.layer_norm_weight",
+        "self_attention.linear_qkv.weight",
+        "self_attention.linear_proj.weight",
+        "mlp.linear_fc1.layer_norm_weight",
+        "mlp.linear_fc1.weight",
+        "mlp.linear_fc2.weight",
+    }
+    if family == "qwen2":
+        layer.add("self_attention.linear_qkv.bias")
+    if family == "qwen3":
+        layer |= {"self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"}
+    theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in layer}
+    theirs |= {"embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"}
+    assert {table_name(name) for name in theirs} == ours
+    assert {fused_name(name) for name in ours} == theirs
+    assert {table_name(name) for name in ours} == ours  # names of local layers are the tables' own
+
+
 def test_a_rank_with_padding_only_has_no_vocabulary_to_copy():
     arch = architecture(vocab_size=3)
     plan = load_plan(arch, ShardPlace(tensor_parallel=TensorParallel(4, 3)), padded_vocab_size=16)
@@ -129,7 +197,7 @@ def test_a_later_stage_counts_its_layers_from_zero():
 
 
 def test_an_unknown_family_is_named():
-    with pytest.raises(WeightMappingError, match="family 'mamba' has no name table; known: qwen2"):
+    with pytest.raises(WeightMappingError, match="family 'mamba' has no name table; known: qwen2, qwen3, llama"):
         list(stage_mappings(architecture(family="mamba"), places(1, 1)[0], 13))
 
 
@@ -139,70 +207,13 @@ def test_a_share_that_does_not_split_is_named():
 
 
 @pytest.mark.parametrize(
-    ("tensor_size", "pipeline_size", "message"),
+    ("tensor_size", "pipeline_size", "virtual_size", "message"),
     [
-        (8, 1, r"tensor_parallel_size=8 must divide num_query_groups=4 .* choose from \[1, 2, 4\]"),
-        (1, 3, r"pipeline_parallel_size=3 must divide num_layers=4; choose from \[1, 2, 4\]"),
+        (8, 1, 1, r"tensor_parallel_size=8 must divide num_query_groups=4 .* choose from \[1, 2, 4\]"),
+        (1, 3, 1, r"pipeline_parallel_size=3 must divide num_layers=4; choose from \[1, 2, 4\]"),
+        (1, 2, 4, r"pipeline_parallel_size=2 times virtual pipeline size 4 must divide num_layers=4"),
     ],
 )
-def test_a_layout_that_does_not_divide_the_model(tensor_size, pipeline_size, message):
+def test_a_layout_that_does_not_divide_the_model(tensor_size, pipeline_size, virtual_size, message):
     with pytest.raises(ConfigError, match=message):
-        architecture().check_layout(tensor_size, pipeline_size)
-
-
-# ------------------------------------------------------------------------------------------------------- config.json
-RAW = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-}
-
-
-def written(folder, **changes):
-    raw = {key: value for key, value in (RAW | changes).items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    return folder
-
-
-def test_both_spellings_of_the_rotary_base_are_read(tmp_path):
-    assert read_architecture(written(tmp_path, rope_theta=1e6)).rope_theta == 1e6
-    rope = {"rope_type": "default", "rope_theta": 5e5}
-    assert read_architecture(written(tmp_path, rope_parameters=rope)).rope_theta == 5e5
-    assert read_architecture(written(tmp_path)).rope_theta == 1e4
-
-
-def test_the_shape_is_read(tmp_path):
-    arch = read_architecture(written(tmp_path))
-    assert (arch.head_size, arch.num_query_groups, arch.tied_embeddings, arch.qkv_bias) == (16, 2, True, True)
-    assert arch.padded_vocab_size(8) == 104
-    assert arch.padded_vocab_size(2, 128) == 256
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' has no name table"),
-        ({"architectures": None}, "architecture 'none' has no name table"),
-        ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported"),
-        ({"vocab_size": None}, "lacks 'vocab_size'"),
-    ],
-)
-def test_an_unusable_config_is_named(tmp_path, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        read_architecture(written(tmp_path, **changes))
-
-
-def test_a_folder_without_config_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="no readable config.json"):
-        read_architecture(tmp_path / "nowhere")
-    (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not valid JSON"):
-        read_architecture(tmp_path)
+        architecture().check_layout(tensor_size, pipeline_size, virtual_size)

@@ -1,0 +1,86 @@
+"""Tiny random models of every family, saved as their makers save them, beside what transformers makes of them."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 53  # odd: every tensor-parallel layout pads it
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,  # so short that 13 positions tell the stretched frequencies from others
+}
+
+
+@dataclass(frozen=True)
+class FamilyModel:
+    """A model to make.
+
+    Attributes:
+        name: of its classes in transformers, less ``Config`` and ``ForCausalLM``.
+        changes: to the shared configuration.
+        is_old: config.json spells the dtype and the rotary embedding as transformers 4 did.
+    """
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    is_old: bool = False
+
+
+FAMILIES = {
+    "qwen2": FamilyModel("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": FamilyModel("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
+    "qwen3_untied": FamilyModel("Qwen3", {"head_dim": 4}),
+    "llama3": FamilyModel("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "llama3_1": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}),
+    "r1_distill_qwen": FamilyModel(
+        "Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}, is_old=True
+    ),
+    "r1_distill_llama": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}, is_old=True),
+}
+
+
+def make_family_model(folder: Path, family: FamilyModel, *, dtype: torch.dtype = torch.float32) -> Any:
+    """Saves the model and returns it in float32; weights large enough that nothing is nearly uniform."""
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{family.name}Config")(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.2,
+            "rms_norm_eps": 1e-6,
+            **family.changes,
+        }
+    )
+    model = getattr(transformers, f"{family.name}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.to(dtype).save_pretrained(folder)
+    if family.is_old:
+        spell_as_before(folder / "config.json")
+    return model.float()
+
+
+def spell_as_before(path: Path) -> None:
+    """``rope_theta`` and ``rope_scaling`` side by side, ``torch_dtype``, and what else such folders hold."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    rope = raw.pop("rope_parameters")
+    raw["rope_theta"] = rope.pop("rope_theta")
+    raw["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+    raw["torch_dtype"] = raw.pop("dtype")
+    raw |= {"pretraining_tp": 1, "sliding_window": 4096, "use_sliding_window": False, "use_mrope": False}
+    path.write_text(json.dumps(raw), encoding="utf-8")

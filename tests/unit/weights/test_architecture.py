@@ -1,0 +1,182 @@
+"""What config.json says of a model, in every spelling that folders have, and what is refused."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.architecture import RopeScaling, read_architecture
+
+RAW = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+R1_DISTILL_QWEN_1_5B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "initializer_range": 0.02,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 131072,
+    "max_window_layers": 21,
+    "model_type": "qwen2",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+R1_DISTILL_LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"rope_type": "llama3", **LLAMA3},
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+
+
+def written(folder, base=RAW, **changes):
+    raw = {key: value for key, value in (base | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    return folder
+
+
+def test_both_spellings_of_the_rotary_base_are_read(tmp_path):
+    assert read_architecture(written(tmp_path, rope_theta=1e6)).rope_theta == 1e6
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    assert read_architecture(written(tmp_path, rope_parameters=rope)).rope_theta == 5e5
+    assert read_architecture(written(tmp_path)).rope_theta == 1e4
+
+
+def test_the_shape_is_read(tmp_path):
+    arch = read_architecture(written(tmp_path))
+    assert (arch.head_size, arch.num_query_groups, arch.tied_embeddings, arch.qkv_bias) == (16, 2, True, True)
+    assert (arch.qk_norm, arch.rope_scaling) == (False, None)
+    assert arch.padded_vocab_size(8) == 104
+    assert arch.padded_vocab_size(2, 128) == 256
+
+
+def test_qwen3_has_a_head_size_of_its_own(tmp_path):
+    qwen3 = {"architectures": ["Qwen3ForCausalLM"]}
+    arch = read_architecture(written(tmp_path, **qwen3, head_dim=32, attention_bias=False))
+    assert (arch.family, arch.head_size, arch.qk_norm, arch.qkv_bias) == ("qwen3", 32, True, False)
+    assert read_architecture(written(tmp_path, **qwen3)).head_size == 128  # transformers' default, not 64 / 4
+
+
+def test_the_deepseek_distillations_are_of_the_families_they_were_distilled_into(tmp_path):
+    qwen = read_architecture(written(tmp_path, R1_DISTILL_QWEN_1_5B))
+    assert (qwen.family, qwen.qkv_bias, qwen.tied_embeddings, qwen.rope_theta) == ("qwen2", True, False, 1e4)
+    llama = read_architecture(written(tmp_path, R1_DISTILL_LLAMA_8B))
+    assert (llama.family, llama.qkv_bias, llama.head_size, llama.rope_theta) == ("llama", False, 128, 5e5)
+    assert llama.rope_scaling == RopeScaling(
+        kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192
+    )
+
+
+ROPES = [
+    {},
+    {"rope_scaling": None, "rope_theta": 7e4},
+    {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 7e4},
+    {"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1e5}},
+    {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 5e5},
+    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3, "factor": 32.0}},
+    {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 2.0, "original_max_position_embeddings": 64}},
+]
+
+
+@pytest.mark.megatron
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.parametrize("rope", ROPES)
+def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
+    from gtpo_megatron.actor.rotary import inverse_frequencies
+
+    folder = written(tmp_path, R1_DISTILL_LLAMA_8B, rope_scaling=None, rope_theta=None)
+    folder = written(tmp_path, json.loads((folder / "config.json").read_text()), **rope)
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        theta = config.rope_parameters["rope_theta"]
+        expected = 1.0 / (theta ** (torch.arange(0, 128, 2).float() / 128))
+    else:
+        expected, attention_factor = ROPE_INIT_FUNCTIONS[kind](config)
+        assert attention_factor == 1.0
+    assert torch.equal(inverse_frequencies(read_architecture(folder)), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' has no name table; known: Qwen2For"),
+        ({"architectures": None}, "architecture 'none' has no name table"),
+        ({"architectures": "Qwen2ForCausalLM"}, "architecture 'none' has no name table"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
+            r"'Qwen3MoeForCausalLM' is a mixture of experts \(num_experts=128\), .* only the memory planner knows it",
+        ),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "is a mixture of experts"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
+        ({"use_sliding_window": True}, "use_sliding_window=true is not supported; train with full attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported; give the folder of"),
+        ({"architectures": ["LlamaForCausalLM"], "attention_bias": True}, "attention_bias=true is not supported"),
+        ({"architectures": ["LlamaForCausalLM"], "mlp_bias": True}, "mlp_bias=true is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; expected 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported; expected 'default', 'linear'"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks 'low_freq_factor'"),
+        ({"vocab_size": None}, "lacks 'vocab_size'"),
+        ({"hidden_size": "wide"}, "a value of the wrong kind: invalid literal"),
+        ({"num_attention_heads": 0}, "a value of the wrong kind"),
+    ],
+)
+def test_an_unusable_config_is_named(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        read_architecture(written(tmp_path, **changes))
+
+
+def test_a_folder_without_config_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="no readable config.json"):
+        read_architecture(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        read_architecture(tmp_path)
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="expected an object, got list"):
+        read_architecture(tmp_path)
