@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart test test-dist test-slow test-gpu fmt lint types arch golden bench-quickstart check
+.PHONY: setup quickstart test test-dist test-slow test-gpu test-gpu-stack fmt lint types arch golden bench-quickstart check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,6 +25,9 @@ test-dist: setup
 
 test-slow: setup  ## whole runs: kill and resume, four ranks, two updates
 	$(PYTEST) -m "slow and not (gpu or network)"
+
+test-gpu-stack:  ## Megatron and Triton tests on the versions of the gpu extra, without a GPU; PYTHON312=... names Python 3.12
+	tools/test_gpu_stack.sh
 
 test-gpu: setup
 	$(PYTEST) tests/gpu -m gpu
