@@ -88,7 +88,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     """
     model = Path(config.model.path)
     architecture = read_architecture(model)
-    architecture.check_layout(config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
+    architecture.check_layout(config.parallel)
     if config.model.max_sequence_tokens > architecture.max_positions:
         raise ConfigError(
             f"model.max_sequence_tokens={config.model.max_sequence_tokens} exceeds the model's "

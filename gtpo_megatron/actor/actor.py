@@ -31,7 +31,7 @@ from gtpo_megatron.batch import (
     TrainBatch,
 )
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
+from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import Max, Metric
@@ -65,7 +65,7 @@ class MegatronActor:
             torch.set_num_threads(config.cluster.threads_per_rank)
         self._config = config
         self._arch = read_architecture(Path(config.model.path))
-        self._arch.check_layout(config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
+        self._arch.check_layout(config.parallel)
         self.place = megatron_init.initialize(
             config.parallel,
             global_rank=global_rank,
@@ -75,6 +75,7 @@ class MegatronActor:
             collective_timeout_s=COLLECTIVE_TIMEOUT_FRACTION * config.cluster.stage_deadline_s,
         )
         self._groups = megatron_init.parallel_groups(config.parallel)
+        self._pack_layout = PackLayout.of(config.parallel, self.place.context_index)
         self._build_model()
         self._head = PolicyHead(
             self._policy,
@@ -146,7 +147,7 @@ class MegatronActor:
             mine,
             range(mine.num_responses),
             budget_tokens=self._config.update.micro_batch_tokens,
-            multiple=self._config.parallel.sequence_multiple,
+            layout=self._pack_layout,
         )
         run_micro_batches(self._model, batches, keep, forward_only=True)
         scores = None
@@ -221,13 +222,13 @@ class MegatronActor:
         self._buffer = HFBuffer(layout)
 
     def write_weights(self, version: int, with_checksums: bool) -> dict[str, int]:
-        """Writes this rank's slices, as policy ``version``; replicas hold the same weights, so only the first writes.
+        """Writes this rank's slices, as policy ``version``; of ranks with the same weights only the first writes.
 
         Returns:
             This rank's shares of the tensors' checksums, or nothing.
         """
         self._policy_version = version
-        if self.place.data_index > 0:
+        if not self.place.owns_weights:
             return {}
         buffer = self._connected()
         parameters = self._weights()

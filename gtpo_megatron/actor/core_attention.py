@@ -2,25 +2,34 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+
+from gtpo_megatron.data.packing import held_positions
 
 
 class PackedSDPA(MegatronModule):
     """Causal attention within each packed sequence; the scores of other sequences are never formed.
 
     Megatron's local attention refuses packed sequences and materialises all scores. This takes the same
-    ``PackedSeqParams`` as Transformer Engine's, which takes its place on a GPU.
+    ``PackedSeqParams`` as Transformer Engine's, which takes its place on a GPU. Under context parallelism every rank
+    gathers all keys and values, which is simple and exact but needs their memory; Transformer Engine passes them on in
+    a ring instead.
     """
 
     def __init__(self, config: Any, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__(config=config)
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
         self.grouped = config.num_attention_heads != config.num_query_groups
+        self.context_size: int = config.context_parallel_size
+        self.context_index: int = parallel_state.get_context_parallel_rank() if self.context_size > 1 else 0
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any = None, **__: Any
@@ -28,22 +37,55 @@ class PackedSDPA(MegatronModule):
         """Attends.
 
         Args:
-            query: ``[P, heads / tp, head_size]``.
-            key: ``[P, query groups / tp, head_size]``.
+            query: ``[p, heads / tp, head_size]``.
+            key: ``[p, query groups / tp, head_size]``.
             value: as ``key``.
-            packed_seq_params: ``cu_seqlens_q`` says where sequences start; its last entry is ``P``.
+            packed_seq_params: ``cu_seqlens_q`` says where whole sequences start; its last entry is ``P = p * cp``.
 
         Returns:
-            ``[P, heads / tp * head_size]``.
+            ``[p, heads / tp * head_size]``.
 
-        Communication: none.
+        Collectives: under context parallelism one all-gather over cp, and in backward one reduce-scatter.
         """
-        bounds = packed_seq_params.cu_seqlens_q.tolist()
+        bounds: list[int] = packed_seq_params.cu_seqlens_q.tolist()
+        if self.context_size == 1:
+            outputs = [
+                self._attend(query[start:end], key[start:end], value[start:end])
+                for start, end in itertools.pairwise(bounds)
+            ]
+            return torch.cat(outputs).flatten(1)
+        return torch.cat(self._attend_shared(query, key, value, bounds)).flatten(1)
+
+    def _attend_shared(self, query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[int]) -> list[Tensor]:
+        """This rank's two chunks of every sequence, over the keys of all ranks."""
+        key, value = self._gather(torch.stack([key, value], dim=1), bounds).unbind(1)
+        chunks_held = (self.context_index, 2 * self.context_size - 1 - self.context_index)
         outputs = []
         for start, end in itertools.pairwise(bounds):
-            q, k, v = (x[start:end].transpose(0, 1)[None] for x in (query, key, value))
-            attended = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=self.scale, enable_gqa=self.grouped
-            )
-            outputs.append(attended[0].transpose(0, 1))
-        return torch.cat(outputs).flatten(1)
+            chunk = (end - start) // (2 * self.context_size)
+            held = query[start // self.context_size : end // self.context_size]
+            for part, index in zip((held[:chunk], held[chunk:]), chunks_held, strict=True):
+                seen = start + (index + 1) * chunk
+                outputs.append(self._attend(part, key[start:seen], value[start:seen]))
+        return outputs
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The queries of the last positions to all keys up to their own: ``[q, heads, d]`` of ``[k, groups, d]``."""
+        num_queries, num_keys = len(query), len(key)
+        mask = None
+        if num_queries < num_keys:
+            mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+        attended = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
+        )
+        return attended[0].transpose(0, 1)
+
+    def _gather(self, held: Tensor, bounds: Sequence[int]) -> Tensor:
+        """``[p, ...]`` of this rank's tokens to ``[P, ...]`` in packed order; backward sums what all ranks ask for."""
+        gathered = gather_from_sequence_parallel_region(
+            held, tensor_parallel_output_grad=True, group=parallel_state.get_context_parallel_group()
+        )
+        order = torch.cat([held_positions(bounds, self.context_size, rank) for rank in range(self.context_size)])
+        whole: Tensor = gathered.index_select(0, order.argsort())
+        return whole

@@ -59,7 +59,7 @@ def run_micro_batches(
         loss, kept = finish(hidden, batch)
         return loss, torch.zeros([], dtype=torch.int, device=device), kept
 
-    longest = max(batch.input_ids.shape[0] for batch in micro_batches)
+    longest = max(int(batch.cu_seqlens[-1]) for batch in micro_batches)
     with torch.set_grad_enabled(not forward_only):
         kept: list[R] = get_forward_backward_func()(
             forward_step_func=forward_step,

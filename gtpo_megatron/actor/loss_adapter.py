@@ -1,12 +1,14 @@
 """From the last stage's hidden states to log-probs and entropies of the response tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from gtpo_megatron.actor.model import PolicyModel
 from gtpo_megatron.data.packing import PackedMicroBatch
+from gtpo_megatron.distributed.context_parallel import gather_tokens
 from gtpo_megatron.distributed.groups import ParallelGroups
 from gtpo_megatron.distributed.vocab_parallel import TokenScores, linear_token_scores
 
@@ -32,24 +34,24 @@ class PolicyHead:
     chunk_tokens: int
 
     def score(self, hidden: Tensor, batch: PackedMicroBatch) -> TokenScores:
-        """Log-prob and entropy of every response token of a micro-batch.
+        """Log-prob and entropy of every response token of a micro-batch, on every context-parallel rank.
 
         Args:
-            hidden: ``[P, 1, H]``, or ``[P / tp, 1, H]`` under sequence parallelism.
+            hidden: ``[p, 1, H]``, or ``[p / tp, 1, H]`` under sequence parallelism.
             batch: says which positions predict response tokens.
 
         Returns:
             ``logprobs [R]`` with gradient and ``entropy [R]`` without, float32, nats.
 
         Collectives: those of ``linear_token_scores`` over tp; under sequence parallelism one all-gather, and in
-        backward one reduce-scatter.
+        backward one reduce-scatter; under context parallelism one all-reduce of two numbers a token.
         """
         if self.sequence_parallel:
             # in backward the gather's own reduce-scatter sums the ranks' gradients, so the head must not
             hidden = gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=True, group=self.groups.tp
             )
-        return linear_token_scores(
+        scores = linear_token_scores(
             hidden[:, 0].index_select(0, batch.score_positions.to(hidden.device)),
             self.model.output_weight(),
             batch.target_ids.to(hidden.device),
@@ -59,6 +61,15 @@ class PolicyHead:
             chunk_tokens=self.chunk_tokens,
             reduce_hidden_grad=not self.sequence_parallel,
         )
+        if self.groups.cp is None:
+            return scores
+        logprobs, entropy = gather_tokens(
+            torch.stack([scores.logprobs, scores.entropy]),
+            batch.scored,
+            num_tokens=len(batch.token_rows),
+            cp_group=self.groups.cp,
+        )
+        return replace(scores, logprobs=logprobs, entropy=entropy.detach())
 
 
 def to_rows(values: Tensor, batch: PackedMicroBatch, *, num_columns: int) -> Tensor:

@@ -44,6 +44,7 @@ def initialize(
     parallel_state.initialize_model_parallel(
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
+        context_parallel_size=config.context_parallel_size,
         distributed_timeout_minutes=max(1, round(collective_timeout_s / 60)),
     )
     torch.manual_seed(seed)
@@ -52,6 +53,7 @@ def initialize(
         global_rank=global_rank,
         tensor_index=parallel_state.get_tensor_model_parallel_rank(),
         pipeline_index=parallel_state.get_pipeline_model_parallel_rank(),
+        context_index=parallel_state.get_context_parallel_rank(),
         data_index=parallel_state.get_data_parallel_rank(),
         pipeline_size=config.pipeline_parallel_size,
     )
@@ -66,6 +68,7 @@ def parallel_groups(config: ParallelConfig) -> ParallelGroups:
 
     return ParallelGroups(
         tp=group(config.tensor_parallel_size, parallel_state.get_tensor_model_parallel_group()),
+        cp=group(config.context_parallel_size, parallel_state.get_context_parallel_group()),
         dp=group(config.data_parallel_size, parallel_state.get_data_parallel_group()),
         pp=group(config.pipeline_parallel_size, parallel_state.get_pipeline_model_parallel_group()),
     )

@@ -89,6 +89,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         attention_softmax_in_fp32=True,
         tensor_model_parallel_size=parallel.tensor_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         pipeline_dtype=dtype,
         params_dtype=dtype,

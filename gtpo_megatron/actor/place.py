@@ -11,6 +11,7 @@ class RankPlace:
         global_rank: in the trainer's world.
         tensor_index: along the tensor-parallel axis.
         pipeline_index: along the pipeline axis.
+        context_index: along the context-parallel axis.
         data_index: along the data-parallel axis.
         pipeline_size: stages there are.
     """
@@ -18,11 +19,15 @@ class RankPlace:
     global_rank: int
     tensor_index: int
     pipeline_index: int
+    context_index: int
     data_index: int
     pipeline_size: int
 
     def __str__(self) -> str:
-        return f"rank {self.global_rank} (tp{self.tensor_index} pp{self.pipeline_index} dp{self.data_index})"
+        return (
+            f"rank {self.global_rank} (tp{self.tensor_index} pp{self.pipeline_index} cp{self.context_index} "
+            f"dp{self.data_index})"
+        )
 
     @property
     def has_logits(self) -> bool:
@@ -31,5 +36,10 @@ class RankPlace:
 
     @property
     def reports(self) -> bool:
-        """One rank of each replica speaks for its tensor-parallel peers, which hold the same values."""
-        return self.has_logits and self.tensor_index == 0
+        """One rank of each replica speaks for its tensor- and context-parallel peers, which hold the same values."""
+        return self.has_logits and self.tensor_index == 0 and self.context_index == 0
+
+    @property
+    def owns_weights(self) -> bool:
+        """The first of the ranks that hold the same weights; it alone writes them."""
+        return self.data_index == 0 and self.context_index == 0

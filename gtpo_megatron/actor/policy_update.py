@@ -19,7 +19,7 @@ from gtpo_megatron.algorithms.update import UpdateTensors
 from gtpo_megatron.batch import TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
-from gtpo_megatron.data.packing import PackedMicroBatch, micro_batches
+from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
 from gtpo_megatron.distributed.advantage_reducer import prepare_update
 from gtpo_megatron.distributed.groups import ParallelGroups
 from gtpo_megatron.errors import NumericsError
@@ -53,7 +53,7 @@ class PolicyUpdate:
         self._schedule = schedule
         self._head = head
         self._groups = groups
-        self._place = place
+        self._pack_layout = PackLayout.of(config.parallel, place.context_index)
         self.num_updates = 0
         self._skipped_in_a_row = 0
 
@@ -111,7 +111,7 @@ class PolicyUpdate:
                 batch.scored.rollouts,
                 rows,
                 budget_tokens=self._config.update.micro_batch_tokens,
-                multiple=self._config.parallel.sequence_multiple,
+                layout=self._pack_layout,
             ),
             loss,
             forward_only=False,

@@ -1,5 +1,6 @@
 """How the trainer is spread over ranks: one object validates the topology, and its errors print every factor."""
 
+import math
 from dataclasses import dataclass
 
 from gtpo_megatron.config.checks import divisors, require_positive
@@ -8,19 +9,24 @@ from gtpo_megatron.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """The trainer's ranks: ``num_ranks = tensor x pipeline x data``.
+    """The trainer's ranks: ``num_ranks = tensor x pipeline x context x data``. docs/parallelism.md helps to choose.
 
     Attributes:
         num_ranks: processes in the trainer's world, one a GPU.
         tensor_parallel_size: ranks that share every layer's matrices.
         pipeline_parallel_size: ranks that share the layers.
+        virtual_pipeline_size: model chunks a pipeline rank holds, each with layers of its own; more of them make the
+            pipeline's bubble smaller and its messages more. Needs pipeline_parallel_size > 1.
+        context_parallel_size: ranks that share the tokens of every sequence.
         sequence_parallel: shard activations between the tensor-parallel regions too; needs tensor_parallel_size > 1.
-        distributed_optimizer: shard optimizer state over data-parallel ranks.
+        distributed_optimizer: shard optimizer state over the ranks that hold the same weights (data x context).
     """
 
     num_ranks: int
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    virtual_pipeline_size: int = 1
+    context_parallel_size: int = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
 
@@ -29,28 +35,47 @@ class ParallelConfig:
             num_ranks=self.num_ranks,
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            virtual_pipeline_size=self.virtual_pipeline_size,
+            context_parallel_size=self.context_parallel_size,
         )
-        if self.num_ranks % (self.tensor_parallel_size * self.pipeline_parallel_size):
+        if self.num_ranks % self.replica_size:
             raise ConfigError(
-                f"{self}: tensor x pipeline = {self.tensor_parallel_size * self.pipeline_parallel_size} must divide "
-                f"num_ranks={self.num_ranks}; choose a product from {divisors(self.num_ranks)}"
+                f"{self}: tensor x pipeline x context = {self.replica_size} must divide num_ranks={self.num_ranks}; "
+                f"choose a product from {divisors(self.num_ranks)}"
             )
         if self.sequence_parallel and self.tensor_parallel_size == 1:
             raise ConfigError(f"{self}: sequence_parallel needs tensor_parallel_size > 1; switch it off")
+        if self.virtual_pipeline_size > 1 and self.pipeline_parallel_size == 1:
+            raise ConfigError(f"{self}: virtual_pipeline_size needs pipeline_parallel_size > 1; set it to 1")
+
+    @property
+    def replica_size(self) -> int:
+        """Ranks that work on one set of responses together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
     @property
     def data_parallel_size(self) -> int:
-        """Replicas of the model."""
-        return self.num_ranks // (self.tensor_parallel_size * self.pipeline_parallel_size)
+        """Replicas, each with responses of its own."""
+        return self.num_ranks // self.replica_size
+
+    @property
+    def document_multiple(self) -> int:
+        """Every sequence is padded to a multiple of this: two chunks a context-parallel rank."""
+        return 1 if self.context_parallel_size == 1 else 2 * self.context_parallel_size
 
     @property
     def sequence_multiple(self) -> int:
-        """Packed sequences are padded to a multiple of this, so that sequence parallelism can split them."""
-        return self.tensor_parallel_size if self.sequence_parallel else 1
+        """A packed micro-batch is padded to a multiple of this, so that sequence parallelism can split it."""
+        shards = self.tensor_parallel_size if self.sequence_parallel else 1
+        return math.lcm(self.document_multiple, shards * self.context_parallel_size)
 
     def __str__(self) -> str:
         """Every factor, for error messages and the start-up log."""
         return (
             f"num_ranks={self.num_ranks} (tensor_parallel_size={self.tensor_parallel_size}, "
-            f"pipeline_parallel_size={self.pipeline_parallel_size}, sequence_parallel={self.sequence_parallel})"
+            f"pipeline_parallel_size={self.pipeline_parallel_size}, "
+            f"virtual_pipeline_size={self.virtual_pipeline_size}, "
+            f"context_parallel_size={self.context_parallel_size}, data_parallel_size="
+            f"{self.num_ranks / self.replica_size:g}, sequence_parallel={self.sequence_parallel}, "
+            f"distributed_optimizer={self.distributed_optimizer})"
         )

@@ -3,8 +3,13 @@
 Packed layout: sequences follow one another in one dim of ``P`` tokens, ``cu_seqlens`` marks where each starts. A token
 of a response is predicted at the position before it, so a response of length L after a prompt of length Q is scored at
 positions ``Q - 1 ... Q + L - 2`` of its sequence.
+
+Under context parallelism the ranks of a group share every sequence: it is cut into ``2 c`` chunks of equal length and
+rank ``r`` of ``c`` holds chunks ``r`` and ``2 c - 1 - r``. Causal attention costs a chunk in proportion to its place,
+so a pair from both ends makes the ranks' work equal.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,22 +17,56 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.config.parallel import ParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackLayout:
+    """How packed sequences are padded and shared.
+
+    Attributes:
+        context_size: ranks that share every sequence.
+        context_index: this rank among them.
+        document_multiple: every sequence is padded to a multiple of this.
+        multiple: the packed length is padded to a multiple of this.
+    """
+
+    context_size: int = 1
+    context_index: int = 0
+    document_multiple: int = 1
+    multiple: int = 1
+
+    @classmethod
+    def of(cls, config: ParallelConfig, context_index: int) -> "PackLayout":
+        """What a layout of ranks asks for."""
+        return cls(
+            context_size=config.context_parallel_size,
+            context_index=context_index,
+            document_multiple=config.document_multiple,
+            multiple=config.sequence_multiple,
+        )
+
+    def padded(self, length: int) -> int:
+        """Tokens that a sequence takes up."""
+        return -(-length // self.document_multiple) * self.document_multiple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedMicroBatch:
-    """Some rows of a rank, packed.
+    """Some rows of a rank, packed: ``P`` tokens, of which this rank holds ``p = P / context_size``.
 
     Attributes:
         rows: indices into the rank's batch, ``n`` of them.
-        input_ids: ``[P]`` int64, padded at the end to a multiple of what the layout asks for.
-        position_ids: ``[P]`` int64, restarting at 0 for every sequence.
-        cu_seqlens: ``[n + 1]`` int32; the last entry is ``P``: the padding counts to the last sequence, where causal
-            attention keeps it from being seen.
+        input_ids: ``[p]`` int64.
+        position_ids: ``[p]`` int64, restarting at 0 for every sequence.
+        cu_seqlens: ``[n + 1]`` int32, of the whole packed sequence; the last entry is ``P``. Padding counts to the
+            sequence before it, where causal attention keeps it from being seen.
         max_sequence_tokens: longest sequence, padding included.
-        score_positions: ``[R]`` int64, positions whose hidden state predicts a response token, row after row.
-        target_ids: ``[R]`` int64, the tokens predicted there.
-        token_rows: ``[R]`` int64, which of ``rows`` every scored token belongs to, as an index into ``rows``.
+        score_positions: ``[r]`` int64, positions among those held whose hidden state predicts a response token.
+        target_ids: ``[r]`` int64, the tokens predicted there.
+        scored: ``[r]`` int64, which of all ``R`` response tokens they are, row after row; without context parallelism
+            ``r = R`` and they are all of them.
+        token_rows: ``[R]`` int64, which of ``rows`` every response token belongs to, as an index into ``rows``.
         token_columns: ``[R]`` int64, its position in the response.
     """
 
@@ -38,6 +77,7 @@ class PackedMicroBatch:
     max_sequence_tokens: int
     score_positions: Tensor
     target_ids: Tensor
+    scored: Tensor
     token_rows: Tensor
     token_columns: Tensor
 
@@ -64,51 +104,86 @@ def plan_micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[
 
 
 def micro_batches(
-    batch: RolloutBatch, rows: Sequence[int], *, budget_tokens: int, multiple: int = 1
+    batch: RolloutBatch, rows: Sequence[int], *, budget_tokens: int, layout: PackLayout | None = None
 ) -> list[PackedMicroBatch]:
-    """The given rows of a batch, cut and packed; at least one micro-batch."""
+    """The given rows of a batch, cut and packed; at least one micro-batch, the same cuts on every context rank."""
+    layout = layout or PackLayout()
     lengths = (batch.prompt_lengths + batch.response_lengths).tolist()
-    bins = plan_micro_batches([lengths[row] for row in rows], budget_tokens)
-    return [pack(batch, [rows[i] for i in chosen], multiple=multiple) for chosen in bins]
+    bins = plan_micro_batches([layout.padded(lengths[row]) for row in rows], budget_tokens)
+    return [pack(batch, [rows[i] for i in chosen], layout=layout) for chosen in bins]
 
 
-def pack(batch: RolloutBatch, rows: Sequence[int], *, multiple: int = 1) -> PackedMicroBatch:
+def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None = None) -> PackedMicroBatch:
     """Packs the given rows.
 
     Args:
         batch: the rank's rows.
         rows: which of them.
-        multiple: the packed length is padded to a multiple of this (tensor-parallel size under sequence parallelism).
-            An empty micro-batch is ``multiple`` padding tokens long: a transformer cannot run on none.
+        layout: of the padding and of the tokens that this rank holds. An empty micro-batch is ``multiple`` padding
+            tokens long: a transformer cannot run on none.
     """
-    inputs, positions, starts = [], [], [0]
-    scored, targets, token_rows, token_columns = [], [], [], []
-    for index, row in enumerate(rows):
-        prompt_length, length = int(batch.prompt_lengths[row]), int(batch.response_lengths[row])
-        response = batch.response_ids[row, :length]
-        inputs += [batch.prompt_ids[row, :prompt_length], response]
-        positions.append(torch.arange(prompt_length + length))
-        scored.append(starts[-1] + prompt_length - 1 + torch.arange(length))
-        targets.append(response)
+    layout = layout or PackLayout()
+    prompts, responses = (getattr(batch, name)[list(rows)].tolist() for name in ("prompt_lengths", "response_lengths"))
+    bounds = _bounds([prompt + response for prompt, response in zip(prompts, responses, strict=True)], layout)
+    input_ids = torch.zeros(bounds[-1], dtype=torch.int64)
+    scored, token_rows, token_columns = [], [], []
+    for index, (row, start, prompt, length) in enumerate(zip(rows, bounds, prompts, responses, strict=False)):
+        input_ids[start : start + prompt] = batch.prompt_ids[row, :prompt]
+        input_ids[start + prompt : start + prompt + length] = batch.response_ids[row, :length]
+        scored.append(start + prompt - 1 + torch.arange(length))
         token_rows.append(torch.full((length,), index))
         token_columns.append(torch.arange(length))
-        starts.append(starts[-1] + prompt_length + length)
-    padding = -starts[-1] % multiple if starts[-1] else multiple
-    inputs.append(torch.zeros(padding, dtype=torch.int64))
-    positions.append(torch.arange(padding))
-    cu_seqlens = torch.tensor(starts if rows else [0, 0], dtype=torch.int32)
-    cu_seqlens[-1] += padding
+    positions = _concatenate([torch.arange(end - start) for start, end in itertools.pairwise(bounds)])
+    score_positions = _concatenate(scored)
+    targets = input_ids[score_positions + 1]
+    which = torch.arange(len(score_positions))
+    if layout.context_size > 1:
+        held = held_positions(bounds, layout.context_size, layout.context_index)
+        place = torch.full((bounds[-1],), -1).index_copy(0, held, torch.arange(len(held)))[score_positions]
+        which = (place >= 0).nonzero()[:, 0]
+        input_ids, positions, score_positions, targets = input_ids[held], positions[held], place[which], targets[which]
     return PackedMicroBatch(
         rows=tuple(rows),
-        input_ids=torch.cat(inputs),
-        position_ids=torch.cat(positions),
-        cu_seqlens=cu_seqlens,
-        max_sequence_tokens=int((cu_seqlens[1:] - cu_seqlens[:-1]).max()),
-        score_positions=_concatenate(scored),
-        target_ids=_concatenate(targets),
+        input_ids=input_ids,
+        position_ids=positions,
+        cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
+        max_sequence_tokens=max(end - start for start, end in itertools.pairwise(bounds)),
+        score_positions=score_positions,
+        target_ids=targets,
+        scored=which,
         token_rows=_concatenate(token_rows),
         token_columns=_concatenate(token_columns),
     )
+
+
+def held_positions(bounds: Sequence[int], context_size: int, context_index: int) -> Tensor:
+    """The packed positions that a context-parallel rank holds, in the order it holds them.
+
+    Args:
+        bounds: where sequences start, and the packed length; every length a multiple of ``2 * context_size``.
+        context_size: ranks that share every sequence.
+        context_index: the rank.
+
+    Returns:
+        ``[P / context_size]`` int64: of every sequence chunk ``r``, then chunk ``2 c - 1 - r``.
+    """
+    held = []
+    for start, end in itertools.pairwise(bounds):
+        chunk = (end - start) // (2 * context_size)
+        held += [
+            torch.arange(start + index * chunk, start + (index + 1) * chunk)
+            for index in (context_index, 2 * context_size - 1 - context_index)
+        ]
+    return _concatenate(held)
+
+
+def _bounds(lengths: Sequence[int], layout: PackLayout) -> list[int]:
+    """Where the padded sequences start, and where the last one ends."""
+    bounds = [0, *itertools.accumulate(layout.padded(length) for length in lengths)]
+    if len(bounds) == 1:
+        return [0, layout.multiple]
+    bounds[-1] = -(-bounds[-1] // layout.multiple) * layout.multiple
+    return bounds
 
 
 def _concatenate(parts: list[Tensor]) -> Tensor:

@@ -11,10 +11,12 @@ class ParallelGroups:
 
     Attributes:
         tp: ranks that share every layer's matrices.
+        cp: ranks that hold the other tokens of the same sequences.
         dp: ranks that hold other rows of the same batch.
         pp: ranks that hold the other layers.
     """
 
     tp: ProcessGroup | None = None
+    cp: ProcessGroup | None = None
     dp: ProcessGroup | None = None
     pp: ProcessGroup | None = None

@@ -68,7 +68,13 @@ class RankProcess(_Process):
         self._actor = MegatronActor(self._config, global_rank=self._global_rank, init_method=init_method)
         place: RankPlace = self._actor.place
         self._set_up_logs(
-            rank_prefix(self._global_rank, tp=place.tensor_index, pp=place.pipeline_index, dp=place.data_index)
+            rank_prefix(
+                self._global_rank,
+                tp=place.tensor_index,
+                pp=place.pipeline_index,
+                cp=place.context_index,
+                dp=place.data_index,
+            )
         )
         return place
 

@@ -1,11 +1,13 @@
 """The shape of a model, read from the ``config.json`` of a Hugging Face folder."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gtpo_megatron.config.checks import divisors
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 
 VOCAB_MULTIPLE = 128
@@ -67,14 +69,9 @@ class Architecture:
         unit = tensor_parallel_size * multiple
         return -(-self.vocab_size // unit) * unit
 
-    def check_layout(self, tensor_parallel_size: int, pipeline_parallel_size: int, virtual_size: int = 1) -> None:
-        """Raises ConfigError unless heads, key-value heads, MLP and layers split evenly.
-
-        Args:
-            tensor_parallel_size: ranks that share a layer's matrices.
-            pipeline_parallel_size: ranks that share the layers.
-            virtual_size: model chunks a rank holds.
-        """
+    def check_layout(self, parallel: ParallelConfig) -> None:
+        """Raises ConfigError unless heads, key-value heads, MLP and layers split evenly."""
+        tensor_parallel_size = parallel.tensor_parallel_size
         for what, total in (
             ("num_query_groups", self.num_query_groups),
             ("num_heads", self.num_heads),
@@ -82,14 +79,14 @@ class Architecture:
         ):
             if total % tensor_parallel_size:
                 raise ConfigError(
-                    f"tensor_parallel_size={tensor_parallel_size} must divide {what}={total} of this model; "
-                    f"choose from {divisors(self.num_query_groups)}"
+                    f"{parallel}: tensor_parallel_size={tensor_parallel_size} must divide {what}={total} of this "
+                    f"model; choose from {divisors(math.gcd(self.num_query_groups, self.num_heads, self.ffn_size))}"
                 )
-        if self.num_layers % (pipeline_parallel_size * virtual_size):
-            times = f" times virtual pipeline size {virtual_size}" if virtual_size > 1 else ""
+        stages = parallel.pipeline_parallel_size * parallel.virtual_pipeline_size
+        if self.num_layers % stages:
             raise ConfigError(
-                f"pipeline_parallel_size={pipeline_parallel_size}{times} must divide num_layers={self.num_layers}; "
-                f"choose from {divisors(self.num_layers)}"
+                f"{parallel}: pipeline_parallel_size x virtual_pipeline_size = {stages} must divide "
+                f"num_layers={self.num_layers} of this model; choose a product from {divisors(self.num_layers)}"
             )
 
 

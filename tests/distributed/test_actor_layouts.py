@@ -32,6 +32,16 @@ LAYOUTS = {
     "dp2_sharded_optimizer": {"num_ranks": 2, "distributed_optimizer": True},
     "tp2_dp2": {"num_ranks": 4, "tensor_parallel_size": 2},
     "pp2_dp2": {"num_ranks": 4, "pipeline_parallel_size": 2},
+    "cp2": {"num_ranks": 2, "context_parallel_size": 2},
+    "cp4": {"num_ranks": 4, "context_parallel_size": 4},
+    "tp2_sp_cp2": {
+        "num_ranks": 4,
+        "tensor_parallel_size": 2,
+        "context_parallel_size": 2,
+        "sequence_parallel": True,
+    },
+    "pp2_cp2": {"num_ranks": 4, "pipeline_parallel_size": 2, "context_parallel_size": 2},
+    "cp2_dp2_sharded_optimizer": {"num_ranks": 4, "context_parallel_size": 2, "distributed_optimizer": True},
 }
 DEALINGS = {
     "one": [list(range(8))],
@@ -101,10 +111,12 @@ def test_gtpo_on_every_layout(models, tmp_path, layout):
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]))
 
 
+@pytest.mark.parametrize("layout", ["dp2", "cp2"])
 @pytest.mark.parametrize("algorithm", [GRPOSConfig(), GRPOConfig(), GTPOConfig(loss_denominator="group")])
-def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm):
+def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm, layout):
+    """GRPO-S's ratio is of a whole response, whose tokens context-parallel ranks share."""
     folder, model = models[False]
-    config = make_config(folder, LAYOUTS["dp2"], micro_batch_tokens=17, algorithm=algorithm)
+    config = make_config(folder, LAYOUTS[layout], micro_batch_tokens=17, algorithm=algorithm)
     compare(tmp_path, model, config)
 
 
@@ -114,7 +126,7 @@ def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, micro_batc
     compare(tmp_path, model, make_config(folder, LAYOUTS["tp2_sp"], micro_batch_tokens=micro_batch_tokens))
 
 
-@pytest.mark.parametrize("layout", ["dp2", "tp2_dp2", "pp2_dp2"])
+@pytest.mark.parametrize("layout", ["dp2", "tp2_dp2", "pp2_dp2", "cp2_dp2_sharded_optimizer"])
 def test_a_replica_without_responses(models, tmp_path, layout):
     folder, model = models[False]
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), dealing="uneven")

@@ -70,6 +70,8 @@ def test_the_defaults_are_valid(kind):
         (ParallelConfig, "num_ranks", 0),
         (ParallelConfig, "tensor_parallel_size", 3),
         (ParallelConfig, "pipeline_parallel_size", 8),
+        (ParallelConfig, "context_parallel_size", 0),
+        (ParallelConfig, "context_parallel_size", 3),
         (RewardConfig, "function", "module.function"),
         (RewardConfig, "function", ":f"),
         (RewardConfig, "num_workers", -1),
@@ -102,7 +104,13 @@ def test_group_size_one_says_why():
 def test_a_bad_layout_prints_every_factor_and_what_would_do():
     with pytest.raises(ConfigError) as error:
         ParallelConfig(num_ranks=8, tensor_parallel_size=3, pipeline_parallel_size=2)
-    for part in ("num_ranks=8", "tensor_parallel_size=3", "pipeline_parallel_size=2", "[1, 2, 4, 8]"):
+    for part in (
+        "num_ranks=8",
+        "tensor_parallel_size=3",
+        "pipeline_parallel_size=2",
+        "context_parallel_size=1",
+        "[1, 2, 4, 8]",
+    ):
         assert part in str(error.value)
 
 
@@ -115,7 +123,21 @@ def test_sizes_that_follow():
     layout = ParallelConfig(num_ranks=16, tensor_parallel_size=4, pipeline_parallel_size=2, sequence_parallel=True)
     assert layout.data_parallel_size == 2
     assert layout.sequence_multiple == 4
+    assert layout.document_multiple == 1
     assert ParallelConfig(num_ranks=4, tensor_parallel_size=4).sequence_multiple == 1
+
+
+@pytest.mark.parametrize(("tensor", "context", "multiple"), [(1, 2, 4), (2, 2, 4), (3, 2, 12), (4, 2, 8), (2, 3, 6)])
+def test_context_parallel_ranks_hold_two_chunks_that_sequence_parallel_can_split(tensor, context, multiple):
+    layout = ParallelConfig(
+        num_ranks=tensor * context,
+        tensor_parallel_size=tensor,
+        context_parallel_size=context,
+        sequence_parallel=tensor > 1,
+    )
+    assert layout.data_parallel_size == 1
+    assert layout.document_multiple == 2 * context
+    assert layout.sequence_multiple == multiple
 
 
 def test_divisors():

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_megatron.batch import RolloutBatch
-from gtpo_megatron.data.packing import micro_batches, pack, plan_micro_batches
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.data.packing import PackLayout, held_positions, micro_batches, pack, plan_micro_batches
 
 
 def batch_of(lengths):
@@ -33,9 +34,12 @@ ROWS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, ma
 def test_every_token_is_packed_and_scored_once(lengths, budget, multiple):
     batch = batch_of(lengths)
     scored = torch.zeros(batch.response_ids.shape, dtype=torch.int64)
-    for micro in micro_batches(batch, range(len(lengths)), budget_tokens=budget, multiple=multiple):
+    for micro in micro_batches(batch, range(len(lengths)), budget_tokens=budget, layout=PackLayout(multiple=multiple)):
         assert micro.input_ids.shape == micro.position_ids.shape
         assert len(micro.input_ids) % multiple == 0
+        # no padding but what the layout asks for
+        assert len(micro.input_ids) - sum(sum(lengths[row]) for row in micro.rows) < multiple
+        assert torch.equal(micro.scored, torch.arange(len(micro.token_rows)))
         assert int(micro.cu_seqlens[-1]) == len(micro.input_ids)
         for i, row in enumerate(micro.rows):
             prompt, response = lengths[row]
@@ -59,8 +63,59 @@ def test_micro_batches_keep_the_budget(lengths, budget):
     assert all(sum(lengths[row] for row in rows) <= budget or len(rows) == 1 for rows in bins)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=ROWS,
+    budget=st.integers(1, 40),
+    context=st.sampled_from([2, 3, 4]),
+    tensor=st.sampled_from([1, 2, 4]),
+)
+def test_context_parallel_ranks_share_every_sequence_evenly(lengths, budget, context, tensor):
+    config = ParallelConfig(
+        num_ranks=context * tensor,
+        tensor_parallel_size=tensor,
+        context_parallel_size=context,
+        sequence_parallel=tensor > 1,
+    )
+    batch = batch_of(lengths)
+    ranks = [
+        micro_batches(batch, range(len(lengths)), budget_tokens=budget, layout=PackLayout.of(config, index))
+        for index in range(context)
+    ]
+    for parts in zip(*ranks, strict=True):
+        bounds, rows = parts[0].cu_seqlens.tolist(), parts[0].rows
+        whole = pack(
+            batch,
+            rows,
+            layout=PackLayout(document_multiple=config.document_multiple, multiple=config.sequence_multiple),
+        )
+        padded = [sum(lengths[row]) for row in rows]
+        assert bounds[-1] - sum(padded) < len(rows) * 2 * context + config.sequence_multiple
+        assert sorted(token for part in parts for token in part.scored.tolist()) == list(range(len(whole.token_rows)))
+        for index, part in enumerate(parts):
+            held = held_positions(bounds, context, index)
+            assert len(held) * context == bounds[-1]
+            assert len(held) % tensor == 0
+            assert (part.rows, part.cu_seqlens.tolist()) == (rows, whole.cu_seqlens.tolist())
+            assert torch.equal(part.input_ids, whole.input_ids[held])
+            assert torch.equal(part.position_ids, whole.position_ids[held])
+            assert torch.equal(held[part.score_positions], whole.score_positions[part.scored])
+            assert torch.equal(part.target_ids, whole.target_ids[part.scored])
+
+
+def test_a_rank_holds_a_chunk_from_either_end_of_every_sequence():
+    assert held_positions([0, 8, 12], 2, 0).tolist() == [0, 1, 6, 7, 8, 11]
+    assert held_positions([0, 8, 12], 2, 1).tolist() == [2, 3, 4, 5, 9, 10]
+
+
+def test_padding_of_sequences_counts_to_the_budget():
+    batch = batch_of([(2, 3), (1, 4)])
+    assert len(micro_batches(batch, [0, 1], budget_tokens=10, layout=PackLayout())) == 1
+    assert len(micro_batches(batch, [0, 1], budget_tokens=10, layout=PackLayout(document_multiple=4, multiple=4))) == 2
+
+
 def test_no_rows_make_one_micro_batch_that_a_transformer_can_run_on():
-    (empty,) = micro_batches(batch_of([(2, 3)]), [], budget_tokens=10, multiple=4)
+    (empty,) = micro_batches(batch_of([(2, 3)]), [], budget_tokens=10, layout=PackLayout(multiple=4))
     assert empty.rows == ()
     assert empty.input_ids.tolist() == [0, 0, 0, 0]
     assert empty.cu_seqlens.tolist() == [0, 4]
@@ -68,7 +123,7 @@ def test_no_rows_make_one_micro_batch_that_a_transformer_can_run_on():
 
 
 def test_padding_counts_to_the_last_sequence():
-    micro = pack(batch_of([(2, 3), (1, 1)]), [1, 0], multiple=4)
+    micro = pack(batch_of([(2, 3), (1, 1)]), [1, 0], layout=PackLayout(multiple=4))
     assert micro.cu_seqlens.tolist() == [0, 2, 8]
     assert micro.max_sequence_tokens == 6
     assert micro.rows == (1, 0)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf_buffer import as_matrix
@@ -210,10 +211,17 @@ def test_a_share_that_does_not_split_is_named():
     ("tensor_size", "pipeline_size", "virtual_size", "message"),
     [
         (8, 1, 1, r"tensor_parallel_size=8 must divide num_query_groups=4 .* choose from \[1, 2, 4\]"),
-        (1, 3, 1, r"pipeline_parallel_size=3 must divide num_layers=4; choose from \[1, 2, 4\]"),
-        (1, 2, 4, r"pipeline_parallel_size=2 times virtual pipeline size 4 must divide num_layers=4"),
+        (1, 3, 1, r"pipeline_parallel_size x virtual_pipeline_size = 3 must divide num_layers=4 .* \[1, 2, 4\]"),
+        (1, 2, 4, r"pipeline_parallel_size x virtual_pipeline_size = 8 must divide num_layers=4"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_model(tensor_size, pipeline_size, virtual_size, message):
     with pytest.raises(ConfigError, match=message):
-        architecture().check_layout(tensor_size, pipeline_size, virtual_size)
+        architecture().check_layout(
+            ParallelConfig(
+                num_ranks=tensor_size * pipeline_size,
+                tensor_parallel_size=tensor_size,
+                pipeline_parallel_size=pipeline_size,
+                virtual_pipeline_size=virtual_size,
+            )
+        )
