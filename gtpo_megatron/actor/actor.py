@@ -95,20 +95,18 @@ class MegatronActor:
         """Model with the folder's weights, Megatron's data-parallel wrapper, optimizer and schedule."""
         config, parallel = self._config, self._config.parallel
         transformer = model.transformer_config(self._arch, config.model, parallel)
-        self._policy = model.build_model(self._arch, config.model, parallel, transformer)
+        self._chunks = model.build_chunks(self._arch, config.model, parallel, transformer)
+        self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
         padded = model.padded_vocab_size(self._arch, parallel)
         place = megatron_init.shard_place(parallel, self.place)
         self._export_plan = export_plan(self._arch, place, padded)
         read_parameters(
             Path(config.model.path), hf_shapes(self._arch), load_plan(self._arch, place, padded), self._weights()
         )
-        self._model = DistributedDataParallel(
-            transformer,
-            DistributedDataParallelConfig(
-                use_distributed_optimizer=parallel.distributed_optimizer, grad_reduce_in_fp32=True
-            ),
-            self._policy,
+        wrapping = DistributedDataParallelConfig(
+            use_distributed_optimizer=parallel.distributed_optimizer, grad_reduce_in_fp32=True
         )
+        self._model = [DistributedDataParallel(transformer, wrapping, chunk) for chunk in self._chunks]
         transformer.finalize_model_grads_func = finalize_model_grads
         self._optimizer = optimizer.build_optimizer(
             config.optimizer,
@@ -121,7 +119,7 @@ class MegatronActor:
 
     def _weights(self) -> dict[str, Tensor]:
         """This rank's weights, by the names of the weight plans."""
-        return {name: parameter.data for name, parameter in model.parameters_by_name([self._policy]).items()}
+        return {name: parameter.data for name, parameter in model.parameters_by_name(self._chunks).items()}
 
     # ------------------------------------------------------------------------------------------------------- (4) score
     def score_tokens(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
@@ -271,7 +269,7 @@ class MegatronActor:
         """Writes this rank's part of a checkpoint."""
         checkpoint.save(
             Path(folder),
-            model=self._policy,
+            chunks=self._chunks,
             optimizer=self._optimizer,
             schedule=self._schedule,
             num_updates=self._update.num_updates,
@@ -280,7 +278,7 @@ class MegatronActor:
     def load(self, folder: str) -> None:
         """Restores this rank's part of a checkpoint."""
         self._update.num_updates = checkpoint.load(
-            Path(folder), model=self._policy, optimizer=self._optimizer, schedule=self._schedule
+            Path(folder), chunks=self._chunks, optimizer=self._optimizer, schedule=self._schedule
         )
 
     def close(self) -> None:

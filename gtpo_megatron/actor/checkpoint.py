@@ -2,6 +2,7 @@
 
 import queue
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from gtpo_megatron.errors import CheckpointError
 
 
-def save(folder: Path, *, model: Any, optimizer: Any, schedule: Any, num_updates: int) -> None:
+def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, num_updates: int) -> None:
     """Writes this rank's shards into an existing, empty folder.
 
     Raises:
@@ -26,7 +27,7 @@ def save(folder: Path, *, model: Any, optimizer: Any, schedule: Any, num_updates
     """
     _hand_results_over_in_process()
     try:
-        dist_checkpointing.save(_state(model, optimizer, schedule, num_updates, is_loading=False), str(folder))
+        dist_checkpointing.save(_state(chunks, optimizer, schedule, num_updates, is_loading=False), str(folder))
     except (OSError, RuntimeError, CheckpointException) as error:
         free_gib = shutil.disk_usage(folder).free / 2**30 if folder.exists() else 0.0
         raise CheckpointError(
@@ -34,7 +35,7 @@ def save(folder: Path, *, model: Any, optimizer: Any, schedule: Any, num_updates
         ) from error
 
 
-def load(folder: Path, *, model: Any, optimizer: Any, schedule: Any) -> int:
+def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> int:
     """Restores what ``save`` wrote.
 
     Returns:
@@ -46,12 +47,13 @@ def load(folder: Path, *, model: Any, optimizer: Any, schedule: Any) -> int:
     Collectives: Megatron's own over the world.
     """
     _ensure_adam_state(optimizer)
-    wanted = _state(model, optimizer, schedule, 0, is_loading=True)
+    wanted = _state(chunks, optimizer, schedule, 0, is_loading=True)
     try:
         state = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RAISE_ALL)
     except (Exception, CheckpointException) as error:  # torch's is no Exception
         raise CheckpointError(f"checkpoint {folder} cannot be loaded: {type(error).__name__}: {error}") from error
-    model.load_state_dict(state["model"])
+    for index, chunk in enumerate(chunks):
+        chunk.load_state_dict(state["model"][str(index)])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"]["torch"])
@@ -69,7 +71,9 @@ def _hand_results_over_in_process() -> None:
         filesystem_async._results_queue = queue.Queue()
 
 
-def _state(model: Any, optimizer: Any, schedule: Any, num_updates: int, *, is_loading: bool) -> dict[str, Any]:
+def _state(
+    chunks: Sequence[Any], optimizer: Any, schedule: Any, num_updates: int, *, is_loading: bool
+) -> dict[str, Any]:
     metadata = {
         # the only form of a sharded optimizer that loads into every layout
         "distrib_optim_sharding_type": "fully_reshardable",
@@ -77,7 +81,8 @@ def _state(model: Any, optimizer: Any, schedule: Any, num_updates: int, *, is_lo
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
     }
-    model_state = model.sharded_state_dict(metadata=metadata)
+    # layers are numbered in the whole model, so it does not matter which chunk of which rank holds them
+    model_state = {str(index): chunk.sharded_state_dict(metadata=metadata) for index, chunk in enumerate(chunks)}
     return {
         "model": model_state,
         "optimizer": optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata),

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from gtpo_megatron.actor import cpu_platform
@@ -20,7 +21,7 @@ weight) and whatever is to be kept of it."""
 
 
 def run_micro_batches(
-    model: Any, micro_batches: Sequence[PackedMicroBatch], finish: FinishMicroBatch[R], *, forward_only: bool
+    chunks: Sequence[Any], micro_batches: Sequence[PackedMicroBatch], finish: FinishMicroBatch[R], *, forward_only: bool
 ) -> list[R]:
     """Forward, and backward unless ``forward_only``, over every micro-batch.
 
@@ -28,8 +29,9 @@ def run_micro_batches(
     nothing divides them: Megatron's token count is reported as 0, which switches its own division off.
 
     Args:
-        model: Megatron's data-parallel wrapper of a ``PolicyModel``.
-        micro_batches: at least one.
+        chunks: Megatron's data-parallel wrappers of this rank's ``PolicyModel`` chunks; several are interleaved.
+        micro_batches: at least one, and at least one a stage where chunks are interleaved; the same cuts on all ranks
+            of a pipeline.
         finish: called on the last pipeline stage only.
         forward_only: no gradients, no gradient communication.
 
@@ -59,15 +61,37 @@ def run_micro_batches(
         loss, kept = finish(hidden, batch)
         return loss, torch.zeros([], dtype=torch.int, device=device), kept
 
+    if len(chunks) > 1:
+        config = get_model_config(chunks[0])
+        config.microbatch_group_size_per_vp_stage = interleaved_group_size(
+            len(micro_batches), config.pipeline_model_parallel_size
+        )
     longest = max(int(batch.cu_seqlens[-1]) for batch in micro_batches)
     with torch.set_grad_enabled(not forward_only):
         kept: list[R] = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(micro_batches),
-            model=model,
+            data_iterator=[iter(micro_batches) for _ in chunks],
+            model=list(chunks),
             num_microbatches=len(micro_batches),
             seq_length=longest,
             micro_batch_size=1,
             forward_only=forward_only,
         )
     return kept
+
+
+def interleaved_group_size(num_micro_batches: int, num_stages: int) -> int:
+    """How many micro-batches in a row an interleaved pipeline gives one model chunk before the next chunk's turn.
+
+    Megatron wants at least one a stage in every group, the last one included. The smallest such size holds the fewest
+    activations; any number of micro-batches from ``num_stages`` on has one, so none has to be added for it.
+
+    Args:
+        num_micro_batches: at least ``num_stages``.
+        num_stages: pipeline ranks.
+    """
+    return next(
+        size
+        for size in range(num_stages, num_micro_batches + 1)
+        if num_micro_batches % size == 0 or num_micro_batches % size >= num_stages
+    )

@@ -44,6 +44,8 @@ def initialize(
     parallel_state.initialize_model_parallel(
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
+        # Megatron chooses the interleaved schedule wherever this is a number
+        config.virtual_pipeline_size if config.virtual_pipeline_size > 1 else None,
         context_parallel_size=config.context_parallel_size,
         distributed_timeout_minutes=max(1, round(collective_timeout_s / 60)),
     )
@@ -80,6 +82,7 @@ def shard_place(config: ParallelConfig, place: RankPlace) -> ShardPlace:
         tensor_parallel=TensorParallel(config.tensor_parallel_size, place.tensor_index),
         pipeline_size=config.pipeline_parallel_size,
         pipeline_stage=place.pipeline_index,
+        virtual_size=config.virtual_pipeline_size,
     )
 
 

@@ -89,6 +89,9 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         attention_softmax_in_fp32=True,
         tensor_model_parallel_size=parallel.tensor_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_parallel_size,
+        virtual_pipeline_model_parallel_size=(
+            parallel.virtual_pipeline_size if parallel.virtual_pipeline_size > 1 else None
+        ),
         context_parallel_size=parallel.context_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         pipeline_dtype=dtype,
@@ -102,6 +105,9 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         # on gloo, freeing sent outputs and batched sends gave silently wrong results
         deallocate_pipeline_outputs=fused,
         batch_p2p_sync=fused,
+        batch_p2p_comm=fused and parallel.virtual_pipeline_size == 1,
+        # the interleaved schedule sends while it computes
+        overlap_p2p_comm=parallel.virtual_pipeline_size > 1,
         use_cpu_initialization=not fused,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=fused,
@@ -113,27 +119,35 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
     )
 
 
-def build_model(
+def build_chunks(
     arch: Architecture, model: ModelConfig, parallel: ParallelConfig, config: TransformerConfig
+) -> list[PolicyModel]:
+    """This rank's part of the model, one chunk a virtual stage; uninitialised: a checkpoint must fill it."""
+    return [_build_chunk(arch, model, parallel, config, index) for index in range(parallel.virtual_pipeline_size)]
+
+
+def _build_chunk(
+    arch: Architecture, model: ModelConfig, parallel: ParallelConfig, config: TransformerConfig, index: int
 ) -> PolicyModel:
-    """This rank's part of the model, uninitialised in the sense that a checkpoint must fill it."""
+    vp_stage = index if parallel.virtual_pipeline_size > 1 else None
     policy = PolicyModel(
         config=config,
-        transformer_layer_spec=_block_spec(config),
+        transformer_layer_spec=_block_spec(config, vp_stage),
         vocab_size=padded_vocab_size(arch, parallel),
         max_sequence_length=model.max_sequence_tokens,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         parallel_output=True,
         share_embeddings_and_output_weights=arch.tied_embeddings,
         position_embedding_type="rope",
         rotary_base=arch.rope_theta,
+        vp_stage=vp_stage,
     )
     rotary.set_frequencies(policy, arch)
     return policy.to(device=cpu_platform.device(), dtype=torch_dtype(model))
 
 
-def _block_spec(config: TransformerConfig) -> Any:
+def _block_spec(config: TransformerConfig, vp_stage: int | None) -> Any:
     """Transformer Engine's layers where CUDA is there; Megatron's local ones with packed attention elsewhere."""
     if not cpu_platform.is_cpu():
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
@@ -146,5 +160,5 @@ def _block_spec(config: TransformerConfig) -> Any:
     attention.core_attention = PackedSDPA
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = _RMSNorm
-    layers = [spec] * get_num_layers_to_build(config)
+    layers = [spec] * get_num_layers_to_build(config, vp_stage=vp_stage)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=_RMSNorm)

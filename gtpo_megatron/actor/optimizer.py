@@ -1,5 +1,6 @@
 """Megatron's optimizer and schedule from this project's configuration."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from gtpo_megatron.config.optimizer import OptimizerConfig
 
 
-def build_optimizer(config: OptimizerConfig, model: Any, *, dtype: torch.dtype, distributed: bool) -> Any:
-    """Megatron's Adam over a data-parallel model; float32 master weights for a bfloat16 model.
+def build_optimizer(config: OptimizerConfig, chunks: Sequence[Any], *, dtype: torch.dtype, distributed: bool) -> Any:
+    """Megatron's Adam over a rank's data-parallel model chunks; float32 master weights for a bfloat16 model.
 
     Collectives: group creation only.
     """
@@ -29,7 +30,7 @@ def build_optimizer(config: OptimizerConfig, model: Any, *, dtype: torch.dtype, 
             params_dtype=dtype,
             use_distributed_optimizer=distributed,
         ),
-        [model],
+        list(chunks),
     )
 
 

@@ -40,7 +40,7 @@ class PolicyUpdate:
     def __init__(
         self,
         config: RunConfig,
-        model: Any,
+        chunks: Sequence[Any],
         optimizer: Any,
         schedule: Any,
         head: PolicyHead,
@@ -48,7 +48,7 @@ class PolicyUpdate:
         place: RankPlace,
     ) -> None:
         self._config = config
-        self._model = model
+        self._chunks = chunks
         self._optimizer = optimizer
         self._schedule = schedule
         self._head = head
@@ -103,10 +103,11 @@ class PolicyUpdate:
             share = terms.loss_sum / weight
             return share, (float(share.detach()), terms.statistics)
 
-        self._model.zero_grad_buffer()
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         kept = run_micro_batches(
-            self._model,
+            self._chunks,
             micro_batches(
                 batch.scored.rollouts,
                 rows,

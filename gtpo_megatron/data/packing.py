@@ -29,12 +29,14 @@ class PackLayout:
         context_index: this rank among them.
         document_multiple: every sequence is padded to a multiple of this.
         multiple: the packed length is padded to a multiple of this.
+        min_micro_batches: an interleaved pipeline needs one a stage; empty ones make up for what is missing.
     """
 
     context_size: int = 1
     context_index: int = 0
     document_multiple: int = 1
     multiple: int = 1
+    min_micro_batches: int = 1
 
     @classmethod
     def of(cls, config: ParallelConfig, context_index: int) -> "PackLayout":
@@ -44,6 +46,7 @@ class PackLayout:
             context_index=context_index,
             document_multiple=config.document_multiple,
             multiple=config.sequence_multiple,
+            min_micro_batches=config.pipeline_parallel_size if config.virtual_pipeline_size > 1 else 1,
         )
 
     def padded(self, length: int) -> int:
@@ -106,10 +109,11 @@ def plan_micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[
 def micro_batches(
     batch: RolloutBatch, rows: Sequence[int], *, budget_tokens: int, layout: PackLayout | None = None
 ) -> list[PackedMicroBatch]:
-    """The given rows of a batch, cut and packed; at least one micro-batch, the same cuts on every context rank."""
+    """The given rows of a batch, cut and packed: ``min_micro_batches`` or more, the same cuts on every context rank."""
     layout = layout or PackLayout()
     lengths = (batch.prompt_lengths + batch.response_lengths).tolist()
     bins = plan_micro_batches([layout.padded(lengths[row]) for row in rows], budget_tokens)
+    bins += [[]] * (layout.min_micro_batches - len(bins))
     return [pack(batch, [rows[i] for i in chosen], layout=layout) for chosen in bins]
 
 

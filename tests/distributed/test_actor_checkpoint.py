@@ -23,6 +23,13 @@ LAYOUTS = {
     "tp2": {"num_ranks": 2, "tensor_parallel_size": 2},
     "dp2_sharded_optimizer": {"num_ranks": 2, "distributed_optimizer": True},
     "pp2": {"num_ranks": 2, "pipeline_parallel_size": 2},
+    "vpp2_cp2_sharded_optimizer": {
+        "num_ranks": 4,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_size": 2,
+        "context_parallel_size": 2,
+        "distributed_optimizer": True,
+    },
 }
 
 
@@ -40,7 +47,7 @@ def one_step(actor, config, step):
 
 
 def parameters(actor):
-    return {name: parameter.detach().clone() for name, parameter in actor._policy.named_parameters()}
+    return {name: parameter.clone() for name, parameter in actor._weights().items()}
 
 
 def unbroken(rank, world_size, init_method, config, folder):
@@ -64,7 +71,7 @@ def resumed(rank, world_size, init_method, config, folder):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    make_model(folder, tied=False)
+    make_model(folder, tied=False, num_layers=4)
     return folder
 
 
@@ -75,8 +82,9 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(model, tmp_path, layou
     config = dataclasses.replace(config, optimizer=optimizer)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    whole = run_processes(unbroken, 2, config, str(folder), timeout_s=120)
-    again = run_processes(resumed, 2, config, str(folder), timeout_s=120)
+    num_ranks = config.parallel.num_ranks
+    whole = run_processes(unbroken, num_ranks, config, str(folder), timeout_s=120)
+    again = run_processes(resumed, num_ranks, config, str(folder), timeout_s=120)
     for (metrics, weights), (metrics_again, weights_again) in zip(whole, again, strict=True):
         assert metrics == metrics_again
         assert all(torch.equal(weights[name], weights_again[name]) for name in weights)

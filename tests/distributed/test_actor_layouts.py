@@ -1,6 +1,7 @@
 """One update of real Megatron ranks equals transformers with autograd, whatever the layout and the cuts."""
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,26 @@ LAYOUTS = {
     "dp2_sharded_optimizer": {"num_ranks": 2, "distributed_optimizer": True},
     "tp2_dp2": {"num_ranks": 4, "tensor_parallel_size": 2},
     "pp2_dp2": {"num_ranks": 4, "pipeline_parallel_size": 2},
+    "pp2_vpp2": {"num_ranks": 2, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2},
+    "tp2_sp_pp2_vpp2": {
+        "num_ranks": 4,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_size": 2,
+        "sequence_parallel": True,
+    },
+    "pp2_vpp2_dp2_sharded_optimizer": {
+        "num_ranks": 4,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_size": 2,
+        "distributed_optimizer": True,
+    },
+    "pp2_vpp2_cp2": {
+        "num_ranks": 4,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_size": 2,
+        "context_parallel_size": 2,
+    },
     "cp2": {"num_ranks": 2, "context_parallel_size": 2},
     "cp4": {"num_ranks": 4, "context_parallel_size": 4},
     "tp2_sp_cp2": {
@@ -75,6 +96,8 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
 
 def compare(tmp_path, model, config, failed=(), dealing=None):
     """Runs the layout and holds everything it computed against the dense answer."""
+    # Adam's first step is lr * g / (|g| + eps): with the usual eps, the sign of g however small
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, adam_eps=1e-4))
     reference = copy.deepcopy(model)
     expected = dense_step(reference, config, make_rollouts(), make_rewards(failed))
     path = tmp_path / "buffer"
@@ -91,9 +114,9 @@ def compare(tmp_path, model, config, failed=(), dealing=None):
     shapes = hf_shapes(read_architecture(Path(config.model.path)))
     buffer = HFBuffer(BufferLayout(path=str(path), dtype_name="float32", shapes=shapes))
     for name, tensor in buffer.items():
-        # Adam's first step is lr * sign(gradient): 1e-2 everywhere, so 2e-4 is a fiftieth of a step
+        # a step is up to 1e-2
         wanted = expected["weights"][name]
-        torch.testing.assert_close(tensor, wanted, rtol=0, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +124,13 @@ def models(tmp_path_factory):
     made = {}
     for tied in (False, True):
         folder = tmp_path_factory.mktemp("model")
-        made[tied] = (folder, make_model(folder, tied=tied))
+        made[tied] = (folder, make_model(folder, tied=tied, num_layers=4))
     return made
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gtpo_on_every_layout(models, tmp_path, layout):
-    folder, model = models[layout in ("tp2", "pp2_dp2")]
+    folder, model = models[layout in ("tp2", "pp2_dp2", "pp2_vpp2_cp2")]
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]))
 
 
@@ -120,13 +143,18 @@ def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm
     compare(tmp_path, model, config)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 1000])
-def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, micro_batch_tokens):
+@pytest.mark.parametrize(
+    ("layout", "micro_batch_tokens"), [("tp2_sp", 1), ("tp2_sp", 1000), ("pp2_vpp2", 1), ("pp2_vpp2", 1000)]
+)
+def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, layout, micro_batch_tokens):
+    """Eight micro-batches, and one; the other tests have three or four, and an interleaved pipeline wants two."""
     folder, model = models[True]
-    compare(tmp_path, model, make_config(folder, LAYOUTS["tp2_sp"], micro_batch_tokens=micro_batch_tokens))
+    compare(tmp_path, model, make_config(folder, LAYOUTS[layout], micro_batch_tokens=micro_batch_tokens))
 
 
-@pytest.mark.parametrize("layout", ["dp2", "tp2_dp2", "pp2_dp2", "cp2_dp2_sharded_optimizer"])
+@pytest.mark.parametrize(
+    "layout", ["dp2", "tp2_dp2", "pp2_dp2", "cp2_dp2_sharded_optimizer", "pp2_vpp2_dp2_sharded_optimizer"]
+)
 def test_a_replica_without_responses(models, tmp_path, layout):
     folder, model = models[False]
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), dealing="uneven")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from gtpo_megatron.data.packing import micro_batches
+from gtpo_megatron.data.packing import PackLayout, micro_batches
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
 from gtpo_megatron.weights.reshard import hf_shapes
@@ -55,7 +55,7 @@ def one_family(rank, init_method, config, buffer_path):
         rollouts,
         range(rollouts.num_responses),
         budget_tokens=config.update.micro_batch_tokens,
-        multiple=config.parallel.sequence_multiple,
+        layout=PackLayout.of(config.parallel, actor.place.context_index),
     )
 
     def finish(hidden, batch):
@@ -67,7 +67,7 @@ def one_family(rank, init_method, config, buffer_path):
         losses.append(loss.item())
         return loss, None
 
-    actor._model.zero_grad_buffer()
+    actor._model[0].zero_grad_buffer()
     run_micro_batches(actor._model, batches, finish, forward_only=False)
     shapes = hf_shapes(read_architecture(Path(config.model.path)))
     buffer = HFBuffer(BufferLayout(path=buffer_path, dtype_name="float32", shapes=shapes))

@@ -19,14 +19,14 @@ GROUPS = [5, 5, 5, 5, 9, 9, 9, 9]
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
 
 
-def make_model(folder: Path, *, tied: bool) -> Qwen2ForCausalLM:
+def make_model(folder: Path, *, tied: bool, num_layers: int = 2) -> Qwen2ForCausalLM:
     """Saves the model and returns it; weights large enough that nothing is nearly uniform."""
     torch.manual_seed(11)
     config = Qwen2Config(
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
@@ -119,7 +119,11 @@ def dense_step(model, config, batch, rewards):
     )
     loss = terms.loss_sum / terms.weight
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.optimizer.learning_rate, betas=(0.9, 0.999), weight_decay=0
+        model.parameters(),
+        lr=config.optimizer.learning_rate,
+        betas=(0.9, 0.999),
+        eps=config.optimizer.adam_eps,
+        weight_decay=0,
     )
     model.zero_grad()
     loss.backward()
