@@ -9,7 +9,6 @@ from rich.console import Console
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
-from gtpo_megatron.data.prompts import load_problems
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -18,6 +17,7 @@ from gtpo_megatron.observability.report import write_report
 from gtpo_megatron.observability.sinks import open_sinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.controller import Controller, RunInputs, RunSummary
+from gtpo_megatron.orchestration.inputs import read_inputs
 from gtpo_megatron.orchestration.local_run import local_parts
 from gtpo_megatron.orchestration.ray_run import ray_parts
 from gtpo_megatron.orchestration.run_folder import RunFolder
@@ -65,9 +65,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
                 console=console,
             )
         )
-        for what, count in (("training", inputs.num_dropped_long), ("held-out", inputs.num_heldout_dropped_long)):
-            if count:
-                display.note(f"{count} {what} prompts are longer than {config.data.max_prompt_tokens} tokens: dropped")
+        for note in inputs.notes:
+            logger.info(note)
+            display.note(note)
         timers = StageTimers(display.stage)
         make_parts = ray_parts if config.cluster.mode == "ray" else local_parts
         parts = stack.enter_context(make_parts(config, run_dir, timers))
@@ -97,24 +97,10 @@ def check_inputs(config: RunConfig) -> RunInputs:
     weight_files(model)
     resolve_reward(config.reward.function)
     tokenizer = load_tokenizer(config.model.path)
-    training, heldout = (
-        load_problems(
-            path,
-            tokenizer,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            verbatim_text=config.data.verbatim_text,
-        )
-        for path in (config.data.train_path, config.evaluation.path)
-    )
-    if config.data.prompts_per_step > len(training.problems):
+    inputs = read_inputs(config, tokenizer)
+    if config.data.prompts_per_step > len(inputs.train):
         raise ConfigError(
-            f"data.prompts_per_step={config.data.prompts_per_step} exceeds the {len(training.problems)} usable "
+            f"data.prompts_per_step={config.data.prompts_per_step} exceeds the {len(inputs.train)} usable "
             f"problems of {config.data.train_path}"
         )
-    return RunInputs(
-        tokenizer=tokenizer,
-        train=training.problems,
-        heldout=heldout.problems[: config.evaluation.num_problems or None],
-        num_dropped_long=training.num_dropped_long,
-        num_heldout_dropped_long=heldout.num_dropped_long,
-    )
+    return inputs

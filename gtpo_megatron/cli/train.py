@@ -31,9 +31,10 @@ def run(arguments: Sequence[str]) -> int:
     console = Console()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
     summary = train(options.config, run_dir=run_dir, resume=options.resume, console=console)
-    if summary.before is not None:
-        console.print(f"before: {summary.before}", highlight=False)
-    console.print(f"after:  {summary.after}", highlight=False)
+    for result in summary.before or ():
+        console.print(f"before: {result}", highlight=False)
+    for result in summary.after:
+        console.print(f"after:  {result}", highlight=False)
     console.print(f"report: {run_dir / 'report.html'}", highlight=False)
     return 0
 

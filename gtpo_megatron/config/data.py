@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import require_positive, require_text
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text
+from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -10,17 +11,29 @@ class DataConfig:
     """The training set.
 
     Attributes:
-        train_path: JSONL or Parquet rows: ``prompt`` (chat messages or text), ``answer``, maybe ``id``, ``source``.
+        train_path: ``dapo-math-17k`` (from the hub, at its pinned revision), ``dapo-math-17k@COMMIT``,
+            ``dapo-math-17k=FILE`` (a local copy), or a .jsonl or .parquet file of rows with ``prompt`` (chat messages
+            or text), ``answer``, maybe ``id`` and ``source``. Repeated prompts are removed and counted.
         prompts_per_step: prompts in a rollout batch; each is sampled ``group_size`` times.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
         verbatim_text: take text prompts as they are, without the model's chat template; for evaluation too.
+        contamination_ngram_words: at the start of a run, problems of the evaluation sets are looked for among the
+            training prompts: the same question, or most runs of so many words in common. 0 does not look.
     """
 
     train_path: str
     prompts_per_step: int = 128
     max_prompt_tokens: int = 2048
     verbatim_text: bool = False
+    contamination_ngram_words: int = 13
 
     def __post_init__(self) -> None:
         require_text(train_path=self.train_path)
         require_positive(prompts_per_step=self.prompts_per_step, max_prompt_tokens=self.max_prompt_tokens)
+        require_non_negative(contamination_ngram_words=self.contamination_ngram_words)
+        parse_dataset(self.train_path, "train_path")
+
+    @property
+    def train(self) -> DatasetRef:
+        """What ``train_path`` names."""
+        return parse_dataset(self.train_path, "train_path")

@@ -2,31 +2,51 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text
+from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
+from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
 from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.errors import ConfigError
+
+HELDOUT = "heldout"
+"""Label of the set that ``path`` names, in metric names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    """The held-out set, measured before the first step, every few steps, and after the last.
+    """The held-out sets, measured before the first step, every few steps, and after the last.
 
     Attributes:
-        path: rows as in the training set.
+        path: rows as in the training set; their metrics are ``eval/heldout_*``. Empty: ``benchmarks`` alone.
+        benchmarks: more sets, such as ``aime24``, ``math500=FILE``; their metrics are ``eval/aime24_*`` and so on.
         every_steps: steps between measurements; 0 measures before and after only.
-        num_problems: how many rows, from the first; 0 takes all.
+        num_problems: how many rows of each set, from the first; 0 takes all.
         samples: responses a problem, the ``k`` of mean@k.
         sampling: the distribution that answers are drawn from.
         seed: of the samples; the same at every measurement.
+        prompt_template: put around the bare questions of benchmarks; ``{problem}`` stands for the question.
     """
 
-    path: str
+    path: str = ""
+    benchmarks: tuple[str, ...] = ()
     every_steps: int = 10
     num_problems: int = 0
     samples: int = 8
     sampling: SamplingConfig = SamplingConfig()
     seed: int = 20250804
+    prompt_template: str = BOXED_TEMPLATE
 
     def __post_init__(self) -> None:
-        require_text(path=self.path)
         require_positive(samples=self.samples)
         require_non_negative(every_steps=self.every_steps, num_problems=self.num_problems, seed=self.seed)
+        check_template("prompt_template", self.prompt_template)
+        if HELDOUT in self.sets and len(self.sets) < len(self.benchmarks) + bool(self.path.strip()):
+            raise ConfigError(f"benchmarks={self.benchmarks!r}: the name {HELDOUT!r} is that of path; take another")
+        if not self.sets:
+            raise ConfigError("path and benchmarks are both empty: accuracy must be measured on something held out")
+
+    @property
+    def sets(self) -> dict[str, DatasetRef]:
+        """Every set by its label in metric names, ``path`` first."""
+        heldout = {HELDOUT: parse_dataset(self.path, "path")} if self.path.strip() else {}
+        return heldout | {ref.label: ref for ref in parse_datasets(self.benchmarks, "benchmarks")}

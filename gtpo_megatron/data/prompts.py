@@ -1,12 +1,18 @@
 """Stage 1 of the path of data: a data set becomes tokenised problems."""
 
+import hashlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import Problem
+from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
+from gtpo_megatron.config.prompt import BOXED_TEMPLATE, fill_template
+from gtpo_megatron.data.adapters.known import ADAPTERS
 from gtpo_megatron.data.chat_template import render_prompt
-from gtpo_megatron.data.rows import read_rows
+from gtpo_megatron.data.rows import Row
+from gtpo_megatron.data.source import origin_of, read_rows
 from gtpo_megatron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -17,63 +23,157 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemSet:
-    """The usable problems of a file, in its order.
+    """The usable problems of a data set, in its order.
 
     Attributes:
+        dataset: what was asked for.
+        origin: the file, or the hub's repository and commit.
         problems: at least one; their ids are unique.
-        num_dropped_long: rows left out because their prompt is too long.
+        questions: of each problem, without instructions; for comparing data sets.
+        num_rows: rows that were read.
+        num_repeated: rows left out because an earlier one has the same prompt.
+        num_conflicting: of these, rows whose answer is another than the first one's, which is kept.
+        num_dropped_long: problems left out because their prompt is too long.
+        content_sha256: of ids, prompts and answers of all rows that are no repeats; tells versions apart.
     """
 
+    dataset: DatasetRef
+    origin: str
     problems: tuple[Problem, ...]
+    questions: tuple[str, ...]
+    num_rows: int
+    num_repeated: int
+    num_conflicting: int
     num_dropped_long: int
+    content_sha256: str
+
+    def head(self, num: int) -> "ProblemSet":
+        """The first ``num`` problems; 0 keeps all."""
+        return replace(self, problems=self.problems[:num], questions=self.questions[:num]) if num else self
 
 
 def load_problems(
-    path: str, tokenizer: "PreTrainedTokenizerBase", *, max_prompt_tokens: int, verbatim_text: bool = False
+    dataset: DatasetRef | str,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    max_prompt_tokens: int,
+    verbatim_text: bool = False,
+    template: str = BOXED_TEMPLATE,
 ) -> ProblemSet:
     """Reads, renders and tokenises a data set.
 
-    A row without an id is named after its data set and its number among all rows. Two rows with one id are an error: an
-    id is how rollouts, evaluation and a resumed run refer to a problem, so a made-up second name would hide a
-    faulty file.
+    Of rows with one prompt the first is taken and the others are counted: the published DAPO-Math-17k has every prompt
+    about a hundred times. A row without an id is named after its data set and its number among all rows. Two different
+    prompts with one id are an error: an id is how rollouts, evaluation and a resumed run refer to a problem, so a
+    made-up second name would hide a faulty file.
 
     Args:
-        path: ``.jsonl`` or ``.parquet``, see :mod:`gtpo_megatron.data.rows`.
+        dataset: a file, or a known data set, see :mod:`gtpo_megatron.config.dataset`.
         tokenizer: of the model that will read the prompts.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
         verbatim_text: take text prompts as they are, without the chat template.
+        template: put around bare questions; ``{problem}`` stands for the question.
 
     Raises:
-        ConfigError: ``max_prompt_tokens`` is not positive.
+        ConfigError: ``max_prompt_tokens`` is not positive, or the data set's name is unknown.
         DataError: no rows, a malformed row, a repeated id, or every prompt is too long.
     """
     if max_prompt_tokens < 1:
         raise ConfigError(f"max_prompt_tokens={max_prompt_tokens}: must be at least 1")
-    places: dict[str, str] = {}
+    dataset = parse_dataset(dataset, "data set") if isinstance(dataset, str) else dataset
+    origin = origin_of(dataset)
+    reading = _Reading()
     problems: list[Problem] = []
-    shortest_dropped = 0
-    for number, row in enumerate(read_rows(path)):
-        problem_id = f"{row.source}-{number}" if row.row_id is None else row.row_id
-        if problem_id in places:
-            raise DataError(f"{row.place}: id {problem_id!r} again, first at {places[problem_id]}; ids must be unique")
-        places[problem_id] = row.place
+    questions: list[str] = []
+    dropped: list[int] = []
+    for problem_id, row in reading.unique(dataset):
+        prompt = fill_template(template, row.question) if row.is_bare else row.prompt
         try:
-            prompt_ids = render_prompt(tokenizer, row.prompt, verbatim_text=verbatim_text)
+            prompt_ids = render_prompt(tokenizer, prompt, verbatim_text=verbatim_text)
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
         if len(prompt_ids) > max_prompt_tokens:
-            shortest_dropped = min(shortest_dropped or len(prompt_ids), len(prompt_ids))
+            dropped.append(len(prompt_ids))
             continue
         problems.append(Problem(problem_id=problem_id, prompt_ids=prompt_ids, answer=row.answer, source=row.source))
-    num_dropped = len(places) - len(problems)
+        questions.append(row.question)
     if not problems:
         raise DataError(
-            f"{path}: all {num_dropped} prompts are longer than max_prompt_tokens={max_prompt_tokens}; "
-            f"the shortest has {shortest_dropped} tokens"
+            f"{origin}: all {len(dropped)} prompts are longer than max_prompt_tokens={max_prompt_tokens}; "
+            f"the shortest has {min(dropped)} tokens"
         )
-    if num_dropped:
+    found = ProblemSet(
+        dataset=dataset,
+        origin=origin,
+        problems=tuple(problems),
+        questions=tuple(questions),
+        num_rows=reading.num_rows,
+        num_repeated=reading.num_repeated,
+        num_conflicting=reading.num_conflicting,
+        num_dropped_long=len(dropped),
+        content_sha256=reading.content.hexdigest(),
+    )
+    _report(found, max_prompt_tokens)
+    return found
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Rows without repeats, and the counts that reading them leaves."""
+
+    num_rows: int = 0
+    num_repeated: int = 0
+    num_conflicting: int = 0
+    content: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    _answers: dict[bytes, str] = field(default_factory=dict)  # by the prompt's hash: texts would fill memory
+    _places: dict[str, str] = field(default_factory=dict)
+
+    def unique(self, dataset: DatasetRef) -> Iterator[tuple[str, Row]]:
+        """Each row that is not a repeat, with its id."""
+        for number, row in enumerate(read_rows(dataset)):
+            self.num_rows += 1
+            key = row.prompt_digest
+            if key not in self._answers:
+                self._answers[key] = row.answer
+                problem_id = f"{row.source}-{number}" if row.row_id is None else row.row_id
+                self._check_id(problem_id, row)
+                self.content.update(f"{problem_id}\0{row.answer}\0".encode("utf-8", "surrogatepass") + key)
+                yield problem_id, row
+                continue
+            self.num_repeated += 1
+            if self._answers[key] != row.answer:
+                self.num_conflicting += 1
+                if self.num_conflicting == 1:
+                    logger.warning(
+                        "%s: this prompt again with the answer %r, at first it was %r; the first is taken",
+                        *(row.place, row.answer, self._answers[key]),
+                    )
+
+    def _check_id(self, problem_id: str, row: Row) -> None:
+        if problem_id in self._places:
+            raise DataError(
+                f"{row.place}: id {problem_id!r} again, first at {self._places[problem_id]}; ids must be unique"
+            )
+        self._places[problem_id] = row.place
+
+
+def _report(found: ProblemSet, max_prompt_tokens: int) -> None:
+    """What a person should know about the data set."""
+    num_unique = found.num_rows - found.num_repeated
+    if found.num_repeated:
         logger.warning(
-            "%s: dropped %d of %d prompts, longer than %d tokens", path, num_dropped, len(places), max_prompt_tokens
+            "%s: %d of %d rows repeat an earlier prompt and are left out (%d of them with another answer); %d remain",
+            *(found.origin, found.num_repeated, found.num_rows, found.num_conflicting, num_unique),
         )
-    logger.info("%s: %d problems", path, len(problems))
-    return ProblemSet(problems=tuple(problems), num_dropped_long=num_dropped)
+    if found.num_dropped_long:
+        logger.warning(
+            "%s: dropped %d of %d prompts, longer than %d tokens",
+            *(found.origin, found.num_dropped_long, num_unique, max_prompt_tokens),
+        )
+    adapter = ADAPTERS.get(found.dataset.name) if found.dataset.is_named else None
+    if adapter and num_unique != adapter.num_problems:
+        logger.warning(
+            "%s: %d different problems; %s is known to have %d",
+            *(found.origin, num_unique, adapter.name, adapter.num_problems),
+        )
+    logger.info("%s: %d problems, content %s", found.origin, len(found.problems), found.content_sha256[:16])

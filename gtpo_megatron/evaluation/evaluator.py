@@ -1,10 +1,10 @@
-"""Held-out accuracy of the current policy."""
+"""Held-out accuracy of the current policy, during training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
-from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.evaluation import HELDOUT, EvaluationConfig
 from gtpo_megatron.evaluation.metrics import bootstrap_interval, mean_at_k, pass_at_k
 
 SampleAndGrade = Callable[[PromptBatch], RewardBatch]
@@ -12,10 +12,26 @@ SampleAndGrade = Callable[[PromptBatch], RewardBatch]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutResult:
-    """Accuracy over the held-out problems; a response without a verdict counts as wrong, and is counted.
+class HeldOutSet:
+    """Problems that are measured on.
 
     Attributes:
+        label: of the set, in metric names.
+        problems: already cut to ``EvaluationConfig.num_problems``.
+        num_contaminated: of these, how many are in the training set too, the same or nearly.
+    """
+
+    label: str
+    problems: Sequence[Problem]
+    num_contaminated: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutResult:
+    """Accuracy over one set; a response without a verdict counts as wrong, and is counted.
+
+    Attributes:
+        label: of the set.
         mean_at_k: mean over problems of the share of correct samples.
         interval: 95%, bootstrap over problems.
         pass_at_k: mean over problems of whether any sample is correct.
@@ -24,6 +40,7 @@ class HeldOutResult:
         num_failed: responses without a verdict.
     """
 
+    label: str
     mean_at_k: float
     interval: tuple[float, float]
     pass_at_k: float
@@ -34,39 +51,41 @@ class HeldOutResult:
     def metrics(self) -> dict[str, float]:
         """By metric name."""
         return {
-            "eval/heldout_mean_at_k": self.mean_at_k,
-            "eval/heldout_interval_low": self.interval[0],
-            "eval/heldout_interval_high": self.interval[1],
-            "eval/heldout_pass_at_k": self.pass_at_k,
-            "eval/heldout_failed_count": float(self.num_failed),
+            f"eval/{self.label}_mean_at_k": self.mean_at_k,
+            f"eval/{self.label}_interval_low": self.interval[0],
+            f"eval/{self.label}_interval_high": self.interval[1],
+            f"eval/{self.label}_pass_at_k": self.pass_at_k,
+            f"eval/{self.label}_failed_count": float(self.num_failed),
         }
 
     def __str__(self) -> str:
         low, high = self.interval
         return (
-            f"held-out mean@{self.samples} {100 * self.mean_at_k:.1f}% "
+            f"{'held-out' if self.label == HELDOUT else self.label} mean@{self.samples} {100 * self.mean_at_k:.1f}% "
             f"(95% interval {100 * low:.1f} to {100 * high:.1f}), "
             f"pass@{self.samples} {100 * self.pass_at_k:.1f}%, {self.num_problems} problems"
         )
 
 
 def evaluate(
-    problems: Sequence[Problem], config: EvaluationConfig, sample_and_grade: SampleAndGrade, *, threshold: float
+    heldout: HeldOutSet, config: EvaluationConfig, sample_and_grade: SampleAndGrade, *, threshold: float
 ) -> HeldOutResult:
-    """Samples and grades every problem, then summarises.
+    """Samples and grades every problem of a set, then summarises.
 
     Args:
-        problems: the held-out set, already cut to ``config.num_problems``.
+        heldout: the set.
         config: number of samples and the interval's seed.
         sample_and_grade: of the policy to measure.
         threshold: a response is correct where its reward is at least this.
     """
+    problems = heldout.problems
     prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(range(len(problems))))
     rewards = sample_and_grade(prompts)
     correct = ((rewards.rewards >= threshold) & ~rewards.failed).double().reshape(len(problems), config.samples)
     table = correct.tolist()
     interval = bootstrap_interval([sum(row) / len(row) for row in table], seed=config.seed)
     return HeldOutResult(
+        label=heldout.label,
         mean_at_k=mean_at_k(table),
         interval=(interval.low, interval.high),
         pass_at_k=pass_at_k(table, config.samples),

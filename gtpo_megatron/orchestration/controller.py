@@ -1,7 +1,7 @@
 """The run: prompts in, steps, measurements, checkpoints, and what is left when it ends."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, TokenRecord
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
-from gtpo_megatron.evaluation.evaluator import HeldOutResult, evaluate
+from gtpo_megatron.evaluation.evaluator import HeldOutResult, HeldOutSet, evaluate
 from gtpo_megatron.observability.memory import PeakMemory
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -32,24 +32,27 @@ class RunInputs:
     Attributes:
         tokenizer: of the model.
         train: problems to learn from.
-        heldout: problems to measure on.
-        num_dropped_long: training prompts left out for their length.
-        num_heldout_dropped_long: held-out prompts left out for their length.
+        heldout: sets to measure on.
+        notes: what was noticed while reading, for the person who starts the run.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: Sequence[Problem]
-    heldout: Sequence[Problem]
-    num_dropped_long: int
-    num_heldout_dropped_long: int
+    heldout: Sequence[HeldOutSet]
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """Held-out accuracy before the first step and after the last; None where a resumed run did not measure it."""
+    """Accuracy on every held-out set before the first step and after the last.
 
-    before: HeldOutResult | None
-    after: HeldOutResult
+    Attributes:
+        before: None where a resumed run did not measure it.
+        after: always there.
+    """
+
+    before: tuple[HeldOutResult, ...] | None
+    after: tuple[HeldOutResult, ...]
 
 
 class Controller:
@@ -101,13 +104,17 @@ class Controller:
             before = None
             if first == 0:
                 before = self._measure()
-                self._write(0, before.metrics() | memory.take())
+                contaminated = {
+                    f"eval/{heldout.label}_contaminated_count": float(heldout.num_contaminated)
+                    for heldout in self._inputs.heldout
+                }
+                self._write(0, _metrics(before) | contaminated | memory.take())
             after = before
             for step in range(first + 1, self._config.num_steps + 1):
                 scalars = self._step(step)
                 if self._is_due(step, self._config.evaluation.every_steps):
                     after = self._measure()
-                    scalars |= after.metrics()
+                    scalars |= _metrics(after)
                 # the row first: a checkpoint without its row would leave a gap in the metrics for good, while a row
                 # without its checkpoint is written again
                 self._write(step, scalars | memory.take())
@@ -147,8 +154,9 @@ class Controller:
         check_same_policy(probe, scores.metrics, version=step, gap_limit=self._parts.logprob_gap_limit)
 
     # ------------------------------------------------------------------------------------------------ measuring, saving
-    def _measure(self) -> HeldOutResult:
+    def _measure(self) -> tuple[HeldOutResult, ...]:
         config = self._config.evaluation
+        threshold = self._config.algorithm.success_threshold
 
         def sample_and_grade(prompts: PromptBatch) -> RewardBatch:
             rollouts = self._parts.engine.generate(
@@ -157,18 +165,16 @@ class Controller:
             return self._parts.reward.score(rollouts, prompts)
 
         with self._parts.timers.stage("evaluation"):
-            result = evaluate(
-                self._inputs.heldout,
-                config,
-                sample_and_grade,
-                threshold=self._config.algorithm.success_threshold,
+            results = tuple(
+                evaluate(heldout, config, sample_and_grade, threshold=threshold) for heldout in self._inputs.heldout
             )
             # a resumed run does not measure again, so a measurement must leave no trace in the sampler
             self._parts.engine.forget_prefixes()
-        self._display.note(str(result))
-        if result.num_failed:
-            self._display.note(f"{result.num_failed} held-out responses have no verdict and count as wrong")
-        return result
+        for result in results:
+            self._display.note(str(result))
+            if result.num_failed:
+                self._display.note(f"{result.num_failed} {result.label} responses have no verdict and count as wrong")
+        return results
 
     def _save(self, step: int) -> None:
         with self._parts.timers.stage("checkpoint"):
@@ -236,3 +242,8 @@ class Controller:
             reward_failed=reward_failed,
             answer=answer,
         )
+
+
+def _metrics(results: Iterable[HeldOutResult]) -> dict[str, float]:
+    """Of all sets."""
+    return {name: value for result in results for name, value in result.metrics().items()}

@@ -84,3 +84,66 @@ def test_text_can_be_taken_verbatim(tmp_path, tokenizer):
 def test_a_limit_below_one_is_a_config_error(tmp_path, tokenizer):
     with pytest.raises(ConfigError, match="max_prompt_tokens=0"):
         load_problems("anything.jsonl", tokenizer, max_prompt_tokens=0)
+
+
+def test_repeated_prompts_are_removed_and_counted(tmp_path, tokenizer, caplog):
+    rows = [{"prompt": p, "answer": a} for p, a in (("1+1", "2"), ("2+2", "4"), ("1+1", "2"), ("1+1", "3"), ("3", "3"))]
+    loaded = load_problems(written(tmp_path, *rows), tokenizer, max_prompt_tokens=32)
+    assert [(p.problem_id, p.answer) for p in loaded.problems] == [("set-0", "2"), ("set-1", "4"), ("set-4", "3")]
+    assert (loaded.num_rows, loaded.num_repeated, loaded.num_conflicting) == (5, 2, 1)
+    assert "set.jsonl:4: this prompt again with the answer '3', at first it was '2'" in caplog.text
+    assert (
+        "2 of 5 rows repeat an earlier prompt and are left out (1 of them with another answer); 3 remain" in caplog.text
+    )
+
+
+def test_a_repeated_row_may_repeat_its_id(tmp_path, tokenizer):
+    row = {"prompt": "1+1", "answer": "2", "id": "a"}
+    assert len(load_problems(written(tmp_path, row, row), tokenizer, max_prompt_tokens=32).problems) == 1
+
+
+def test_messages_are_compared_by_role_and_content(tmp_path, tokenizer):
+    chats = [[{"role": role, "content": "1+1"}] for role in ("user", "system", "user")]
+    loaded = load_problems(
+        written(tmp_path, *({"prompt": c, "answer": "2"} for c in chats)), tokenizer, max_prompt_tokens=32
+    )
+    assert len(loaded.problems) == 2
+
+
+def test_bare_questions_get_the_template_and_other_prompts_do_not(tmp_path, tokenizer):
+    path = tmp_path / "file.jsonl"
+    path.write_text(json.dumps({"problem": "1+1?", "answer": "2", "id": 7}) + "\n")
+    loaded = load_problems(f"aime24={path}", tokenizer, max_prompt_tokens=64, template="Solve {problem} now")
+    assert loaded.problems[0].prompt_ids == render_prompt(tokenizer, "Solve 1+1? now")
+    assert loaded.questions == ("1+1?",)
+    mine = load_problems(
+        written(tmp_path, {"prompt": "1+1?", "answer": "2"}), tokenizer, max_prompt_tokens=64, template="{problem}!"
+    )
+    assert mine.problems[0].prompt_ids == render_prompt(tokenizer, "1+1?")
+
+
+def test_a_known_benchmark_of_another_size_is_said(tmp_path, tokenizer, caplog):
+    path = tmp_path / "file.jsonl"
+    path.write_text(json.dumps({"problem": "1+1?", "answer": "2"}) + "\n")
+    load_problems(f"aime24={path}", tokenizer, max_prompt_tokens=64)
+    assert "1 different problems; aime24 is known to have 30" in caplog.text
+
+
+def test_the_content_hash_tells_prompts_and_answers_apart(tmp_path, tokenizer):
+    def digest(*rows):
+        return load_problems(written(tmp_path, *rows), tokenizer, max_prompt_tokens=64).content_sha256
+
+    row = {"prompt": "1+1?", "answer": "2"}
+    assert digest(row) == digest(row, row)
+    assert (
+        len({digest(row), digest(row | {"answer": "3"}), digest(row | {"prompt": "1+2?"}), digest(row | {"id": 1})})
+        == 4
+    )
+
+
+def test_head_keeps_questions_beside_problems(tmp_path, tokenizer):
+    rows = [{"prompt": str(i), "answer": "1"} for i in range(4)]
+    loaded = load_problems(written(tmp_path, *rows), tokenizer, max_prompt_tokens=64)
+    assert loaded.head(0) is loaded
+    assert [p.problem_id for p in loaded.head(2).problems] == ["set-0", "set-1"]
+    assert loaded.head(2).questions == ("0", "1")

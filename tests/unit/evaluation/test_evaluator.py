@@ -5,12 +5,12 @@ import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
 from gtpo_megatron.config.evaluation import EvaluationConfig
-from gtpo_megatron.evaluation.evaluator import evaluate
+from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(4)]
 
 
-def measure(verdicts, failed=()):
+def measure(verdicts, failed=(), label="heldout"):
     seen = []
 
     def sample_and_grade(prompts):
@@ -19,7 +19,8 @@ def measure(verdicts, failed=()):
             rewards=torch.tensor(verdicts), failed=torch.tensor([i in failed for i in range(len(verdicts))])
         )
 
-    result = evaluate(PROBLEMS, EvaluationConfig(path="x", samples=2), sample_and_grade, threshold=0.5)
+    heldout = HeldOutSet(label=label, problems=PROBLEMS)
+    result = evaluate(heldout, EvaluationConfig(path="x", samples=2), sample_and_grade, threshold=0.5)
     assert seen[0].group_ids == (0, 1, 2, 3)
     return result
 
@@ -37,3 +38,11 @@ def test_a_response_without_a_verdict_counts_as_wrong_and_is_counted():
     result = measure([1.0] * 8, failed=(0, 1, 2))
     assert result.mean_at_k == pytest.approx((0 + 0.5 + 1 + 1) / 4)
     assert result.num_failed == 3
+
+
+def test_metrics_go_by_the_label_of_the_set():
+    result = measure([1.0] * 8, label="aime24")
+    assert set(result.metrics()) == {
+        f"eval/aime24_{what}" for what in ("mean_at_k", "interval_low", "interval_high", "pass_at_k", "failed_count")
+    }
+    assert str(result).startswith("aime24 mean@2 100.0%")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
+from gtpo_megatron.evaluation.evaluator import HeldOutSet
 from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.metrics_file import JsonlSink, read_metrics, truncate_after
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -87,9 +88,9 @@ def run(folder, world, checkpoint=None):
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )
-    inputs = RunInputs(
-        tokenizer=None, train=PROBLEMS, heldout=PROBLEMS[:2], num_dropped_long=0, num_heldout_dropped_long=0
-    )
+    heldout = HeldOutSet(label="heldout", problems=PROBLEMS[:2], num_contaminated=1)
+    other = HeldOutSet(label="aime24", problems=PROBLEMS[2:5])
+    inputs = RunInputs(tokenizer=None, train=PROBLEMS, heldout=(heldout, other))
     if checkpoint:
         truncate_after(folder.path / "metrics.jsonl", checkpoint[1].step)
     display = TrainingDisplay(num_steps=4, title="test", is_live=False)
@@ -108,8 +109,10 @@ def test_every_step_has_its_row_before_its_checkpoint(tmp_path):
     assert rows_at_save == [[0, 1, 2], [0, 1, 2, 3, 4]]
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
-    assert summary.before.mean_at_k == summary.after.mean_at_k == 0.5
-    assert "eval/heldout_mean_at_k" in rows[4]
+    assert [result.label for result in summary.before] == ["heldout", "aime24"]
+    assert summary.before[0].mean_at_k == summary.after[0].mean_at_k == 0.5
+    assert {"eval/heldout_mean_at_k", "eval/aime24_mean_at_k"} <= set(rows[4])
+    assert (rows[0]["eval/heldout_contaminated_count"], rows[0]["eval/aime24_contaminated_count"]) == (1, 0)
     assert rows[3]["rollout/responses_count"] == 4
     assert world.version == 4
 

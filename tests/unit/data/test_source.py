@@ -2,10 +2,15 @@ import json
 
 import pytest
 
-from gtpo_megatron.data.rows import read_rows
-from gtpo_megatron.errors import DataError
+from gtpo_megatron.config.dataset import parse_dataset
+from gtpo_megatron.data import source
+from gtpo_megatron.errors import ConfigError, DataError
 
 CHAT = [{"role": "user", "content": "1+1?"}]
+
+
+def read_rows(path):
+    return source.read_rows(parse_dataset(path, "data"))
 
 
 def jsonl(tmp_path, *lines, name="set.jsonl"):
@@ -15,10 +20,11 @@ def jsonl(tmp_path, *lines, name="set.jsonl"):
 
 
 def parquet(tmp_path, records):
-    import datasets
+    import pyarrow
+    import pyarrow.parquet
 
     path = str(tmp_path / "set.parquet")
-    datasets.Dataset.from_list(records).to_parquet(path)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
     return path
 
 
@@ -51,7 +57,6 @@ def test_jsonl_rows_of_every_accepted_form(tmp_path):
     assert [row.place.rsplit(":", 1)[1] for row in rows] == ["1", "3", "4", "5", "6", "7"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_parquet_rows_equal_jsonl_rows(tmp_path):
     records = [DAPO, {**DAPO, "reward_model": {**DAPO["reward_model"], "ground_truth": "7"}}]
     rows = list(read_rows(parquet(tmp_path, records)))
@@ -61,7 +66,6 @@ def test_parquet_rows_equal_jsonl_rows(tmp_path):
     assert rows[1].place.endswith("set.parquet, row 2")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_malformed_parquet_row_is_named_by_number(tmp_path):
     path = parquet(tmp_path, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": None}])
     with pytest.raises(DataError, match=r"set\.parquet, row 2: answer is missing"):
@@ -128,3 +132,29 @@ def test_missing_files_and_other_endings_are_errors(tmp_path):
     (tmp_path / "set.csv").write_text("a,b\n")
     with pytest.raises(DataError, match=r"'\.csv', expected \.jsonl or \.parquet"):
         list(read_rows(str(tmp_path / "set.csv")))
+
+
+@pytest.mark.parametrize("name", ["aime24", "dapo-math-17k", "olympiadbench"])
+def test_an_empty_file_of_a_known_set_is_named(tmp_path, name):
+    (tmp_path / "set.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"set\.jsonl: holds no rows"):
+        list(read_rows(f"{name}={tmp_path / 'set.jsonl'}"))
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(
+        ConfigError, match=r"unknown data set 'aime42'; perhaps you meant 'aime2[45]'; known: dapo-math"
+    ):
+        list(read_rows("aime42"))
+
+
+def test_where_rows_come_from():
+    assert source.origin_of(parse_dataset("mine=/data/x.jsonl", "data")) == "/data/x.jsonl"
+    pinned = source.origin_of(parse_dataset("olympiadbench", "data"))
+    assert pinned == "Hothan/OlympiadBench/OE_TO_maths_en_COMP@91184b52131e7fc9455fef848035173aea8cc01a"
+    assert source.origin_of(parse_dataset("math500@abcdef1", "data")) == "HuggingFaceH4/MATH-500@abcdef1"
+
+
+def test_a_path_alone_is_rows_of_ones_own_whatever_the_file_is_called(tmp_path):
+    (row,) = read_rows(jsonl(tmp_path, {"prompt": "1+1?", "answer": "2"}, name="aime24.jsonl"))
+    assert (row.question, row.is_bare, row.source) == ("1+1?", False, "aime24")

@@ -1,0 +1,46 @@
+"""The data sets of a run, read together."""
+
+import dataclasses
+import json
+
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.orchestration.inputs import read_inputs
+from recipes import tiny_cpu
+
+
+def write(path, *questions):
+    path.write_text(
+        "".join(json.dumps({"prompt": q, "answer": "1", "id": f"{path.stem}-{q}"}) + "\n" for q in questions)
+    )
+    return str(path)
+
+
+def inputs(tmp_path, train, **evaluation):
+    config = tiny_cpu.gtpo()
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, train_path=write(tmp_path / "train.jsonl", *train), max_prompt_tokens=40),
+        evaluation=dataclasses.replace(config.evaluation, **evaluation),
+    )
+    return read_inputs(config, load_tokenizer("assets/tiny_qwen2"))
+
+
+def test_what_is_in_both_sets_is_counted_and_named(tmp_path):
+    path = write(tmp_path / "held.jsonl", "1+1?", "2+2?", "3+3?", "4+4?", "5+5?", "9" * 90)
+    train = ("4 + 4?", "1+1 ?", "2+2?", "2+2?", "5 +5?", "7")
+    found = inputs(tmp_path, train, path=path, num_problems=5, benchmarks=(f"mine={path}",))
+    assert [heldout.label for heldout in found.heldout] == ["heldout", "mine"]
+    assert [heldout.num_contaminated for heldout in found.heldout] == [4, 4]
+    assert [len(heldout.problems) for heldout in found.heldout] == [5, 5]
+    assert len(found.train) == 5
+    notes = "\n".join(found.notes)
+    assert "train.jsonl: 1 of 6 rows repeat an earlier prompt: left out" in notes
+    assert "held.jsonl: 1 prompts are longer than 40 tokens: dropped" in notes
+    assert "contamination: heldout: 4 of 5 problems are in the training set (4 the same question" in notes
+    assert "held-1+1? = train-1+1 ?, held-2+2? = train-2+2?, held-4+4? = train-4 + 4?, ..." in notes
+
+
+def test_clean_sets_leave_no_note(tmp_path):
+    found = inputs(tmp_path, ("1+1?",), path=write(tmp_path / "held.jsonl", "1-1?"))
+    assert found.notes == ()
+    assert found.heldout[0].num_contaminated == 0
