@@ -102,6 +102,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         moe_token_dispatcher_type="alltoall",
         # the loss adapter divides by the global weight, once
         calculate_per_token_loss=True,
+        **_recompute(model),
         # on gloo, freeing sent outputs and batched sends gave silently wrong results
         deallocate_pipeline_outputs=fused,
         batch_p2p_sync=fused,
@@ -117,6 +118,15 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         persist_layer_norm=fused,
         cross_entropy_loss_fusion=False,
     )
+
+
+def _recompute(model: ModelConfig) -> dict[str, Any]:
+    """Megatron's words for what the backward pass makes again."""
+    if model.recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if model.recompute == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return {}
 
 
 def build_chunks(

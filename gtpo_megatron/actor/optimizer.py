@@ -1,5 +1,6 @@
 """Megatron's optimizer and schedule from this project's configuration."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,10 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.config.optimizer import OptimizerConfig
+
+logger = logging.getLogger(__name__)
 
 
 def build_optimizer(config: OptimizerConfig, chunks: Sequence[Any], *, dtype: torch.dtype, distributed: bool) -> Any:
@@ -29,9 +33,25 @@ def build_optimizer(config: OptimizerConfig, chunks: Sequence[Any], *, dtype: to
             bf16=dtype == torch.bfloat16,
             params_dtype=dtype,
             use_distributed_optimizer=distributed,
+            **_offload(config),
         ),
         list(chunks),
     )
+
+
+def _offload(config: OptimizerConfig) -> dict[str, Any]:
+    """Megatron's words for an optimizer on the host; it takes the way of its precision-aware optimizer."""
+    if config.offload_fraction == 0:
+        return {}
+    if cpu_platform.is_cpu():
+        logger.info("optimizer.offload_fraction=%g changes nothing: there is no GPU", config.offload_fraction)
+        return {}
+    return {
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": config.offload_fraction,
+        "overlap_cpu_optimizer_d2h_h2d": True,
+        "use_precision_aware_optimizer": True,
+    }
 
 
 def build_schedule(config: OptimizerConfig, optimizer: Any, *, num_updates: int) -> OptimizerParamScheduler:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_positive, require_text
+from gtpo_megatron.config.checks import require_choice, require_positive, require_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,13 +15,17 @@ class ModelConfig:
         dtype: of the weights in forward and backward; optimizer state and gradients are always float32.
         max_sequence_tokens: prompt plus response; longer prompts are dropped at loading.
         head_chunk_tokens: tokens whose logits are in memory at a time in the fused output layer.
+        recompute: activations that the backward pass makes again instead of keeping them: ``selective`` those inside
+            attention, ``full`` every layer's, which costs one more forward pass and leaves one hidden state a layer.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_sequence_tokens: int = 6144
     head_chunk_tokens: int = 1024
+    recompute: Literal["none", "selective", "full"] = "none"
 
     def __post_init__(self) -> None:
         require_text(path=self.path)
+        require_choice("recompute", self.recompute, ("none", "selective", "full"))
         require_positive(max_sequence_tokens=self.max_sequence_tokens, head_chunk_tokens=self.head_chunk_tokens)

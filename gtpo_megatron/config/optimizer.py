@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
 from gtpo_megatron.errors import ConfigError
 
 
@@ -22,6 +22,8 @@ class OptimizerConfig:
         adam_eps: added to the root of the second moment.
         weight_decay: decoupled (AdamW); biases and norms are exempt, as in Megatron.
         clip_grad: largest global gradient norm.
+        offload_fraction: share of the optimizer's state and work that lives on the host instead of the GPU; needs
+            ``parallel.distributed_optimizer``. Without a GPU all of it is on the host anyway.
         max_skipped_updates: updates in a row that may be skipped for a gradient that is not finite; one more stops the
             run.
     """
@@ -35,6 +37,7 @@ class OptimizerConfig:
     adam_eps: float = 1e-8
     weight_decay: float = 0.0
     clip_grad: float = 1.0
+    offload_fraction: float = 0.0
     max_skipped_updates: int = 3
 
     def __post_init__(self) -> None:
@@ -45,6 +48,7 @@ class OptimizerConfig:
             weight_decay=self.weight_decay,
             max_skipped_updates=self.max_skipped_updates,
         )
+        require_fraction(offload_fraction=self.offload_fraction)
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must lie in [0, 1)")

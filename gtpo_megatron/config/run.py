@@ -51,6 +51,11 @@ class RunConfig:
         self._check_lengths()
         self._check_batch()
         self._check_sampling()
+        if self.optimizer.offload_fraction > 0 and not self.parallel.distributed_optimizer:
+            raise ConfigError(
+                f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "
+                f"parallel.distributed_optimizer=True; got {self.parallel}"
+            )
         if self.cluster.mode == "local" and self.parallel.num_ranks != 1:
             raise ConfigError(
                 f"cluster.mode='local' runs one rank, got {self.parallel}; use mode='ray' or parallel.num_ranks=1"

@@ -29,6 +29,7 @@ def changed(**parts):
         ({"model": {"max_sequence_tokens": 100}}, "exceeds model.max_sequence_tokens=100"),
         ({"data": {"max_prompt_tokens": 150}}, "data.max_prompt_tokens=150"),
         ({"update": {"mini_batch_prompts": 33}}, "update.mini_batch_prompts=33 exceeds data.prompts_per_step=32"),
+        ({"optimizer": {"offload_fraction": 0.5}}, "offload_fraction=0.5 needs parallel.distributed_optimizer=True"),
         ({"cluster": {"mode": "local"}}, "cluster.mode='local' runs one rank"),
         (
             {"rollout": {"sampling": SamplingConfig(top_p=0.9, max_response_tokens=64)}},
