@@ -41,7 +41,11 @@ class RewardGrader:
 
 def build_grader(config: RunConfig) -> RewardGrader:
     """The grader that a run's configuration asks for."""
+    reward = config.reward
     scorer = RewardScorer(
-        config.reward.function, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s
+        reward.function,
+        num_workers=reward.num_workers,
+        timeout_s=reward.timeout_s,
+        memory_limit_mib=reward.memory_limit_mib,
     )
     return RewardGrader(load_tokenizer(config.model.path), scorer)

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from types import TracebackType
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.rewards.function import RewardFunction, graded, resolve_reward
-from gtpo_megatron.rewards.pool import RewardPool, Verdict
+from gtpo_megatron.rewards.pool import DEFAULT_MEMORY_LIMIT_MIB, RewardPool, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +23,35 @@ class RewardScorer:
         function: ``module:function`` with the signature ``(response: str, answer: str) -> float``.
         num_workers: child processes; 0 grades here, without a time limit (tests, debuggers).
         timeout_s: wall-clock limit of one row.
+        memory_limit_mib: of one row, in a child process; 0: none.
 
     Raises:
         ConfigError: the function cannot be imported; raised here, before any response is sampled.
     """
 
-    def __init__(self, function: str, *, num_workers: int, timeout_s: float) -> None:
-        self._pool = RewardPool(function, num_workers=num_workers, timeout_s=timeout_s) if num_workers else None
+    def __init__(
+        self,
+        function: str,
+        *,
+        num_workers: int,
+        timeout_s: float,
+        memory_limit_mib: int = DEFAULT_MEMORY_LIMIT_MIB,
+    ) -> None:
+        self._pool = (
+            RewardPool(function, num_workers=num_workers, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib)
+            if num_workers
+            else None
+        )
         self._function = None if num_workers else resolve_reward(function)
+
+    def submit(self, text: str, answer: str) -> "Future[Verdict]":
+        """Queues one response for the child processes; without any it is graded at once."""
+        if self._pool is not None:
+            return self._pool.submit(text, answer)
+        assert self._function is not None
+        done: Future[Verdict] = Future()
+        done.set_result(_verdict(self._function, text, answer))
+        return done
 
     def score(self, texts: Sequence[str], answers: Sequence[str]) -> RewardBatch:
         """Grades each response against its answer.
@@ -51,8 +73,7 @@ class RewardScorer:
         if self._pool is not None:
             verdicts = self._pool.grade(texts, answers)
         else:
-            assert self._function is not None
-            verdicts = [_verdict(self._function, text, answer) for text, answer in zip(texts, answers, strict=True)]
+            verdicts = [self.submit(text, answer).result() for text, answer in zip(texts, answers, strict=True)]
         _report_failures(verdicts)
         return RewardBatch(
             rewards=torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32),

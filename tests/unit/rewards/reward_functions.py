@@ -34,6 +34,14 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
         os.kill(os.getpid(), signal.SIGKILL)
     if word == "print":
         print("x" * int(rest))
+    if word == "allocate":
+        bytearray(int(rest) << 20)
+    if word == "allocate-bit-by-bit":
+        [b"z" * (16 << 20) for _ in range(int(rest) // 16)]
+    if word == "hang-up":
+        os.closerange(3, 256)
+        while True:
+            time.sleep(1)
     if word == "child":
         child = subprocess.Popen(["sleep", "60"])
         Path(rest).write_text(f"{os.getpid()} {child.pid}")

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,9 @@ def test_a_row_that_hangs_in_c_is_killed_all_the_same(pool):
 
 
 def test_an_exception_is_a_failure_with_its_reason_and_keeps_the_worker(pool):
-    workers = [worker.process.pid for worker in pool._workers]
+    workers = pool.process_ids
     assert failures(pool, "raise no such unit", "fine") == ["ValueError: no such unit", None]
-    assert [worker.process.pid for worker in pool._workers] == workers
+    assert pool.process_ids == workers
 
 
 def test_a_dying_worker_fails_its_own_row_and_is_replaced(pool):
@@ -74,12 +75,80 @@ def test_a_worker_killed_while_idle_costs_nothing_but_its_replacement():
         process.kill()
         process.wait()
         assert failures(pool, "fine", "fine")[1:] == [None]
-        assert pool._workers[0].process.pid != process.pid
+        assert pool.process_ids[0] != process.pid
 
 
-def test_what_a_reward_prints_stays_out_of_the_verdicts(pool, capfd):
-    assert failures(pool, "print 3000000", "fine") == [None, None]
-    assert capfd.readouterr().out == ""
+def test_a_row_that_prints_megabytes_fills_neither_the_pipe_nor_the_log(capfd):
+    with RewardPool(OBEY, num_workers=1, timeout_s=5.0) as pool:
+        assert failures(pool, "print 3000000", "fine", "print 5") == [None] * 3
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert 10_000 < len(printed.err) < 11_000
+    assert "printed more than 10000 characters: cut" in printed.err
+    assert printed.err.endswith("cut]\nxxxxx\n")  # the next row may print again
+
+
+def test_a_row_that_allocates_gigabytes_fails_and_gives_them_back():
+    with RewardPool(OBEY, num_workers=1, timeout_s=20.0, memory_limit_mib=512) as pool:
+        first = pool.process_ids[0]
+        assert failures(pool, "allocate 256", "allocate 8192", "allocate-bit-by-bit 8192", "fine") == [
+            None,
+            *["MemoryError: the row needs more memory than its limit"] * 2,
+            None,
+        ]
+        assert pool.process_ids[0] != first
+
+
+def test_a_row_that_closes_its_pipe_and_hangs_is_killed(pool):
+    start = time.monotonic()
+    assert failures(pool, "hang-up", "fine") == ["ended the worker process with status -9", None]
+    assert time.monotonic() - start < 20.0
+
+
+def test_an_exception_that_quotes_megabytes_is_cut(pool):
+    (reason,) = failures(pool, "raise " + "y" * 10**6)
+    assert reason.startswith("ValueError: yyy")
+    assert len(reason) < 600
+
+
+def test_many_hanging_rows_cost_their_limits_and_nothing_else():
+    """Two workers, four hanging rows of one second: about two seconds and the restarts, and every other row is fine."""
+    with RewardPool(OBEY, num_workers=2, timeout_s=1.0) as pool:
+        rows = ["hang", *["fine"] * 30] * 4
+        assert failures(pool, *rows) == ["took longer than 1 s" if row == "hang" else None for row in rows]
+
+
+def test_verdicts_of_a_call_that_was_given_up_reach_no_later_call(monkeypatch):
+    with RewardPool("tests.unit.rewards.reward_functions:echo", num_workers=2, timeout_s=5.0) as pool:
+        collect = Future.result
+        monkeypatch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.grade([str(i) for i in range(50)], [""] * 50)
+        monkeypatch.setattr(Future, "result", collect)
+        assert [v.reward for v in pool.grade(["-1", "-2", "-3"], [""] * 3)] == [-1.0, -2.0, -3.0]
+
+
+def interrupted(self, timeout=None):
+    raise KeyboardInterrupt
+
+
+def test_closing_while_a_row_runs_does_not_wait_for_it():
+    pool = RewardPool(OBEY, num_workers=1, timeout_s=30.0)
+    row, waiting = pool.submit("sleep 30", ""), pool.submit("fine", "")
+    time.sleep(0.3)
+    start = time.monotonic()
+    pool.close()
+    assert waiting.cancelled()
+    with pytest.raises(WorkerError, match="closed while it was grading"):
+        row.result(10)
+    assert time.monotonic() - start < 5.0
+
+
+def test_rows_are_taken_as_they_are_submitted(pool):
+    futures = [pool.submit("sleep 0.3", ""), pool.submit("fine", ""), pool.submit("fine", "")]
+    assert futures[2].result(5).failure is None
+    assert not futures[0].done()
+    assert futures[0].result(5).failure is None
 
 
 def test_the_clock_of_a_row_starts_when_a_worker_takes_it(pool):
@@ -94,7 +163,7 @@ def test_a_kill_takes_along_what_the_row_started(pool, tmp_path):
 
 def test_close_ends_the_workers_and_a_closed_pool_says_so():
     pool = RewardPool(OBEY, num_workers=2, timeout_s=1.0)
-    pids = [worker.process.pid for worker in pool._workers]
+    pids = pool.process_ids
     pool.close()
     assert all(gone(pid, 0.5) for pid in pids)
     with pytest.raises(WorkerError, match="closed"):
@@ -103,7 +172,7 @@ def test_close_ends_the_workers_and_a_closed_pool_says_so():
 
 def test_a_pool_that_is_dropped_takes_its_workers_along():
     pool = RewardPool(OBEY, num_workers=1, timeout_s=1.0)
-    pid = pool._workers[0].process.pid
+    pid = pool.process_ids[0]
     del pool
     gc.collect()
     assert gone(pid, 0.5)
@@ -148,7 +217,14 @@ def test_a_module_that_kills_its_worker_is_a_worker_error(tmp_path, monkeypatch)
         RewardPool("deadly_reward_module:f", num_workers=1, timeout_s=1.0)
 
 
-@pytest.mark.parametrize("wrong", [{"num_workers": 0, "timeout_s": 1.0}, {"num_workers": 1, "timeout_s": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_workers": 0, "timeout_s": 1.0},
+        {"num_workers": 1, "timeout_s": 0.0},
+        {"num_workers": 1, "timeout_s": 1.0, "memory_limit_mib": -1},
+    ],
+)
 def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match="at least 1 worker"):
         RewardPool(OBEY, **wrong)

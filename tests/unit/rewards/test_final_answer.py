@@ -1,0 +1,80 @@
+import time
+
+import pytest
+
+from gtpo_megatron.rewards.final_answer import final_answer, last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{\frac{1}{2}} so", r"\frac{1}{2}"),
+        (r"\boxed{a} \boxed{b", "a"),
+        (r"\boxed{\boxed{4}}", "4"),
+        (r"\boxed{\{1\}}", r"\{1\}"),
+        (r"} { \boxed {5}", "5"),
+        (r"\boxed{}", ""),
+        ("nothing", None),
+        ("", None),
+    ],
+)
+def test_last_boxed(text, expected):
+    assert last_boxed(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Answer: 34",
+        "So\n  answer: 34  \nthat is all",
+        "**Answer:** 34",
+        "**Answer: 34**",
+        "Answer: $34$.",
+        "Answer: `34`",
+        "Answer:\n\n34\n",
+        "The final answer: 34",
+        "## Final Answer:\nAnswer: 34",
+        "> Answer : 34",
+        "Answer: 33\nno,\nAnswer: 34",
+        r"Answer: \boxed{34}",
+        r"Answer: clearly \boxed{34} apples",
+        "\\boxed{33}\nAnswer: 34",
+        "Answer: 33\nso \\boxed{34}",
+        r"\boxed{ $34$. }",
+    ],
+)
+def test_the_last_box_or_answer_line_whichever_is_later(text):
+    assert final_answer(text) == "34"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "34",
+        "The answer is 34",
+        "Answer:",
+        "Answer: \n\n",
+        "My answer: 34",
+        "answers: 34",
+        "Answer 34",
+        "Answer: $$",
+        r"\boxed{34",
+    ],
+)
+def test_nothing_else_is_an_answer(text):
+    assert final_answer(text) is None
+
+
+def test_an_empty_box_is_an_empty_answer():
+    assert final_answer(r"\boxed{}") == ""
+
+
+BLOWN_UP = ["Answer:" + " " * 10**6, "answer" + "\t" * 10**6, "\n" * 10**6, "Answer:\n" * 10**5, "Answer: " * 10**5]
+
+
+@pytest.mark.parametrize("text", [*BLOWN_UP, "\\boxed{" * 300_000, "*" * 10**6 + "answer"], ids=range(7))
+def test_megabytes_take_no_longer_than_prose(text):
+    start = time.perf_counter()
+    final_answer(text)
+    assert time.perf_counter() - start < 5.0  # 0.3 s at most; quadratic time would be hours
