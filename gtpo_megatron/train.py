@@ -16,11 +16,13 @@ from gtpo_megatron.observability.provenance import log_provenance
 from gtpo_megatron.observability.report import write_report
 from gtpo_megatron.observability.sinks import open_sinks
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.controller import Controller, RunInputs, RunSummary
 from gtpo_megatron.orchestration.inputs import read_inputs
 from gtpo_megatron.orchestration.local_run import local_parts
 from gtpo_megatron.orchestration.ray_run import ray_parts
 from gtpo_megatron.orchestration.run_folder import RunFolder
+from gtpo_megatron.orchestration.stop_request import StopRequest
 from gtpo_megatron.rewards.function import resolve_reward
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.hf_reader import weight_files
@@ -38,7 +40,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         console: where the person looks.
 
     Returns:
-        Held-out accuracy before and after.
+        Held-out accuracy before and after; or the step at which the run was asked to stop.
 
     Raises:
         GTPOError: a configuration, data or model that cannot be used, before any process starts; or the stage that
@@ -53,6 +55,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
     first = checkpoint[1].step if checkpoint else 0
     with ExitStack() as stack:
         stack.callback(folder.close)
+        ending = stack.enter_context(run_state.recorded_end(run_dir))
+        stop = stack.enter_context(StopRequest(run_dir))
         sinks = stack.enter_context(
             open_sinks(run_dir, config.logging, run_config=to_plain(config), resume_after=first if resume else None)
         )
@@ -71,12 +75,21 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         timers = StageTimers(display.stage)
         make_parts = ray_parts if config.cluster.mode == "ray" else local_parts
         parts = stack.enter_context(make_parts(config, run_dir, timers))
-        summary = Controller(config, folder, inputs, parts, sinks, display).run(checkpoint)
-        if config.checkpoint.export_hf:
+        stop.listen()  # Ray has taken SIGTERM for itself
+        summary = Controller(config, folder, inputs, parts, sinks, display, stop_reason=stop.reason).run(checkpoint)
+        ending.outcome = _outcome(summary)
+        if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")
             parts.actor.export_hf(folder.hf_folder)
     write_report([run_dir], folder.report_file)
     return summary
+
+
+def _outcome(summary: RunSummary) -> str:
+    """How a run ended, for ``run_state.json``."""
+    if summary.stopped_after is None:
+        return run_state.FINISHED
+    return f"stopped after step {summary.stopped_after}: {summary.stop_reason}"
 
 
 def check_inputs(config: RunConfig) -> RunInputs:

@@ -215,32 +215,32 @@ class MegatronActor:
         return metrics
 
     # -------------------------------------------------------------------------------------------------------- (9) push
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """Maps the buffer that this rank writes its weights to."""
-        self._buffer = HFBuffer(layout)
+    def connect_weights(self, layout: BufferLayout, writing_copy: tuple[int, int] = (0, 0)) -> None:
+        """Maps the buffer that this rank writes its weights to.
+
+        Args:
+            layout: of the buffer, in the memory of the sampler's node.
+            writing_copy: of the weights, see ``RankPlace``; only its ranks write, others need not be on that node.
+        """
+        self._buffer = HFBuffer(layout) if self.place.weight_copy == writing_copy else None
 
     def write_weights(self, version: int, with_checksums: bool) -> dict[str, int]:
-        """Writes this rank's slices, as policy ``version``; of ranks with the same weights only the first writes.
+        """Writes this rank's slices, as policy ``version``; of ranks with the same weights only one writes.
 
         Returns:
             This rank's shares of the tensors' checksums, or nothing.
         """
         self._policy_version = version
-        if not self.place.owns_weights:
+        if self._buffer is None:
             return {}
-        buffer = self._connected()
         parameters = self._weights()
-        buffer.write(self._export_plan, parameters)
-        return buffer.checksums(self._export_plan, parameters) if with_checksums else {}
+        self._buffer.write(self._export_plan, parameters)
+        return self._buffer.checksums(self._export_plan, parameters) if with_checksums else {}
 
     def export_hf(self, target: str) -> None:
-        """Writes the weights that were pushed last as a Hugging Face folder; rank 0 does it, others return at once."""
-        if self.place.global_rank == 0:
-            write_folder(self._connected(), Path(self._config.model.path), Path(target))
-
-    def _connected(self) -> HFBuffer:
-        assert self._buffer is not None, "connect_weights comes first"
-        return self._buffer
+        """Writes the weights that were pushed last as a Hugging Face folder; one rank does it."""
+        if self._buffer is not None and self.place.is_first_of_copy:
+            write_folder(self._buffer, Path(self._config.model.path), Path(target))
 
     # ------------------------------------------------------------------------------------------ looking, saving, ending
     def sample_records(self, batch: TrainBatch, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:

@@ -4,13 +4,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.cli import config, report, train
+from gtpo_megatron.cli import config, report, status, train
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError, GTPOError
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "report": report.COMMAND,
+    "status": status.COMMAND,
     "config": config.COMMAND,
 }
 """Name -> command, in the order of the overview."""

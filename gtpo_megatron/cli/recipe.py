@@ -4,11 +4,13 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import tyro
 
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 
 
@@ -35,7 +37,8 @@ def parse(command: str, options: type[Options], arguments: Sequence[str]) -> Opt
     if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(
             f"usage: gtpo-megatron {command} RECIPE [options]\n\n"
-            f"RECIPE is module:function; gtpo-megatron {command} recipes.tiny_cpu:gtpo --help lists every field.\n"
+            "RECIPE is module:function, or the config.yaml of a run; "
+            f"gtpo-megatron {command} recipes.tiny_cpu:gtpo --help lists every field.\n"
         )
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
@@ -50,11 +53,13 @@ def parse(command: str, options: type[Options], arguments: Sequence[str]) -> Opt
 
 
 def load_recipe(name: str) -> RunConfig:
-    """Calls the recipe ``module:function``.
+    """Calls the recipe ``module:function``, or reads a resolved configuration from a ``.yaml`` file.
 
     Raises:
-        ConfigError: no such module or function, or it returns something else.
+        ConfigError: no such module, function or file, or it holds something else.
     """
+    if name.endswith((".yaml", ".yml")):
+        return load_config(Path(name))
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
         raise ConfigError(f"recipe {name!r}: must be written module:function, such as recipes.tiny_cpu:gtpo")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.command import EXIT_STOPPED, Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 
 
@@ -33,7 +33,13 @@ def run(arguments: Sequence[str]) -> int:
     summary = train(options.config, run_dir=run_dir, resume=options.resume, console=console)
     for result in summary.before or ():
         console.print(f"before: {result}", highlight=False)
-    for result in summary.after:
+    if summary.stopped_after is not None:
+        console.print(
+            f"stopped after step {summary.stopped_after} ({summary.stop_reason}), saved; --resume goes on",
+            highlight=False,
+        )
+        return EXIT_STOPPED
+    for result in summary.after or ():
         console.print(f"after:  {result}", highlight=False)
     console.print(f"report: {run_dir / 'report.html'}", highlight=False)
     return 0
@@ -42,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 COMMAND = Command(
     usage="""\
   train RECIPE [--run-dir DIR] [--resume] [--num-steps N] [--any.field VALUE ...]
-                    trains; RECIPE is module:function, such as recipes.tiny_cpu:gtpo""",
+                    trains; RECIPE is module:function, such as recipes.tiny_cpu:gtpo,
+                    or the config.yaml of a run""",
     run=run,
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,7 +13,8 @@ class ClusterConfig:
 
     Attributes:
         mode: ``ray`` starts one actor a rank; ``local`` runs everything in this process (one rank; tests, debugging).
-        address: of a running Ray head; empty starts a Ray of the run's own.
+        address: ``host:port`` of a running Ray head; empty starts a Ray of the run's own, on this machine.
+        num_nodes: machines that must have joined the Ray at ``address`` before processes are placed.
         num_cpus: logical cores that a Ray of the run's own offers.
         object_store_mib: shared memory for batches between processes.
         threads_per_rank: of a trainer rank, on a CPU.
@@ -23,6 +25,7 @@ class ClusterConfig:
 
     mode: Literal["ray", "local"] = "ray"
     address: str = ""
+    num_nodes: int = 1
     num_cpus: int = 2
     object_store_mib: int = 1024
     threads_per_rank: int = 1
@@ -32,6 +35,7 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         require_positive(
+            num_nodes=self.num_nodes,
             num_cpus=self.num_cpus,
             object_store_mib=self.object_store_mib,
             threads_per_rank=self.threads_per_rank,
@@ -39,3 +43,8 @@ class ClusterConfig:
             stage_deadline_s=self.stage_deadline_s,
         )
         require_non_negative(engine_threads=self.engine_threads)
+        if self.num_nodes > 1 and not self.address:
+            raise ConfigError(
+                f"num_nodes={self.num_nodes} needs the address of a Ray head that the others can join; a launcher "
+                f"(python -m launchers.slurm) sets both"
+            )

@@ -1,7 +1,7 @@
 """The run: prompts in, steps, measurements, checkpoints, and what is left when it ends."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +48,15 @@ class RunSummary:
 
     Attributes:
         before: None where a resumed run did not measure it.
-        after: always there.
+        after: None where a run was stopped before its end.
+        stopped_after: the step that a run was asked to stop at, and is saved at; None at the end.
+        stop_reason: who asked, and how.
     """
 
     before: tuple[HeldOutResult, ...] | None
-    after: tuple[HeldOutResult, ...]
+    after: tuple[HeldOutResult, ...] | None
+    stopped_after: int | None = None
+    stop_reason: str = ""
 
 
 class Controller:
@@ -65,6 +69,7 @@ class Controller:
         parts: who does the work.
         sinks: where the numbers go.
         display: what a person sees.
+        stop_reason: asked after every step; anything but an empty string saves the run there and ends it.
     """
 
     def __init__(
@@ -75,6 +80,8 @@ class Controller:
         parts: StepParts,
         sinks: MetricSinks,
         display: TrainingDisplay,
+        *,
+        stop_reason: Callable[[], str] = str,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -82,6 +89,7 @@ class Controller:
         self._parts = parts
         self._sinks = sinks
         self._display = display
+        self._stop_reason = stop_reason
         self._sampler = PromptSampler(inputs.train, config.seed)
         self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
         self._rollout_log = RolloutLog(
@@ -118,8 +126,12 @@ class Controller:
                 # the row first: a checkpoint without its row would leave a gap in the metrics for good, while a row
                 # without its checkpoint is written again
                 self._write(step, scalars | memory.take())
-                if self._is_due(step, self._config.checkpoint.every_steps):
+                reason = self._stop_reason() if step < self._config.num_steps else ""
+                if reason or self._is_due(step, self._config.checkpoint.every_steps):
                     self._save(step)
+                if reason:
+                    logger.info("asked to stop (%s): saved after step %d of %d", reason, step, self._config.num_steps)
+                    return RunSummary(before=before, after=None, stopped_after=step, stop_reason=reason)
             if after is None:  # resumed when everything was done
                 after = self._measure()
             return RunSummary(before=before, after=after)

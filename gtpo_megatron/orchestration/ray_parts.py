@@ -39,6 +39,14 @@ class RayEngine:
         )
         return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
 
+    def allocate_weights(self, layout: BufferLayout) -> None:
+        """Makes the buffer, in the shared memory of the engine's node."""
+        self._answer("weight_sync", self._process.allocate_weights.remote(layout))
+
+    def remove_weights_name(self, layout: BufferLayout) -> None:
+        """Unlinks the buffer's file, once all have mapped it."""
+        self._answer("weight_sync", self._process.remove_weights_name.remote(layout))
+
     def connect_weights(self, layout: BufferLayout) -> None:
         """Every worker of the engine maps the buffer."""
         self._answer("weight_sync", self._process.connect_weights.remote(layout))
@@ -82,9 +90,13 @@ class RayActorGroup:
         ranks: remote ``RankProcess`` objects, by global rank.
         places: where each stands.
         deadline_s: longest time for one stage.
+        writing_copy: of the weights; its ranks are on the engine's node and write to its memory.
     """
 
-    def __init__(self, ranks: Sequence[Any], places: Sequence[RankPlace], *, deadline_s: float) -> None:
+    def __init__(
+        self, ranks: Sequence[Any], places: Sequence[RankPlace], *, deadline_s: float, writing_copy: tuple[int, int] = (0, 0)
+    ) -> None:
+        self._writing_copy = writing_copy
         self._ranks = list(ranks)
         self._places = list(places)
         self._deadline_s = deadline_s
@@ -111,11 +123,11 @@ class RayActorGroup:
         return self._merged(reports)
 
     def connect_weights(self, layout: BufferLayout) -> None:
-        """Every rank maps the buffer."""
-        self._all("weight_sync", "connect_weights", lambda _: (layout,))
+        """The ranks of the writing copy map the buffer."""
+        self._all("weight_sync", "connect_weights", lambda _: (layout, self._writing_copy))
 
     def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
-        """Every rank writes its slices; their checksum shares are added up."""
+        """The ranks of the writing copy write their slices; their checksum shares are added up."""
         total: dict[str, int] = {}
         for shares in self._all("weight_sync", "write_weights", lambda _: (version, with_checksums)):
             for name, share in shares.items():
@@ -130,7 +142,7 @@ class RayActorGroup:
         return [record for _, record in sorted(found, key=lambda row: row[0])]
 
     def export_hf(self, target: Path) -> None:
-        """Rank 0 writes what the buffer holds."""
+        """One rank of the writing copy writes what the buffer holds."""
         self._all("export", "export_hf", lambda _: (str(target),))
 
     def save(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.parts import rollout_summary
-from gtpo_megatron.weights.hf_buffer import BufferLayout
+from gtpo_megatron.weights.hf_buffer import BufferLayout, allocate, remove_name
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,14 @@ class EngineProcess(_Process):
         """The chosen rows of several batches as one."""
         merged = concatenate([batch.select(chosen) for batch, chosen in zip(batches, rows, strict=True)])
         return merged, rollout_summary(merged)
+
+    def allocate_weights(self, layout: BufferLayout) -> None:
+        """Makes the buffer on this node."""
+        allocate(layout)
+
+    def remove_weights_name(self, layout: BufferLayout) -> None:
+        """Unlinks the buffer's file."""
+        remove_name(layout)
 
     def connect_weights(self, layout: BufferLayout) -> None:
         """Maps the buffer."""

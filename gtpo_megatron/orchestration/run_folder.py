@@ -8,7 +8,6 @@
 A checkpoint appears under its name only when it is whole: it is written aside, renamed, then ``latest`` is replaced.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import Any
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import difference, load_config, to_yaml
 from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.orchestration import run_state
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ RESUMABLE_CHANGES = (
     "num_steps:",
     "logging.",
     "checkpoint.",
-    *("cluster.address:", "cluster.num_cpus:", "cluster.object_store_mib:"),
+    *("cluster.address:", "cluster.num_nodes:", "cluster.num_cpus:", "cluster.object_store_mib:"),
     *("cluster.start_deadline_s:", "cluster.stage_deadline_s:"),
 )
 """Fields that may differ between a run and its continuation: they do not change what a step computes."""
@@ -74,6 +74,7 @@ class RunFolder:
             if self.config_file.exists():
                 self._check_same_run(config, resume=resume)
             self._write_aside(self.config_file, to_yaml(config))
+            run_state.record_start(self.path)
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
@@ -85,13 +86,9 @@ class RunFolder:
 
     def _lock(self) -> None:
         self.close()
-        descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise ConfigError(f"run folder {self.path} is in use by another process; wait for it or stop it") from error
-        self._lock_descriptor = descriptor
+        self._lock_descriptor = run_state.acquire(self.path)
+        if self._lock_descriptor is None:
+            raise ConfigError(f"run folder {self.path} is in use by another process; wait for it or stop it")
 
     def _check_same_run(self, config: RunConfig, *, resume: bool) -> None:
         if not resume:

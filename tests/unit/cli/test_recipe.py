@@ -5,6 +5,7 @@ import pytest
 from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe, parse
 from gtpo_megatron.cli.train import TrainOptions
 from gtpo_megatron.config.algorithm import GTPOConfig
+from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
 
 
@@ -16,6 +17,15 @@ def test_a_recipe_with_overrides():
     assert options.config.algorithm == GTPOConfig(alpha2=0.2)
     assert options.config.rollout.group_size == 4
     assert (options.run_dir, options.resume) == ("here", True)
+
+
+def test_a_resolved_configuration_is_a_recipe_too(tmp_path):
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(to_yaml(load_recipe("recipes.tiny_cpu:dapo")), encoding="utf-8")
+    options = parse("train", TrainOptions, [str(resolved), "--seed", "7"])
+    assert (options.config.name, options.config.seed) == ("tiny_cpu_dapo", 7)
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read"):
+        load_recipe("nowhere.yaml")
 
 
 def test_a_typo_gets_a_suggestion(capsys):

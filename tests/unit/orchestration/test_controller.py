@@ -68,7 +68,7 @@ class World(WrittenDown):
         self.saved.append(f"loaded {folder.name}")
 
 
-def run(folder, world, checkpoint=None):
+def run(folder, world, checkpoint=None, **options):
     """The whole run, or its rest from a checkpoint."""
     config = tiny_cpu.gtpo(num_steps=4)
     config = dataclasses.replace(
@@ -96,7 +96,7 @@ def run(folder, world, checkpoint=None):
     display = TrainingDisplay(num_steps=4, title="test", is_live=False)
     try:
         with MetricSinks({"jsonl": JsonlSink(folder.path / "metrics.jsonl")}) as sinks:
-            return Controller(config, folder, inputs, parts, sinks, display).run(checkpoint)
+            return Controller(config, folder, inputs, parts, sinks, display, **options).run(checkpoint)
     finally:
         folder.close()
 
@@ -138,3 +138,21 @@ def test_a_resumed_run_counts_groups_on(tmp_path):
     assert summary.before is None
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     assert folder.latest_checkpoint()[1].counters["groups"] == 8
+
+
+def test_a_run_that_is_asked_to_stop_is_saved_there_and_goes_on(tmp_path):
+    folder, world = RunFolder(tmp_path), World()
+    summary = run(folder, world, stop_reason=lambda: "time limit" if world.version == 3 else "")
+    assert (summary.stopped_after, summary.stop_reason, summary.after) == (3, "time limit", None)
+    assert world.saved == [".step_2.partial", ".step_3.partial"]
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint[1].step == 3
+    summary = run(folder, world, checkpoint)
+    assert summary.stopped_after is None
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_a_request_at_the_last_step_changes_nothing(tmp_path):
+    summary = run(RunFolder(tmp_path), (world := World()), stop_reason=lambda: "late" if world.version == 4 else "")
+    assert summary.stopped_after is None
+    assert summary.after is not None

@@ -1,0 +1,113 @@
+"""``gtpo-megatron status``."""
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.observability.progress import duration
+from gtpo_megatron.orchestration.run_status import RunStatus, read_status
+
+FAILED_STATES = ("failed", "gone")
+"""States that make the command's status 1, so that a script can watch a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions:
+    """What ``status`` takes.
+
+    Attributes:
+        run: the run's folder.
+    """
+
+    run: Annotated[str, tyro.conf.Positional]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``status RUN``; 1 for a run that failed or vanished."""
+    options = tyro.cli(StatusOptions, prog="gtpo-megatron status", args=list(arguments))
+    status = read_status(Path(options.run))
+    sys.stdout.write("\n".join(f"{label:<11} {text}" for label, text in screen(status)) + "\n")
+    return 1 if status.state in FAILED_STATES else 0
+
+
+def screen(status: RunStatus) -> list[tuple[str, str]]:
+    """Label and text of every line."""
+    lines = [("run", f"{status.name}   {status.folder}"), ("state", _state(status))]
+    progress = f"{status.step} of {status.num_steps} ({100 * status.step / status.num_steps:.0f}%)"
+    if status.step_s is not None:
+        progress += f", {duration(status.step_s)} a step"
+    if status.seconds_left is not None:
+        progress += f", about {duration(status.seconds_left)} left"
+    lines.append(("step", progress))
+    if status.last_row_age_s is not None:
+        lines.append(("last row", f"{duration(status.last_row_age_s)} ago: {_numbers(status)}"))
+    if status.heldout:
+        step, accuracy = status.heldout
+        before = status.first_row.get("eval/heldout_mean_at_k")
+        since = f" (before training {100 * before:.1f}%)" if before is not None and step else ""
+        lines.append(("held-out", f"{100 * accuracy:.1f}% after step {step}{since}"))
+    lines.append(("checkpoint", _checkpoint(status)))
+    if status.num_errors:
+        lines.append(("errors", f"{status.num_errors} in log.txt since the last start; the last: {status.last_error}"))
+    else:
+        lines.append(("errors", "none in log.txt since the last start"))
+    return lines + [("remark", remark) for remark in status.remarks]
+
+
+def _state(status: RunStatus) -> str:
+    driver = status.driver
+    if driver is None:
+        return status.state
+    restarts = f", restarts: {driver.num_starts - 1}" if driver.num_starts > 1 else ""
+    where = f"process {driver.pid} on {driver.host}"
+    if status.state in ("running", "silent"):
+        waiting = "" if status.state == "running" else " - no step for long; is a process hung?"
+        return f"{status.state} since {_when(driver.started_at)}, {where}{restarts}{waiting}"
+    if status.state == "gone":
+        return f"gone: {where} ended without a word (killed?); --resume goes on{restarts}"
+    verdict = {"finished": "finished", "stopped": driver.outcome}.get(status.state, f"failed: {driver.outcome}")
+    hint = "" if status.state == "finished" else "; --resume goes on"
+    return f"{verdict} ({_when(driver.ended_at)}, {where}){hint}{restarts}"
+
+
+def _numbers(status: RunStatus) -> str:
+    shown = (
+        ("reward", "rollout/reward_mean", "{:.3f}"),
+        ("entropy", "policy/entropy_nats", "{:.3f} nats"),
+        ("length", "rollout/response_length_tokens", "{:.1f} tokens"),
+        ("speed", "throughput/tokens_per_s", "{:,.0f} tokens/s"),
+        ("log-prob gap", "sync/logprob_gap_max", "{:.1e} nats"),
+    )
+    found = [
+        f"{label} {form.format(status.last_row[name])}"
+        for label, name, form in shown
+        if status.last_row.get(name) is not None and math.isfinite(status.last_row[name])
+    ]
+    return " · ".join(found) or "no step yet"
+
+
+def _checkpoint(status: RunStatus) -> str:
+    if status.checkpoint_step is None or status.checkpoint_age_s is None:
+        return "none yet"
+    behind = status.step - status.checkpoint_step
+    late = f", {behind} steps behind" if behind > 0 else ""
+    return f"step_{status.checkpoint_step}, {duration(status.checkpoint_age_s)} old{late}"
+
+
+def _when(moment: float) -> str:
+    there = datetime.fromtimestamp(moment).astimezone()
+    return there.strftime("%H:%M:%S" if time.time() - moment < 12 * 3600 else "%Y-%m-%d %H:%M")
+
+
+COMMAND = Command(
+    usage="  status RUN        says where a run stands, from its folder",
+    run=run,
+)

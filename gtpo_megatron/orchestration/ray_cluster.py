@@ -1,0 +1,86 @@
+"""A Ray for a run: one of its own on this machine, or one that a launcher or a person has started."""
+
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+import torch
+
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.placement import Node, in_order
+
+logger = logging.getLogger(__name__)
+
+HEAD_TIMEOUT_S = 5.0
+"""For a connection to a head that is there; Ray itself would try for a minute."""
+
+COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+def join_cluster(config: ClusterConfig) -> None:
+    """Connects this process to Ray, starting one if no address is given.
+
+    Raises:
+        WorkerError: the head does not answer, or too few nodes have joined it by ``start_deadline_s``.
+    """
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # clusters often have no way out
+    where = f"at cluster.address={config.address!r}" if config.address else "of this run"
+    try:
+        if config.address:
+            _knock(config.address)
+            ray.init(address=config.address, **COMMON_OPTIONS)
+        else:
+            # "local": neither RAY_ADDRESS nor a head that someone else started on this machine
+            ray.init(
+                address="local",
+                num_cpus=config.num_cpus,
+                # Ray counts devices, whatever torch is installed
+                num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+                object_store_memory=config.object_store_mib << 20,
+                include_dashboard=False,
+                **COMMON_OPTIONS,
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise WorkerError(f"the Ray head {where} does not answer: {error}") from error
+    try:
+        _wait_for_nodes(config)
+    except WorkerError:
+        ray.shutdown()
+        raise
+
+
+def ray_nodes() -> list[Node]:
+    """The nodes that are up, this process's own first."""
+    import ray
+
+    nodes = [
+        Node(node_id=node["NodeID"], host=node["NodeManagerHostname"], num_gpus=int(node["Resources"].get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return in_order(nodes, first=ray.get_runtime_context().get_node_id())
+
+
+def _knock(address: str) -> None:
+    """Raises OSError at once where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():  # not "auto"
+        socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
+
+
+def _wait_for_nodes(config: ClusterConfig) -> None:
+    deadline = time.monotonic() + config.start_deadline_s
+    while (num := len(ray_nodes())) < config.num_nodes:
+        if time.monotonic() > deadline:
+            raise WorkerError(
+                f"{num} of cluster.num_nodes={config.num_nodes} nodes have joined the Ray head at {config.address} "
+                f"within {config.start_deadline_s:.0f} s; see the logs of the nodes that are missing"
+            )
+        time.sleep(0.2)
+    if num > 1:
+        logger.info("%d nodes have joined the Ray head at %s", num, config.address)

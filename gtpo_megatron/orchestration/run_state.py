@@ -1,0 +1,139 @@
+"""Who has a run folder: the lock that keeps a second driver out, and a record of starts and ends for ``status``."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+FINISHED = "finished"
+"""The outcome of a run that came to its last step."""
+
+LOCK_FILE = ".lock"
+STATE_FILE = "run_state.json"
+
+LOCK_PATIENCE_S = 2.0
+"""Longest wait for the lock: a network file system may see the end of the last holder late, and ``status`` looks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """What a driver writes down about itself.
+
+    Attributes:
+        num_starts: drivers that have opened this folder, this one included.
+        host: where the last one runs or ran.
+        pid: of it, on that host.
+        started_at: Unix time.
+        ended_at: Unix time; 0 while it runs, or if it was killed before it could say anything.
+        outcome: how it ended, in words; empty like ``ended_at``.
+    """
+
+    num_starts: int
+    host: str
+    pid: int
+    started_at: float
+    ended_at: float = 0.0
+    outcome: str = ""
+
+
+def acquire(folder: Path) -> int | None:
+    """Locks the folder until the descriptor is closed or the process ends.
+
+    Returns:
+        The descriptor, or None where another process holds the lock.
+
+    Raises:
+        OSError: the folder cannot be written, or its file system has no locks.
+    """
+    descriptor = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(0.1)
+        except OSError:
+            os.close(descriptor)
+            raise
+        else:
+            return descriptor
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a driver has the folder open now, on this node or on another that shares the file system's locks."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)  # gives the shared lock back at once
+    return False
+
+
+def read_state(folder: Path) -> RunState | None:
+    """The last driver's record; None where there is none that can be read."""
+    try:
+        return RunState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def record_start(folder: Path) -> RunState:
+    """Writes down that this process drives the run from now on; call it with the lock held."""
+    before = read_state(folder)
+    state = RunState(
+        num_starts=1 + (before.num_starts if before else 0),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_at=time.time(),
+    )
+    _write(folder, state)
+    return state
+
+
+def record_end(folder: Path, outcome: str) -> None:
+    """Writes down how this process ended."""
+    state = read_state(folder)
+    if state is not None:
+        _write(folder, replace(state, ended_at=time.time(), outcome=outcome))
+
+
+@dataclass(slots=True)
+class Ending:
+    """Filled in by the driver as soon as it knows.
+
+    Attributes:
+        outcome: in words.
+    """
+
+    outcome: str = ""
+
+
+@contextmanager
+def recorded_end(folder: Path) -> Iterator[Ending]:
+    """Writes down how the block ended: what it says of itself, or the error that it ended by."""
+    ending = Ending()
+    try:
+        yield ending
+    except BaseException as error:
+        record_end(folder, f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+    record_end(folder, ending.outcome)
+
+
+def _write(folder: Path, state: RunState) -> None:
+    scratch = folder / f"{STATE_FILE}.tmp"
+    scratch.write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+    scratch.replace(folder / STATE_FILE)

@@ -1,0 +1,152 @@
+"""Where a run stands, from its folder alone: no process of it is asked, so it works for dead and for remote runs."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.errors import CheckpointError, DataError
+from gtpo_megatron.observability.logs import LOG_FILE
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.orchestration.run_folder import RunFolder
+from gtpo_megatron.orchestration.run_state import FINISHED, RunState, is_held, read_state
+
+STEPS_FOR_TIME_LEFT = 10
+"""Steps averaged for the time left, as in the live display."""
+MIN_SILENCE_S = 600.0
+SILENCE_STEPS = 5.0
+"""A run whose last step is more than this many steps' time ago, and ten minutes, is called silent."""
+LOG_TAIL_BYTES = 1 << 20
+
+_ERROR = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) +(.*)$")
+_START = re.compile(r" gtpo_megatron\.observability\.provenance: versions: ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """What a person asks about a run.
+
+    Attributes:
+        name: of the recipe.
+        folder: of the run.
+        state: ``running``, ``silent``, ``finished``, ``stopped`` (saved on request), ``failed`` (it says why) or
+            ``gone`` (its process ended without a word), or ``not started``.
+        driver: the last driver's record; None before the first.
+        num_steps: of the whole run.
+        step: finished steps.
+        last_row: metrics of the last step.
+        first_row: metrics before the first step.
+        last_row_age_s: time since the last step was written.
+        step_s: median time of the last steps; None before there is one.
+        checkpoint_step: what a resumed run starts from; None without a checkpoint.
+        checkpoint_age_s: time since it was finished.
+        heldout: step and accuracy of the last measurement.
+        num_errors: error lines of the log since the last start.
+        last_error: the last of them.
+        remarks: sentences on what could not be read.
+    """
+
+    name: str
+    folder: Path
+    state: str
+    driver: RunState | None
+    num_steps: int
+    step: int
+    last_row: dict[str, Any]
+    first_row: dict[str, Any]
+    last_row_age_s: float | None
+    step_s: float | None
+    checkpoint_step: int | None
+    checkpoint_age_s: float | None
+    heldout: tuple[int, float] | None
+    num_errors: int
+    last_error: str
+    remarks: tuple[str, ...]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of a running run, by the pace of its last steps."""
+        if self.step_s is None or self.state not in ("running", "silent"):
+            return None
+        return self.step_s * (self.num_steps - self.step)
+
+
+def read_status(path: Path) -> RunStatus:
+    """Reads a run folder, of a run in any condition.
+
+    Raises:
+        DataError: there is no such folder, or no run in it.
+        ConfigError: its configuration cannot be read.
+    """
+    if not (path / "config.yaml").exists():
+        raise DataError(f"{path}: no run is in this folder (no config.yaml); give the folder of a run")
+    config, now, remarks = load_config(path / "config.yaml"), time.time(), []
+    rows: list[dict[str, Any]] = []
+    metrics_file = path / METRICS_FILE
+    if metrics_file.exists():
+        try:
+            rows = read_metrics(metrics_file)
+        except DataError as error:
+            remarks.append(str(error))
+    checkpoint = None
+    try:
+        checkpoint = RunFolder(path).latest_checkpoint()
+    except CheckpointError as error:
+        remarks.append(str(error))
+    step = max((row["step"] for row in rows), default=0)
+    driver, held = read_state(path), is_held(path)
+    row_age = max(0.0, now - metrics_file.stat().st_mtime) if rows else None
+    seconds = [row["timing/step_s"] for row in rows[-STEPS_FOR_TIME_LEFT:] if row.get("timing/step_s")]
+    step_s = median(seconds) if seconds else None
+    measured = [
+        (row["step"], row["eval/heldout_mean_at_k"]) for row in rows if row.get("eval/heldout_mean_at_k") is not None
+    ]
+    errors = _errors(path / LOG_FILE)
+    return RunStatus(
+        name=config.name,
+        folder=path,
+        state=_state(driver, held=held, silence_s=row_age, step_s=step_s),
+        driver=driver,
+        num_steps=config.num_steps,
+        step=step,
+        last_row=rows[-1] if rows else {},
+        first_row=rows[0] if rows else {},
+        last_row_age_s=row_age,
+        step_s=step_s,
+        checkpoint_step=checkpoint[1].step if checkpoint else None,
+        checkpoint_age_s=max(0.0, now - (checkpoint[0] / "driver.json").stat().st_mtime) if checkpoint else None,
+        heldout=measured[-1] if measured else None,
+        num_errors=len(errors),
+        last_error=errors[-1] if errors else "",
+        remarks=tuple(remarks),
+    )
+
+
+def _state(driver: RunState | None, *, held: bool, silence_s: float | None, step_s: float | None) -> str:
+    if held:
+        limit = max(MIN_SILENCE_S, SILENCE_STEPS * (step_s or 0.0))
+        since_start = time.time() - driver.started_at if driver else 0.0
+        quiet = since_start if silence_s is None else min(silence_s, since_start)
+        return "silent" if quiet > limit else "running"
+    if driver is None:
+        return "not started"
+    if driver.outcome == FINISHED:
+        return "finished"
+    if driver.outcome.startswith("stopped"):
+        return "stopped"
+    return "failed" if driver.outcome else "gone"
+
+
+def _errors(path: Path) -> list[str]:
+    """Error lines of the log since the last start; of a long log only the end is read."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    starts = [number for number, line in enumerate(lines) if _START.search(line)]
+    since = lines[starts[-1] :] if starts else lines
+    return [found.group(1).strip() for line in since if (found := _ERROR.match(line))]

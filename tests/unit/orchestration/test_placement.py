@@ -1,0 +1,55 @@
+"""Blocks of neighbours on GPUs, an even spread on CPUs, and clear words where it does not fit."""
+
+import pytest
+
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.placement import Node, in_order, place, writing_copy
+
+
+def nodes(*gpus):
+    return [Node(node_id=f"id{i}", host=f"node{i}", num_gpus=num) for i, num in enumerate(gpus)]
+
+
+def hosts(placement):
+    return [node.host for node in placement.ranks]
+
+
+def test_cpu_ranks_spread_evenly_and_in_order():
+    placement = place(ParallelConfig(num_ranks=5), engine_gpus=1, nodes=nodes(0, 0))
+    assert hosts(placement) == ["node0", "node0", "node0", "node1", "node1"]
+    assert (placement.engine.host, placement.reward.host, placement.has_gpus) == ("node0", "node0", False)
+
+
+def test_gpu_nodes_are_filled_and_the_engine_takes_what_is_left():
+    placement = place(ParallelConfig(num_ranks=12, tensor_parallel_size=4), engine_gpus=4, nodes=nodes(8, 8))
+    assert hosts(placement) == ["node0"] * 8 + ["node1"] * 4
+    assert (placement.engine.host, placement.has_gpus) == ("node1", True)
+
+
+def test_no_tensor_parallel_group_is_cut_by_a_nodes_edge():
+    placement = place(ParallelConfig(num_ranks=8, tensor_parallel_size=4), engine_gpus=1, nodes=nodes(6, 6))
+    assert hosts(placement) == ["node0"] * 4 + ["node1"] * 4
+    assert placement.engine.host == "node0"
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "tensor", "engine_gpus", "gpus"),
+    [(16, 4, 1, (8, 8)), (8, 8, 4, (8, 2)), (12, 4, 1, (6, 6)), (2, 1, 3, (2, 2))],
+)
+def test_too_few_gpus_are_said_before_anything_starts(num_ranks, tensor, engine_gpus, gpus):
+    parallel = ParallelConfig(num_ranks=num_ranks, tensor_parallel_size=tensor)
+    with pytest.raises(ConfigError, match=rf"need {num_ranks + engine_gpus} GPUs.*Ray has: node0 {gpus[0]}, node1"):
+        place(parallel, engine_gpus=engine_gpus, nodes=nodes(*gpus))
+
+
+def test_the_drivers_node_comes_first_and_numbers_count_as_numbers():
+    unsorted = [Node(node_id=host, host=host, num_gpus=8) for host in ("gpu10", "gpu9", "gpu2", "gpu1")]
+    assert [node.host for node in in_order(unsorted, first="gpu9")] == ["gpu9", "gpu1", "gpu2", "gpu10"]
+
+
+def test_only_a_copy_that_is_whole_on_the_engines_node_is_written():
+    assert writing_copy({(0, 0): {"a"}, (1, 0): {"b"}}, engine_host="b") == (1, 0)
+    assert writing_copy({(0, 0): {"a"}, (0, 1): {"a"}}, engine_host="a") == (0, 0)
+    with pytest.raises(ConfigError, match=r"engine's node c, got dp0 cp0 on a, c; dp1 cp0 on b"):
+        writing_copy({(0, 0): {"a", "c"}, (1, 0): {"b"}}, engine_host="c")

@@ -1,0 +1,56 @@
+"""A file or a signal asks; the second SIGTERM does not wait."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from gtpo_megatron.orchestration.stop_request import STOP_FILE, StopRequest
+
+
+def test_nobody_asked(tmp_path):
+    with StopRequest(tmp_path) as stop:
+        assert stop.reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"), [("time limit\n", "time limit"), ("", f"{STOP_FILE} in the run folder")]
+)
+def test_a_file_asks_and_is_gone_afterwards(tmp_path, written, reason):
+    with StopRequest(tmp_path) as stop:
+        (tmp_path / STOP_FILE).write_text(written, encoding="utf-8")
+        assert stop.reason() == reason
+    assert not (tmp_path / STOP_FILE).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_asks_and_is_given_back(tmp_path, number):
+    before = signal.getsignal(number)
+    with StopRequest(tmp_path) as stop:
+        signal.signal(number, signal.SIG_IGN)  # what Ray does to SIGTERM
+        stop.listen()
+        os.kill(os.getpid(), number)
+        assert stop.reason() == number.name
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path):
+    with StopRequest(tmp_path):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_outside_the_main_thread_only_the_file_is_heard(tmp_path):
+    heard = []
+
+    def listen():
+        with StopRequest(tmp_path) as stop:
+            (tmp_path / STOP_FILE).write_text("asked", encoding="utf-8")
+            heard.append(stop.reason())
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert heard == ["asked"]
