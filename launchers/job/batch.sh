@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Sourced by the batch script before its srun: signals, exit status, and whether the job is put back into the queue.
+#
+# The time limit's warning (USR1, to this shell only) becomes a file in the run folder: the driver finishes its step,
+# saves and exits 75. srun runs in the background here, since bash keeps a signal back until a foreground command ends.
+#
+# A job goes back into the queue, RESTARTS times at most, if a new checkpoint was made since it started, or if it is the
+# first failure at this checkpoint: a node may have been lost. What fails twice in one place would fail there for ever.
+set +vx
+
+readonly EXIT_STOPPED=75 # of the driver: saved, to be started again
+# the configuration is refused; no package, no address (node.sh): another start would end in the same way
+readonly HOPELESS=' 2 90 91 '
+readonly FAILED_AT_FILE=$LAUNCH_DIR/failed_at
+readonly STOP_FILE=$RUN_DIR/stop_requested
+readonly GIVEN_UP_FILE=$LAUNCH_DIR/given_up FINISHED_FILE=$LAUNCH_DIR/finished
+was_warned=0
+
+say() { echo "[batch, job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}] $*"; }
+
+latest_checkpoint() { cat "$RUN_DIR/checkpoints/latest" 2>/dev/null || echo none; }
+
+warn_driver() {
+  was_warned=1
+  say "the time limit is near, or this job is to make room: asking the driver to save and stop"
+  echo "signal from the batch system" > "$STOP_FILE"
+}
+
+end_job() { # STATUS REASON: no further job of this submission has anything to do
+  say "$2"
+  echo "$2" > "$GIVEN_UP_FILE"
+  exit "$1"
+}
+
+decide() { # STATUS CHECKPOINT_BEFORE
+  local status=$1 now
+  now=$(latest_checkpoint)
+  if ((status == 0)); then
+    say "the run is finished"
+    touch "$FINISHED_FILE"
+    exit 0
+  fi
+  [[ $HOPELESS == *" $status "* ]] && end_job "$status" "not restarted: it would end in the same way, see above"
+  ((status == EXIT_STOPPED && !was_warned)) && end_job "$status" "not restarted: somebody asked the run to stop"
+  if [[ $now == "$2" ]]; then
+    ((status == EXIT_STOPPED)) &&
+      end_job "$status" "not restarted: the time limit ends before the first step does; ask for more with --time"
+    [[ $(cat "$FAILED_AT_FILE" 2>/dev/null) == "$now" ]] &&
+      end_job "$status" "not restarted: it has failed twice since the last checkpoint ($now), now with status $status"
+    echo "$now" > "$FAILED_AT_FILE"
+  fi
+  if ((CHAIN > 1)); then
+    say "status $status after $now; the next job of the chain goes on"
+  elif ((${SLURM_RESTART_COUNT:-0} < RESTARTS)); then
+    say "status $status after $now; back into the queue"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    end_job "$status" "not restarted: --restarts $RESTARTS are used up; the run is saved at $now, submit it again to go on"
+  fi
+  exit "$status"
+}
+
+srun() {
+  local before status step ended=$LAUNCH_DIR/ended.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+  before=$(latest_checkpoint)
+  rm -f "$ended"
+  command srun "$@" &
+  step=$!
+  while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a signal ends a wait, not the step
+  wait "$step"
+  status=$?
+  # srun reports the highest status of all nodes, of which some were killed; the driver's own is the job's
+  [[ -s $ended ]] && status=$(< "$ended")
+  decide "$status" "$before"
+}
+
+if [[ -e $FINISHED_FILE ]]; then
+  say "the run is finished already"
+  exit 0
+fi
+if [[ -e $GIVEN_UP_FILE ]]; then
+  say "nothing to do: an earlier job of this chain has ended it ($(< "$GIVEN_UP_FILE"))"
+  exit 1
+fi
+rm -f "$STOP_FILE"
+trap warn_driver USR1

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# One task a node. All nodes start Ray; node 0 starts its head, then the driver, whose exit status is the job's.
+#
+#   usage: node.sh SETTINGS          (settings.sh, written by the launcher)
+#
+# Nodes talk through files in LAUNCH_DIR, which all of them see, named by this attempt of the job:
+#   head.ATTEMPT    address of the Ray head, once it listens
+#   ended.ATTEMPT   exit status of the driver; every other node ends when it appears
+# Ray's processes do not end with the job by themselves, and `ray stop` would end those of other jobs on the node too:
+# everything started here carries GTPO_LAUNCH in its environment and is ended by that mark.
+set -u
+
+# shellcheck source=/dev/null
+source "$1"
+
+readonly EXIT_NO_PACKAGE=90 EXIT_NO_ADDRESS=91 EXIT_NO_HEAD=92 EXIT_RAY_LOST=93
+readonly DRIVER_PATIENCE_S=60 # for the driver to say why, when this node's Ray is gone
+readonly NODE=$SLURM_NODEID ATTEMPT=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+readonly HEAD_FILE=$LAUNCH_DIR/head.$ATTEMPT ENDED_FILE=$LAUNCH_DIR/ended.$ATTEMPT
+readonly RAY_LOG=$LOG_DIR/ray-$ATTEMPT-node$NODE.log RAY_FOLDER=/tmp/ray-$ATTEMPT
+readonly MARK=GTPO_LAUNCH=$ATTEMPT
+ray_pid='' driver_pid='' is_head=$((NODE == 0))
+
+say() { echo "[node $NODE, $(hostname)] $*"; }
+
+# nobody must ever read half a line
+publish() { echo "$2" > "$1.$NODE.tmp" && mv "$1.$NODE.tmp" "$1"; }
+
+fail() {
+  say "$2"
+  ((is_head)) && publish "$ENDED_FILE" "$1"
+  exit "$1"
+}
+
+ours() { grep -lszx -- "$MARK" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
+
+end_ours() {
+  trap '' TERM USR1
+  [[ -n $ray_pid ]] && kill -TERM "$ray_pid" 2>/dev/null
+  local waited
+  for ((waited = 0; waited < 50; waited++)); do
+    [[ -z $(ours) ]] && break
+    sleep 0.2
+  done
+  # shellcheck disable=SC2046 # one word a process
+  kill -KILL $(ours) 2>/dev/null
+  rm -rf "$RAY_FOLDER"
+}
+
+keep_ray_logs() {
+  local logs=$RAY_FOLDER/session_latest/logs
+  [[ -d $logs ]] || return 0
+  mkdir -p "$RAY_LOG.d" && cp "$logs"/*.err "$logs"/raylet.out "$logs"/gcs_server.out "$RAY_LOG.d" 2>/dev/null
+  find "$RAY_LOG.d" -empty -delete 2>/dev/null
+  return 0
+}
+
+start_ray() { # arguments: of this kind of node
+  env "$MARK" "$PYTHON" -m ray.scripts.scripts start --block --disable-usage-stats --node-ip-address="$address" \
+    --num-cpus="$RAY_CPUS" --num-gpus="$GPUS_PER_NODE" --object-store-memory="$OBJECT_STORE_BYTES" \
+    --min-worker-port=0 --max-worker-port=0 "$@" > "$RAY_LOG" 2>&1 &
+  ray_pid=$!
+}
+
+ray_is_up() { kill -0 "$ray_pid" 2>/dev/null; }
+
+listens() { timeout 2 bash -c "</dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
+
+# a signal to the batch system's step goes to the driver, which saves at the end of its step
+tell_driver() { [[ -n $driver_pid ]] && kill -USR1 "$driver_pid" 2>/dev/null; }
+end_driver() { [[ -n $driver_pid ]] && kill -TERM "$driver_pid" 2>/dev/null; }
+
+run_head() {
+  start_ray --head --port="$port" --include-dashboard=false --temp-dir="$RAY_FOLDER"
+  until listens "$address:$port"; do
+    ray_is_up || fail "$EXIT_NO_HEAD" "the Ray head did not start: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
+    ((SECONDS > START_DEADLINE_S)) && fail "$EXIT_NO_HEAD" "the Ray head does not listen after $SECONDS s; see $RAY_LOG"
+    sleep 0.2
+  done
+  publish "$HEAD_FILE" "$address:$port"
+  say "Ray head at $address:$port"
+  env "$MARK" "$PYTHON" -m gtpo_megatron.cli train "$CONFIG" --run-dir "$RUN_DIR" --resume \
+    --cluster.address "$address:$port" --cluster.num-nodes "$SLURM_NNODES" &
+  driver_pid=$!
+  while kill -0 "$driver_pid" 2>/dev/null; do wait "$driver_pid"; done # a signal ends a wait, not the driver
+  wait "$driver_pid"
+  local status=$?
+  driver_pid=''
+  say "the driver ended with status $status"
+  ((status == 0 || status == 75)) || keep_ray_logs
+  publish "$ENDED_FILE" "$status"
+  exit "$status"
+}
+
+run_worker() {
+  until [[ -s $HEAD_FILE ]]; do
+    [[ -s $ENDED_FILE ]] && exit 0
+    ((SECONDS > START_DEADLINE_S)) && fail "$EXIT_NO_HEAD" "no Ray head after $SECONDS s; see the log of node 0"
+    sleep 0.2
+  done
+  start_ray --address="$(< "$HEAD_FILE")"
+  until [[ -s $ENDED_FILE ]]; do
+    if ! ray_is_up; then
+      keep_ray_logs
+      local waited
+      for ((waited = 0; waited < DRIVER_PATIENCE_S; waited++)); do
+        [[ -s $ENDED_FILE ]] && exit 0
+        sleep 1
+      done
+      fail "$EXIT_RAY_LOST" "Ray has ended on this node: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
+    fi
+    sleep 0.5
+  done
+  exit 0
+}
+
+trap end_ours EXIT
+trap tell_driver USR1
+trap 'end_driver; ((is_head)) || exit 0' TERM
+cd "$SUBMIT_DIR" || fail "$EXIT_NO_PACKAGE" "$SUBMIT_DIR is not there on this node; submit from a shared file system"
+reason=$("$PYTHON" -c 'import gtpo_megatron' 2>&1) ||
+  fail "$EXIT_NO_PACKAGE" "$PYTHON ${IMAGE:+of the image $IMAGE }has no gtpo_megatron (${reason##*$'\n'}); ${IMAGE:+build the image from docker/Dockerfile, or }install the package where every node sees it"
+address='' interface='' port=''
+network=$("$PYTHON" "$LAUNCH_DIR/node_network.py" "$NETWORK_INTERFACE" "${SLURM_LAUNCH_NODE_IPADDR:-}" \
+  "$((is_head ? RAY_PORT : 0))" 2>&1) || fail "$EXIT_NO_ADDRESS" "$network"
+read -r address interface port <<< "$network"
+# gloo would take the address that the host name stands for, which may be the loopback's or a management network's
+[[ -n $interface ]] && export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
+[[ -n $NETWORK_INTERFACE ]] && export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$NETWORK_INTERFACE}
+if ((is_head)); then run_head; else run_worker; fi
