@@ -49,11 +49,9 @@ def screen(status: RunStatus) -> list[tuple[str, str]]:
     lines.append(("step", progress))
     if status.last_row_age_s is not None:
         lines.append(("last row", f"{duration(status.last_row_age_s)} ago: {_numbers(status)}"))
-    if status.heldout:
-        step, accuracy = status.heldout
-        before = status.first_row.get("eval/heldout_mean_at_k")
-        since = f" (before training {100 * before:.1f}%)" if before is not None and step else ""
-        lines.append(("held-out", f"{100 * accuracy:.1f}% after step {step}{since}"))
+    for found in status.accuracies:
+        since = "" if found.before is None else f" (before training {100 * found.before:.1f}%)"
+        lines.append((found.label, f"{100 * found.value:.1f}% after step {found.step}{since}"))
     lines.append(("checkpoint", _checkpoint(status)))
     if status.num_errors:
         lines.append(("errors", f"{status.num_errors} in log.txt since the last start; the last: {status.last_error}"))

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 HEAD_TIMEOUT_S = 5.0
 """For a connection to a head that is there; Ray itself would try for a minute."""
 
+TOKEN_HINT = "; if it listens, it may want a token: set RAY_AUTH_MODE=token, as `ray start` does for itself"
+"""`ray start` asks for a token wherever there is one in ~/.ray, while a driver with an address never offers it."""
+
 COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -46,7 +49,10 @@ def join_cluster(config: ClusterConfig) -> None:
                 **COMMON_OPTIONS,
             )
     except (OSError, ValueError, RuntimeError) as error:
-        raise WorkerError(f"the Ray head {where} does not answer: {error}") from error
+        hint = (
+            TOKEN_HINT if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError) else ""
+        )
+        raise WorkerError(f"the Ray head {where} does not answer: {error}{hint}") from error
     try:
         _wait_for_nodes(config)
     except WorkerError:

@@ -94,7 +94,12 @@ class RayActorGroup:
     """
 
     def __init__(
-        self, ranks: Sequence[Any], places: Sequence[RankPlace], *, deadline_s: float, writing_copy: tuple[int, int] = (0, 0)
+        self,
+        ranks: Sequence[Any],
+        places: Sequence[RankPlace],
+        *,
+        deadline_s: float,
+        writing_copy: tuple[int, int] = (0, 0),
     ) -> None:
         self._writing_copy = writing_copy
         self._ranks = list(ranks)

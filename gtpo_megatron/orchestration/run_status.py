@@ -22,7 +22,25 @@ SILENCE_STEPS = 5.0
 LOG_TAIL_BYTES = 1 << 20
 
 _ERROR = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) +(.*)$")
+_ACCURACY = re.compile(r"eval/(.+)_mean_at_k")
 _START = re.compile(r" gtpo_megatron\.observability\.provenance: versions: ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accuracy:
+    """On one held-out set.
+
+    Attributes:
+        label: of the set.
+        step: at which it was measured last.
+        value: mean over problems and samples.
+        before: before training; None if that was not measured.
+    """
+
+    label: str
+    step: int
+    value: float
+    before: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +56,11 @@ class RunStatus:
         num_steps: of the whole run.
         step: finished steps.
         last_row: metrics of the last step.
-        first_row: metrics before the first step.
         last_row_age_s: time since the last step was written.
         step_s: median time of the last steps; None before there is one.
         checkpoint_step: what a resumed run starts from; None without a checkpoint.
         checkpoint_age_s: time since it was finished.
-        heldout: step and accuracy of the last measurement.
+        accuracies: the last measurement on every held-out set.
         num_errors: error lines of the log since the last start.
         last_error: the last of them.
         remarks: sentences on what could not be read.
@@ -56,12 +73,11 @@ class RunStatus:
     num_steps: int
     step: int
     last_row: dict[str, Any]
-    first_row: dict[str, Any]
     last_row_age_s: float | None
     step_s: float | None
     checkpoint_step: int | None
     checkpoint_age_s: float | None
-    heldout: tuple[int, float] | None
+    accuracies: tuple[Accuracy, ...]
     num_errors: int
     last_error: str
     remarks: tuple[str, ...]
@@ -101,9 +117,6 @@ def read_status(path: Path) -> RunStatus:
     row_age = max(0.0, now - metrics_file.stat().st_mtime) if rows else None
     seconds = [row["timing/step_s"] for row in rows[-STEPS_FOR_TIME_LEFT:] if row.get("timing/step_s")]
     step_s = median(seconds) if seconds else None
-    measured = [
-        (row["step"], row["eval/heldout_mean_at_k"]) for row in rows if row.get("eval/heldout_mean_at_k") is not None
-    ]
     errors = _errors(path / LOG_FILE)
     return RunStatus(
         name=config.name,
@@ -113,12 +126,11 @@ def read_status(path: Path) -> RunStatus:
         num_steps=config.num_steps,
         step=step,
         last_row=rows[-1] if rows else {},
-        first_row=rows[0] if rows else {},
         last_row_age_s=row_age,
         step_s=step_s,
         checkpoint_step=checkpoint[1].step if checkpoint else None,
         checkpoint_age_s=max(0.0, now - (checkpoint[0] / "driver.json").stat().st_mtime) if checkpoint else None,
-        heldout=measured[-1] if measured else None,
+        accuracies=_accuracies(rows),
         num_errors=len(errors),
         last_error=errors[-1] if errors else "",
         remarks=tuple(remarks),
@@ -138,6 +150,23 @@ def _state(driver: RunState | None, *, held: bool, silence_s: float | None, step
     if driver.outcome.startswith("stopped"):
         return "stopped"
     return "failed" if driver.outcome else "gone"
+
+
+def _accuracies(rows: list[dict[str, Any]]) -> tuple[Accuracy, ...]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None and (match := _ACCURACY.fullmatch(name)):
+                found.setdefault(match.group(1), []).append((row["step"], value))
+    return tuple(
+        Accuracy(
+            label=label,
+            step=points[-1][0],
+            value=points[-1][1],
+            before=points[0][1] if points[0][0] == 0 and len(points) > 1 else None,
+        )
+        for label, points in sorted(found.items())
+    )
 
 
 def _errors(path: Path) -> list[str]:

@@ -8,6 +8,7 @@
 #   ended.ATTEMPT   exit status of the driver; every other node ends when it appears
 # Ray's processes do not end with the job by themselves, and `ray stop` would end those of other jobs on the node too:
 # everything started here carries GTPO_LAUNCH in its environment and is ended by that mark.
+# shellcheck disable=SC2329 # functions that traps call
 set -u
 
 # shellcheck source=/dev/null

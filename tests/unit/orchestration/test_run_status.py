@@ -11,7 +11,7 @@ from gtpo_megatron.cli.status import screen
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.run_folder import DriverState, RunFolder
-from gtpo_megatron.orchestration.run_status import read_status
+from gtpo_megatron.orchestration.run_status import Accuracy, read_status
 from recipes import tiny_cpu
 
 LOG = """\
@@ -41,12 +41,12 @@ def test_a_running_run(folder):
     assert (status.state, status.step, status.num_steps) == ("running", 4, 40)
     assert status.seconds_left == 2.0 * 36
     assert status.checkpoint_step == 2
-    assert status.heldout == (0, 0.0)
+    assert status.accuracies == (Accuracy(label="heldout", step=0, value=0.0, before=None),)
     assert (status.num_errors, status.last_error) == (1, "[reward] gtpo_megatron.rewards: a worker died")
     lines = dict(screen(status))
     assert lines["step"] == "4 of 40 (10%), 2s a step, about 1:12 left"
     assert "reward 1.000" in lines["last row"]
-    assert lines["held-out"] == "0.0% after step 0"
+    assert lines["heldout"] == "0.0% after step 0"
     assert "2 steps behind" in lines["checkpoint"]
     assert f"process {os.getpid()} on" in lines["state"]
 

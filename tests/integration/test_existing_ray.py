@@ -1,0 +1,85 @@
+"""Runs on a Ray that somebody else has started: used, not ended; and what is said where it is not there."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gtpo_megatron.orchestration.run_status import read_status
+from tests.integration.runs import Run, steps
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.megatron,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # of TensorBoard's readers
+]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """Address of a head on this machine, which asks for a token."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        yield from _start_head(tmp_path_factory)
+
+
+def _start_head(tmp_path_factory):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats", "--num-cpus=2"]
+    command += [f"--object-store-memory={128 << 20}", "--min-worker-port=0", "--max-worker-port=0"]
+    command += [f"--temp-dir=/tmp/ray-test-{os.getpid()}"]
+    log = tmp_path_factory.mktemp("ray") / "head.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.2)
+    assert process.poll() is None, log.read_text()
+    yield f"127.0.0.1:{port}"
+    assert process.poll() is None, "a run has ended a Ray that was not its own"
+    process.terminate()
+    process.wait(30)
+
+
+def test_a_run_there_that_is_asked_to_stop(head, tmp_path):
+    run = Run(tmp_path / "run", "--cluster.address", head, "--evaluation.every-steps", "0", num_steps=30)
+    run.wait_for(r"step 1/30")
+    assert read_status(run.folder).state == "running"
+    (run.folder / "stop_requested").write_text("the test\n", encoding="utf-8")
+    assert run.wait(120) == 75, run.output[-3000:]
+    status = read_status(run.folder)
+    assert (status.state, status.checkpoint_step) == ("stopped", steps(run.folder)[-1]["step"])
+    assert status.step < 30
+    assert "stopped after step" in run.output
+    assert "the test" in run.output
+    assert not (run.folder / "stop_requested").exists()
+
+
+def test_nodes_that_never_join(head, tmp_path):
+    run = Run(
+        tmp_path / "run",
+        *("--cluster.address", head, "--cluster.num-nodes", "2", "--cluster.start-deadline-s", "2"),
+    )
+    assert run.wait(120) == 1
+    assert "1 of cluster.num_nodes=2 nodes have joined" in run.output.splitlines()[-1]
+
+
+def test_a_dead_head(tmp_path):
+    run = Run(tmp_path / "run", "--cluster.address", "127.0.0.1:1")
+    assert run.wait(120) == 1
+    last = run.output.splitlines()[-1]
+    assert "the Ray head at cluster.address='127.0.0.1:1' does not answer: " in last
+    assert "Connection refused" in last
