@@ -64,6 +64,8 @@ class RolloutBatch:
         group_ids: ``[B]`` int64.
         truncated: ``[B]`` bool, True where the length limit cut the response.
         policy_version: of the weights that generated every token here.
+        token_entropy: ``[B, T]`` float32, nats over the full vocabulary, by the sampler; 0 at padding. None where the
+            sampler was not asked for it.
     """
 
     prompt_ids: Tensor
@@ -74,6 +76,7 @@ class RolloutBatch:
     group_ids: Tensor
     truncated: Tensor
     policy_version: int
+    token_entropy: Tensor | None = None
 
     def __post_init__(self) -> None:
         batch = self.response_ids.shape[0]
@@ -84,6 +87,11 @@ class RolloutBatch:
             raise ShapeError(
                 f"response_ids {tuple(self.response_ids.shape)}, rollout_logprobs {tuple(self.rollout_logprobs.shape)} "
                 f"and prompt_ids {tuple(self.prompt_ids.shape)} disagree on the number of responses or tokens"
+            )
+        if self.token_entropy is not None and self.token_entropy.shape != self.response_ids.shape:
+            raise ShapeError(
+                f"token_entropy {tuple(self.token_entropy.shape)}, response_ids {tuple(self.response_ids.shape)}: "
+                f"one entropy a token is needed"
             )
 
     @property
@@ -112,6 +120,7 @@ class RolloutBatch:
             group_ids=self.group_ids[index],
             truncated=self.truncated[index],
             policy_version=self.policy_version,
+            token_entropy=None if self.token_entropy is None else self.token_entropy[index, :response_width],
         )
 
 
@@ -119,11 +128,14 @@ def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
     """Several batches of one policy as one, padded to the longest.
 
     Raises:
-        ShapeError: no batch, or batches of different policies.
+        ShapeError: no batch, batches of different policies, or some with the sampler's entropies and some without.
     """
     versions = {batch.policy_version for batch in batches}
     if len(versions) != 1:
         raise ShapeError(f"batches of policy versions {sorted(versions)}: exactly one is needed")
+    has_entropy = {batch.token_entropy is not None for batch in batches}
+    if len(has_entropy) != 1:
+        raise ShapeError("some batches carry the sampler's entropies and some do not")
 
     def padded(name: str) -> Tensor:
         parts = [getattr(batch, name) for batch in batches]
@@ -142,6 +154,7 @@ def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         group_ids=joined("group_ids"),
         truncated=joined("truncated"),
         policy_version=versions.pop(),
+        token_entropy=padded("token_entropy") if has_entropy.pop() else None,
     )
 
 
@@ -166,12 +179,13 @@ class RewardBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyScores:
-    """What the old policy says of the sampled tokens; computed once, before the first update.
+    """What the old policy says of the sampled tokens; known once, before the first update.
 
     Attributes:
-        old_logprobs: ``[B, T]`` float32, nats; 0 at padding.
+        old_logprobs: ``[B, T]`` float32, nats; 0 at padding. By the trainer, or by the sampler where there is no
+            scoring pass.
         token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 at padding.
-        policy_version: of the weights that scored them.
+        policy_version: of the weights that made them.
         temperature: logits were divided by it.
         vocab_size: columns that took part.
     """

@@ -20,7 +20,7 @@ from gtpo_megatron.actor import checkpoint, megatron_init, model, optimizer
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
-from gtpo_megatron.actor.score_metrics import score_metrics
+from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
 from gtpo_megatron.batch import (
     PolicyScores,
     RewardBatch,
@@ -148,6 +148,38 @@ class MegatronActor:
             layout=self._pack_layout,
         )
         run_micro_batches(self._model, batches, keep, forward_only=True)
+        scored = self._scored(rollouts, rows, mine, logprobs, entropy)
+        return scored, {} if scored.scores is None else score_metrics(mine, scored.scores)
+
+    def adopt_scores(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
+        """The sampler's own log-probs and entropies as the old policy's: no pass over the model.
+
+        The update then takes ratios to its own log-probs, which on policy are the old policy's, and measures how far
+        the sampler's are from them.
+
+        Raises:
+            DataError: the sampler sent no entropies, or had other weights than this trainer.
+
+        Communication: none.
+        """
+        if rollouts.token_entropy is None:
+            raise DataError(
+                "the responses carry no entropies; the engine must run with rollout.entropy_source='rollout'"
+            )
+        if rollouts.policy_version != self._policy_version:
+            raise DataError(
+                f"responses of policy version {rollouts.policy_version}, the trainer has {self._policy_version}; the "
+                f"sampler's scores stand for the trainer's only where both have the same weights"
+            )
+        mine = rollouts.select(rows)
+        assert mine.token_entropy is not None
+        scored = self._scored(rollouts, rows, mine, mine.rollout_logprobs, mine.token_entropy)
+        return scored, {} if scored.scores is None else entropy_metrics(mine, scored.scores)
+
+    def _scored(
+        self, rollouts: RolloutBatch, rows: Sequence[int], mine: RolloutBatch, logprobs: Tensor, entropy: Tensor
+    ) -> ScoredBatch:
+        """This rank's rows with their scores, where it has logits."""
         scores = None
         if self.place.has_logits:
             scores = PolicyScores(
@@ -157,13 +189,12 @@ class MegatronActor:
                 temperature=self._config.rollout.sampling.temperature,
                 vocab_size=self._arch.vocab_size,
             )
-        scored = ScoredBatch(
+        return ScoredBatch(
             rollouts=mine,
             rows=tuple(rows),
             prompt_groups=tuple(dict.fromkeys(rollouts.group_ids.tolist())),
             scores=scores,
         )
-        return scored, {} if scores is None else score_metrics(mine, scores)
 
     # -------------------------------------------------------------------------------------------------- (5)(6) credit
     def assign_credit(self, scored: ScoredBatch, rewards: RewardBatch) -> tuple[TrainBatch, Metrics]:

@@ -12,11 +12,12 @@ from torch import Tensor
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
 from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.score_metrics import gap_metrics
 from gtpo_megatron.algorithms.credit import Credit
 from gtpo_megatron.algorithms.loss_terms import SumCount
 from gtpo_megatron.algorithms.policy_loss import policy_loss
 from gtpo_megatron.algorithms.update import UpdateTensors
-from gtpo_megatron.batch import TrainBatch
+from gtpo_megatron.batch import RolloutBatch, TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
@@ -54,6 +55,7 @@ class PolicyUpdate:
         self._head = head
         self._groups = groups
         self._pack_layout = PackLayout.of(config.parallel, place.context_index)
+        self._has_scoring_pass = config.rollout.entropy_source == "actor"
         self.num_updates = 0
         self._skipped_in_a_row = 0
 
@@ -94,14 +96,20 @@ class PolicyUpdate:
         weight = 1.0 if prepared is None else self._global_weight(prepared)
         place = {row: i for i, row in enumerate(rows)}
 
-        def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, dict[str, SumCount]]]:
+        def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, Metrics]]:
             assert prepared is not None
             width = int(batch.scored.rollouts.response_lengths[list(micro.rows)].max()) if micro.rows else 0
-            logprobs = to_rows(self._head.score(hidden, micro).logprobs, micro, num_columns=width)
+            token_logprobs = self._head.score(hidden, micro).logprobs
+            logprobs = to_rows(token_logprobs, micro, num_columns=width)
             arguments = prepared.rows([place[row] for row in micro.rows], width)
+            metrics: Metrics = {}
+            if not self._has_scoring_pass:
+                # on policy: the weights have not moved since the responses were sampled
+                arguments["old_logprobs"] = logprobs.detach()
+                metrics = gap_metrics(token_logprobs.detach().cpu(), _sampler_logprobs(batch.scored.rollouts, micro))
             terms = policy_loss(self._config.algorithm, logprobs=logprobs, **arguments)
             share = terms.loss_sum / weight
-            return share, (float(share.detach()), terms.statistics)
+            return share, (float(share.detach()), metrics | _as_means(terms.statistics))
 
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
@@ -118,8 +126,9 @@ class PolicyUpdate:
             forward_only=False,
         )
         metrics = self._optimizer_step()
-        statistics = [stats for _, stats in kept] + ([prepared.statistics] if prepared is not None else [])
-        return merge([metrics, *(_as_means(one) for one in statistics)]), sum(share for share, _ in kept)
+        if prepared is not None:
+            metrics |= _as_means(prepared.statistics)
+        return merge([metrics, *(one for _, one in kept)]), sum(share for share, _ in kept)
 
     def _optimizer_step(self) -> Metrics:
         """Applies the gradients that lie in Megatron's buffers, unless they are not finite.
@@ -174,7 +183,8 @@ class PolicyUpdate:
             response_mask=mask,
             group_ids=rollouts.group_ids[index],
             old_logprobs=scores.old_logprobs[index],
-            rollout_logprobs=rollouts.rollout_logprobs[index],
+            # without a scoring pass the old log-probs are the sampler's, and there is nothing to compare
+            rollout_logprobs=rollouts.rollout_logprobs[index] if self._has_scoring_pass else None,
             dp_group=self._groups.dp,
         ).to(self._head.model.output_weight().device)
 
@@ -191,6 +201,12 @@ class PolicyUpdate:
             dist.all_reduce(weight, group=self._groups.dp)
         # a batch without a single token in the loss has loss 0 whatever it is divided by
         return float(weight) or 1.0
+
+
+def _sampler_logprobs(rollouts: RolloutBatch, micro: PackedMicroBatch) -> Tensor:
+    """``[R]``, of the response tokens of a micro-batch."""
+    rows = torch.tensor(micro.rows, dtype=torch.int64)[micro.token_rows]
+    return rollouts.rollout_logprobs[rows, micro.token_columns]
 
 
 def _as_means(statistics: dict[str, SumCount]) -> Metrics:

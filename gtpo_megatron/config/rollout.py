@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_choice, require_fraction, require_non_negative, require_positive
 from gtpo_megatron.errors import ConfigError
 
 
@@ -16,17 +16,25 @@ class SamplingConfig:
         top_p: nucleus mass; below 1 the sampler's distribution is not the scored one.
         top_k: number of candidates; 0 means all.
         max_response_tokens: a longer response is cut and flagged.
+        stop_strings: a response ends with the token that completes one of them, which stays part of it.
+        stop_token_ids: end a response too, besides the end-of-turn tokens that the model folder declares.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_response_tokens: int = 4096
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive(temperature=self.temperature, top_p=self.top_p, max_response_tokens=self.max_response_tokens)
         require_fraction(top_p=self.top_p)
         require_non_negative(top_k=self.top_k)
+        if not all(self.stop_strings):
+            raise ConfigError("stop_strings holds an empty string, which would end every response at once")
+        if any(token < 0 for token in self.stop_token_ids):
+            raise ConfigError(f"stop_token_ids={self.stop_token_ids!r}: token ids are 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +48,9 @@ class RolloutConfig:
         kv_cache_mib: memory of the key-value cache; without a number vLLM takes nearly all there is.
         max_concurrent_sequences: sequences vLLM decodes together.
         tensor_parallel_size: ranks of the engine.
+        entropy_source: who computes the token entropies. ``actor``: the trainer, in a scoring pass before the update.
+            ``rollout``: vLLM while it samples; then there is no scoring pass, and the log-prob gap is measured by the
+            update's own forward pass, before the new weights are used for anything.
     """
 
     group_size: int = 16
@@ -48,8 +59,10 @@ class RolloutConfig:
     kv_cache_mib: int = 16384
     max_concurrent_sequences: int = 256
     tensor_parallel_size: int = 1
+    entropy_source: Literal["actor", "rollout"] = "actor"
 
     def __post_init__(self) -> None:
+        require_choice("entropy_source", self.entropy_source, ("actor", "rollout"))
         require_positive(
             kv_cache_mib=self.kv_cache_mib,
             max_concurrent_sequences=self.max_concurrent_sequences,

@@ -51,6 +51,7 @@ class RunConfig:
         self._check_lengths()
         self._check_batch()
         self._check_sampling()
+        self._check_entropy_source()
         if self.optimizer.offload_fraction > 0 and not self.parallel.distributed_optimizer:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "
@@ -90,4 +91,21 @@ class RunConfig:
             raise ConfigError(
                 f"rollout.sampling.top_p={sampling.top_p}, rollout.sampling.top_k={sampling.top_k}: training scores "
                 f"the full distribution, so responses must come from it (top_p=1, top_k=0); evaluation may truncate"
+            )
+
+    def _check_entropy_source(self) -> None:
+        """Without a scoring pass nobody knows the trainer's log-probs before its update."""
+        if self.rollout.entropy_source == "actor":
+            return
+        if self.update.updates_per_rollout > 1:
+            raise ConfigError(
+                f"rollout.entropy_source='rollout' with update.updates_per_rollout={self.update.updates_per_rollout}: "
+                f"updates after the first need the trainer's log-probs from before it, which is the scoring pass; "
+                f"use updates_per_rollout=1 or entropy_source='actor'"
+            )
+        if self.algorithm.off_policy.mode != "off":
+            raise ConfigError(
+                f"rollout.entropy_source='rollout' with algorithm.off_policy.mode={self.algorithm.off_policy.mode!r}: "
+                f"the correction needs the trainer's log-probs before its update; use mode='off' or "
+                f"entropy_source='actor'"
             )

@@ -18,7 +18,7 @@ from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.orchestration.parts import StepParts
-from gtpo_megatron.orchestration.policy_check import check_same_policy
+from gtpo_megatron.orchestration.policy_check import check_gap, check_version
 from gtpo_megatron.orchestration.run_folder import DriverState, RunFolder
 from gtpo_megatron.orchestration.training_step import StepReport, training_step
 
@@ -163,7 +163,8 @@ class Controller:
             prompts, self._config.rollout.sampling, samples_per_prompt=1, seed=self._config.seed
         )
         scores = self._parts.actor.score_tokens(probe)
-        check_same_policy(probe, scores.metrics, version=step, gap_limit=self._parts.logprob_gap_limit)
+        check_version(probe, version=step)
+        check_gap(scores.metrics, version=step, limit=self._parts.logprob_gap_limit)
 
     # ------------------------------------------------------------------------------------------------ measuring, saving
     def _measure(self) -> tuple[HeldOutResult, ...]:

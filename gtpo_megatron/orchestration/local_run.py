@@ -22,6 +22,7 @@ from gtpo_megatron.orchestration.parts import (
 )
 from gtpo_megatron.orchestration.reward_stage import RewardGrader, build_grader
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+from gtpo_megatron.rollout.requests import requests_for
 from gtpo_megatron.weights.hf_buffer import BufferLayout, allocate, remove_name
 from gtpo_megatron.weights.sync import WeightSync
 
@@ -40,7 +41,7 @@ class LocalEngine:
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
     ) -> RolloutHandle:
         """Samples responses."""
-        batch = self._engine.generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
+        batch = self._engine.generate(requests_for(prompts, samples_per_prompt), sampling, seed=seed)
         return RolloutHandle(payload=batch, **rollout_summary(batch))
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
@@ -69,6 +70,10 @@ class LocalActor:
     def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
         """Scores all responses."""
         return _handle(self._actor.score_tokens(rollouts.payload, range(len(rollouts.response_lengths))))
+
+    def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
+        """Takes the sampler's scores."""
+        return _handle(self._actor.adopt_scores(rollouts.payload, range(len(rollouts.response_lengths))))
 
     def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
         """Advantages of all responses."""

@@ -103,6 +103,10 @@ class Actor(Protocol):
         """Old log-probs and entropies of the policy that generated the responses."""
         ...
 
+    def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
+        """The sampler's log-probs and entropies as the old policy's, without a pass."""
+        ...
+
     def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
         """Shaped rewards and advantages, equal however the responses were dealt."""
         ...

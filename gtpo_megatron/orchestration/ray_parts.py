@@ -11,6 +11,7 @@ from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
+from gtpo_megatron.rollout.requests import requests_for
 from gtpo_megatron.weights.hf_buffer import BufferLayout
 
 ENGINE_NAME, REWARD_NAME = "rollout engine", "reward process"
@@ -28,7 +29,7 @@ class RayEngine:
     ) -> RolloutHandle:
         """The responses stay in shared memory; their lengths come back."""
         batch, numbers = self._process.generate.options(num_returns=2).remote(
-            prompts, sampling, samples_per_prompt, seed
+            requests_for(prompts, samples_per_prompt), sampling, seed
         )
         return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
 
@@ -112,11 +113,16 @@ class RayActorGroup:
 
         Neighbours stay together: rows come by group, so few groups are split and few sums travel in the credit stage.
         """
+        return self._score("score_tokens", rollouts)
+
+    def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
+        """Deals the responses likewise; their scores come with them."""
+        return self._score("adopt_scores", rollouts)
+
+    def _score(self, method: str, rollouts: RolloutHandle) -> RankHandle:
         lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
         rows = deal_contiguous(lengths, self._data_parallel_size)
-        return self._stage(
-            "score", "score_tokens", lambda rank: (rollouts.payload, rows[self._places[rank].data_index])
-        )
+        return self._stage("score", method, lambda rank: (rollouts.payload, rows[self._places[rank].data_index]))
 
     def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
         """Every rank keeps its own rows' advantages."""

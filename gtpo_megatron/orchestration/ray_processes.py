@@ -14,6 +14,7 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.parts import rollout_summary
+from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.hf_buffer import BufferLayout, allocate, remove_name
 
 logger = logging.getLogger(__name__)
@@ -103,10 +104,10 @@ class EngineProcess(_Process):
         )
 
     def generate(
-        self, prompts: PromptBatch, sampling: SamplingConfig, samples_per_prompt: int, seed: int
+        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int
     ) -> tuple[RolloutBatch, dict[str, Any]]:
         """The responses, which stay in shared memory, and their lengths, which go to the driver."""
-        batch = self._engine.generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
+        batch = self._engine.generate(requests, sampling, seed=seed)
         return batch, rollout_summary(batch)
 
     def concatenate(self, rows: Sequence[Sequence[int]], *batches: RolloutBatch) -> tuple[RolloutBatch, dict[str, Any]]:

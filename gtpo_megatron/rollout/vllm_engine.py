@@ -1,6 +1,5 @@
 """vLLM as the sampler, in this process."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,22 +7,20 @@ from typing import Any
 
 import torch
 
-from gtpo_megatron.batch import PromptBatch, RolloutBatch
+from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.errors import RolloutError, WeightSyncError
+from gtpo_megatron.rollout.requests import SampleRequest
+from gtpo_megatron.rollout.responses import to_rollout_batch
 from gtpo_megatron.weights.hf_buffer import BufferLayout
 
 logger = logging.getLogger(__name__)
 
+ENTROPY_PROCESSOR = "gtpo_megatron.rollout.sampled_entropy:SampledEntropy"
+"""As vLLM names a logits processor."""
 
 MIN_BATCHED_TOKENS = 8192
 """Tokens that vLLM computes in one pass, at least: a whole prompt must fit, and small passes waste time."""
-
-
-def sample_seed(seed: int, group_id: int, sample: int) -> int:
-    """The random seed of one response, in ``[0, 2^63)``: a hash of what identifies it, whichever engine serves it."""
-    digest = hashlib.blake2b(f"{seed}:{group_id}:{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 class VllmEngine:
@@ -45,6 +42,7 @@ class VllmEngine:
 
         from gtpo_megatron.rollout import vllm_worker
 
+        self._keeps_entropies = config.entropy_source == "rollout"
         self._llm = LLM(
             model=model_path,
             dtype=config.dtype,
@@ -61,68 +59,77 @@ class VllmEngine:
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
             seed=seed,
+            logits_processors=[ENTROPY_PROCESSOR] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
             weight_transfer_config=WeightTransferConfig(backend=vllm_worker.BACKEND),
         )
         if num_threads and not torch.cuda.is_available():
             self._llm.collective_rpc("gtpo_set_threads", args=(num_threads,))
         self._stop_ids = _stop_token_ids(self._llm)
+        self._vocab_size = self._llm.model_config.get_vocab_size()
+        self._next_response = 0
         self._version = 0
 
-    def generate(
-        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
-    ) -> RolloutBatch:
-        """Samples ``samples_per_prompt`` responses a prompt; the end-of-turn token is part of the response.
+    def generate(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int) -> RolloutBatch:
+        """Samples one response a request; the token or string that ends it is part of the response.
 
-        Rows are prompt-major: all samples of prompt 0, then of prompt 1, ... The same arguments and weights give the
-        same responses: sample ``j`` of a prompt has a seed made of ``seed``, the prompt's group id and ``j`` alone.
+        The same arguments and weights give the same responses: each has a seed made of ``seed``, its group id and its
+        number in the group alone.
 
         Raises:
-            RolloutError: vLLM returned no tokens or no log-probs for a response.
+            RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response.
         """
-        from vllm import SamplingParams
-
-        requests, params = [], []
-        for problem, group_id in zip(prompts.problems, prompts.group_ids, strict=True):
-            for sample in range(samples_per_prompt):
-                requests.append({"prompt_token_ids": list(problem.prompt_ids)})
-                params.append(
-                    SamplingParams(
-                        temperature=sampling.temperature,
-                        top_p=sampling.top_p,
-                        top_k=sampling.top_k,
-                        max_tokens=sampling.max_response_tokens,
-                        stop_token_ids=self._stop_ids,
-                        logprobs=0,
-                        seed=sample_seed(seed, group_id, sample),
-                        detokenize=False,
-                    )
-                )
-        outputs = self._llm.generate(requests, params, use_tqdm=False)
-        group_ids = [g for g in prompts.group_ids for _ in range(samples_per_prompt)]
-        return self._to_batch([output.prompt_token_ids for output in outputs], outputs, group_ids)
-
-    def _to_batch(self, prompt_ids: Sequence[list[int]], outputs: Sequence[Any], group_ids: list[int]) -> RolloutBatch:
-        responses = [output.outputs[0] for output in outputs]
-        logprobs = []
-        for row, response in enumerate(responses):
-            ids = list(response.token_ids)
-            if not ids or response.logprobs is None or len(response.logprobs) != len(ids):
-                raise RolloutError(
-                    f"response {row} of group {group_ids[row]}: {len(ids)} tokens, finish reason "
-                    f"{response.finish_reason!r}, log-probs {'missing' if response.logprobs is None else 'short'}"
-                )
-            logprobs.append([entry[token].logprob for token, entry in zip(ids, response.logprobs, strict=True)])
-        return RolloutBatch(
-            prompt_ids=_pad([list(ids) for ids in prompt_ids], torch.int64),
-            prompt_lengths=torch.tensor([len(ids) for ids in prompt_ids]),
-            response_ids=_pad([list(response.token_ids) for response in responses], torch.int64),
-            response_lengths=torch.tensor([len(response.token_ids) for response in responses]),
-            rollout_logprobs=_pad(logprobs, torch.float32),
-            group_ids=torch.tensor(group_ids),
-            truncated=torch.tensor([response.finish_reason == "length" for response in responses]),
+        engine = self._llm.llm_engine
+        first = self._add(requests, sampling, seed)
+        finished: dict[int, Any] = {}
+        while len(finished) < len(requests):
+            for output in engine.step():
+                if output.finished:
+                    finished[int(output.request_id)] = output.outputs[0]
+        numbers = range(first, first + len(requests))
+        return to_rollout_batch(
+            requests,
+            [finished[number] for number in numbers],
             policy_version=self._version,
+            entropies=self._take_entropies(numbers) if self._keeps_entropies else None,
         )
+
+    def _add(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> int:
+        """Hands requests to vLLM, which numbers them on; returns the first number."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        from gtpo_megatron.rollout.sampled_entropy import REQUEST_KEY
+
+        first = self._next_response
+        self._next_response += len(requests)
+        for number, request in enumerate(requests, first):
+            params = SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_response_tokens,
+                stop=list(sampling.stop_strings),
+                stop_token_ids=[*self._stop_ids, *sampling.stop_token_ids],
+                logprobs=0,
+                flat_logprobs=True,
+                seed=request.seed(seed),
+                detokenize=bool(sampling.stop_strings),  # only to look for them
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                extra_args={REQUEST_KEY: number} if self._keeps_entropies else None,
+            )
+            self._llm.llm_engine.add_request(str(number), tokens_input(list(request.prompt_ids)), params)
+        return first
+
+    def _take_entropies(self, numbers: Sequence[int]) -> list[list[float]]:
+        taken, vocab_size = self._llm.collective_rpc("gtpo_take_entropies", args=(list(numbers),))[0]
+        if vocab_size != self._vocab_size:
+            raise RolloutError(
+                f"vLLM sampled from {vocab_size} columns, the model's config.json says vocab_size={self._vocab_size}; "
+                f"entropies would be of another distribution than the trainer's: use entropy_source='actor'"
+            )
+        return [taken[number] for number in numbers]
 
     def connect_weights(self, layout: BufferLayout) -> None:
         """Every worker maps the buffer."""
@@ -166,11 +173,3 @@ def _stop_token_ids(llm: Any) -> list[int]:
     if not found:
         raise RolloutError("the model folder declares no eos_token_id; responses would all run to the length limit")
     return found
-
-
-def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
-    width = max((len(row) for row in rows), default=0)
-    out = torch.zeros(len(rows), width, dtype=dtype)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.tensor(row, dtype=dtype)
-    return out

@@ -3,6 +3,7 @@
 vLLM imports this module by name in each worker process (``worker_extension_cls``); importing it registers the engine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from gtpo_megatron.rollout.sampled_entropy import SampledEntropy
 from gtpo_megatron.weights.checksum import tensor_checksum
 from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
 
@@ -90,6 +92,8 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker; called through ``collective_rpc``."""
 
     weight_transfer_engine: SharedMemoryEngine
+    model_runner: Any
+    rank: int
 
     def gtpo_received_checksums(self) -> dict[str, int]:
         """Checksum of every tensor that the last push delivered to this worker."""
@@ -98,6 +102,17 @@ class WorkerExtension:
     def gtpo_policy_version(self) -> int:
         """Version of the weights this worker generates from."""
         return self.weight_transfer_engine.version
+
+    def gtpo_take_entropies(self, responses: Sequence[int]) -> tuple[dict[int, list[float]], int] | None:
+        """Entropies of finished responses, and the columns that took part; of the first worker.
+
+        All workers sample the same, so the others only forget theirs.
+        """
+        (recorder,) = (
+            found for found in self.model_runner.input_batch.logitsprocs.all if isinstance(found, SampledEntropy)
+        )
+        taken = recorder.take(responses)
+        return (taken, recorder.vocab_size) if self.rank == 0 else None
 
     def gtpo_set_threads(self, num_threads: int) -> None:
         """Threads that this worker computes with, on a CPU."""

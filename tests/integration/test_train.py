@@ -99,6 +99,26 @@ def test_two_updates_a_rollout_clip(tmp_path):
 
 
 @pytest.mark.slow
+def test_entropies_of_the_sampler_make_the_scoring_pass_unnecessary(tmp_path):
+    """The same first step as with the trainer's entropies; everything after it differs by their rounding only."""
+    by_source = {}
+    for source in ("actor", "rollout"):
+        run = Run(tmp_path / source, "--rollout.entropy-source", source, num_steps=2)
+        run.succeed()
+        by_source[source] = steps(run.folder)[1:]
+    assert [row["step"] for row in by_source["rollout"]] == [1, 2]
+    for row in by_source["rollout"]:
+        assert row["sync/logprob_gap_max"] <= 1e-4
+        assert row["policy/ratio_mean"] == 1.0
+    actor, rollout = by_source["actor"][0], by_source["rollout"][0]
+    assert rollout["rollout/response_tokens_count"] == actor["rollout/response_tokens_count"]
+    for name in ("policy/entropy_nats", "policy/loss", "credit/entropy_correct_nats"):
+        assert rollout[name] == pytest.approx(actor[name], abs=1e-4)
+    assert rollout["optimizer/grad_norm"] == pytest.approx(actor["optimizer/grad_norm"], rel=1e-3)
+    assert rollout["sync/logprob_gap_max"] == pytest.approx(actor["sync/logprob_gap_max"], rel=0.5)
+
+
+@pytest.mark.slow
 def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     """TP 2 x DP 2; responses are cut by the length limit, flagged, and masked."""
     run = Run(

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from gtpo_megatron.config.algorithm import OffPolicyConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
@@ -38,6 +39,17 @@ def changed(**parts):
         (
             {"rollout": {"sampling": SamplingConfig(top_k=5, max_response_tokens=64)}},
             "rollout.sampling.top_k=5",
+        ),
+        (
+            {"rollout": {"entropy_source": "rollout"}, "update": {"updates_per_rollout": 2}},
+            "update.updates_per_rollout=2: updates after the first need",
+        ),
+        (
+            {
+                "rollout": {"entropy_source": "rollout"},
+                "algorithm": {"off_policy": OffPolicyConfig(mode="truncate")},
+            },
+            "algorithm.off_policy.mode='truncate'",
         ),
     ],
 )

@@ -1,0 +1,110 @@
+"""One real vLLM engine: entropies at sampling time, stops, seeds."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.rollout.requests import SampleRequest
+from recipes.tiny_cpu import ASSETS
+from tests.integration.engine_host import MODEL, EngineHost
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # of transformers' readers
+]
+
+CONFIG = RolloutConfig(
+    group_size=2,
+    dtype="float32",
+    kv_cache_mib=6,  # 24 blocks of 128 tokens: fewer than 24 responses of two blocks need
+    max_concurrent_sequences=24,
+    entropy_source="rollout",
+)
+
+
+@pytest.fixture(scope="module")
+def host():
+    found = EngineHost(CONFIG)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    tokenizer = load_tokenizer(MODEL)
+    lines = (ASSETS / "arithmetic" / "train.jsonl").read_text().splitlines()[:36]
+    messages = [json.loads(line)["prompt"] for line in lines]
+    rendered = [tokenizer.apply_chat_template(m, add_generation_prompt=True)["input_ids"] for m in messages]
+    # problems in a row, so that every response crosses the end of a block of 128 tokens
+    return [
+        (*first, *second, *third)[-120:]
+        for first, second, third in zip(rendered[::3], rendered[1::3], rendered[2::3], strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+def requests(prompts, samples=4):
+    return [
+        SampleRequest(prompt_ids=prompt, group_id=group, sample=sample)
+        for group, prompt in enumerate(prompts)
+        for sample in range(samples)
+    ]
+
+
+def assert_scores(batch, reference, *, temperature, check_logprobs=True):
+    """Entropies (and log-probs) of the full distribution at a temperature, by transformers."""
+    for i in range(batch.num_responses):
+        num_prompt, num = int(batch.prompt_lengths[i]), int(batch.response_lengths[i])
+        ids = torch.cat([batch.prompt_ids[i, :num_prompt], batch.response_ids[i, :num]])
+        with torch.no_grad():
+            logits = reference(ids[None]).logits[0, num_prompt - 1 : -1].double() / temperature
+        logprobs = logits.log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        assert (batch.token_entropy[i, :num] - entropy).abs().max() < 1e-4
+        assert not batch.token_entropy[i, num:].any()
+        if check_logprobs:
+            sampled = logprobs.gather(1, batch.response_ids[i, :num, None])[:, 0]
+            assert (batch.rollout_logprobs[i, :num] - sampled).abs().max() < 1e-4
+
+
+def test_entropies_are_those_of_the_model_whatever_vllm_does_to_the_batch(host, prompts, reference):
+    """Two waves of requests, preemption, prefixes from the cache: each value stays with its token."""
+    sampling = SamplingConfig(temperature=1.2, max_response_tokens=128)
+    batch, preemptions = host.ask("generate_and_count_preemptions", requests(prompts), sampling)
+    assert preemptions > 0
+    assert len(set(batch.response_lengths.tolist())) > 5
+    assert_scores(batch, reference, temperature=1.2)
+    # all of a prompt but its last token now comes from the cache
+    again = host.generate(requests(prompts), sampling)
+    assert_scores(again, reference, temperature=1.2)
+
+
+def test_entropies_are_of_the_full_distribution_when_sampling_is_truncated(host, prompts, reference):
+    sampling = SamplingConfig(temperature=1.0, top_p=0.5, top_k=3, max_response_tokens=24)
+    batch = host.generate(requests(prompts[:4]), sampling)
+    assert_scores(batch, reference, temperature=1.0, check_logprobs=False)
+    assert float(batch.token_entropy.max()) > math.log(3)  # more than three tokens can have
+
+
+def test_values_follow_requests_through_a_changing_batch(host):
+    taken, second, after, lengths = host.ask("entropies_of_a_batch_that_changes")
+
+    def expected(number, num):
+        shares = [(10 * number + i + 1) / 100 for i in range(num)]
+        return [-(q * math.log(q) + (1 - q) * math.log(1 - q)) for q in shares]
+
+    assert taken[0] == pytest.approx(expected(0, 5), rel=1e-5)
+    assert taken[1] == pytest.approx(expected(1, 2), rel=1e-5)
+    assert second[2] == pytest.approx(expected(2, lengths[2]), rel=1e-5)
+    assert after == {0: [], 1: []}
