@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.cli import config, report, status, train
+from gtpo_megatron.cli import config, plan, report, status, train
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError, GTPOError
 
@@ -13,6 +13,7 @@ COMMANDS: dict[str, Command] = {
     "report": report.COMMAND,
     "status": status.COMMAND,
     "config": config.COMMAND,
+    "plan": plan.COMMAND,
 }
 """Name -> command, in the order of the overview."""
 

@@ -1,0 +1,85 @@
+"""``gtpo-megatron plan``."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.planner.as_json import plan_to_plain
+from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
+from gtpo_megatron.planner.plan import make_plan
+from gtpo_megatron.planner.request import Cluster, request_from
+from gtpo_megatron.planner.table import print_plan
+
+EXIT_NOTHING_FITS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(RecipeOptions):
+    """What ``plan`` takes besides the recipe's fields.
+
+    Attributes:
+        gpus: in all; 0: the recipe's.
+        gpu: its rates, for estimated times.
+        gpu_memory: GiB of one GPU; 0: that of ``gpu``.
+        gpus_per_node: GPUs that NVLink connects; tensor parallelism stays within them.
+        rollout_gpus: GPUs that only generate; 0: colocated, every GPU generates and trains in turn.
+        host_memory: GiB of a node; 0: not checked.
+        mean_prompt_tokens: for estimated times; 0: an eighth of the longest.
+        mean_response_tokens: for estimated times; 0: half of the longest.
+        all: show every layout.
+        json: print JSON.
+    """
+
+    gpus: int = 0
+    gpu: GPUName = "h100"
+    gpu_memory: float = 0.0
+    gpus_per_node: int = 8
+    rollout_gpus: int = 0
+    host_memory: float = 0.0
+    mean_prompt_tokens: float = 0.0
+    mean_response_tokens: float = 0.0
+    all: bool = False
+    json: bool = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``plan RECIPE ...``; status 1 where no layout fits."""
+    options = parse("plan", PlanOptions, arguments)
+    if options.gpus < 0:
+        raise ConfigError(f"gpus={options.gpus}: must be greater than 0, or 0 for the recipe's number")
+    gpu = GPUS[options.gpu]
+    cluster = Cluster(
+        gpu=gpu,
+        num_gpus=options.gpus or options.config.parallel.num_ranks + options.rollout_gpus,
+        gpu_memory=int((options.gpu_memory or gpu.memory_gib) * GIB),
+        gpus_per_node=options.gpus_per_node,
+        host_memory=int(options.host_memory * GIB),
+        num_rollout_gpus=options.rollout_gpus,
+    )
+    request = request_from(
+        options.config,
+        cluster,
+        mean_prompt_tokens=options.mean_prompt_tokens,
+        mean_response_tokens=options.mean_response_tokens,
+    )
+    plan = make_plan(request)
+    if options.json:
+        json.dump(plan_to_plain(plan), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print_plan(plan, Console(), show_all=options.all)
+    return 0 if plan.fitting else EXIT_NOTHING_FITS
+
+
+COMMAND = Command(
+    usage="""\
+  plan RECIPE [--gpus N] [--gpu-memory GIB] [--any.field VALUE ...]
+                    memory of every part on every GPU for every layout; needs neither GPUs nor weights""",
+    run=run,
+)

@@ -1,0 +1,59 @@
+"""GPUs, and what a process takes before it holds a tensor. Every constant has a unit and a reason."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 2**30
+GB = 10**9
+
+GPUName = Literal["h100", "h200", "a100", "b200"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPU:
+    """A GPU by its data sheet, dense rates.
+
+    Attributes:
+        memory_gib: nominal.
+        bf16_flops: a second, on tensor cores.
+        hbm_bytes: a second.
+        nvlink_bytes: a second and direction, to the other GPUs of the node.
+        network_bytes: a second and direction, to other nodes.
+    """
+
+    memory_gib: float
+    bf16_flops: float
+    hbm_bytes: float
+    nvlink_bytes: float
+    network_bytes: float
+
+
+GPUS: dict[GPUName, GPU] = {
+    "h100": GPU(memory_gib=80, bf16_flops=989e12, hbm_bytes=3.35e12, nvlink_bytes=450e9, network_bytes=50e9),
+    "h200": GPU(memory_gib=141, bf16_flops=989e12, hbm_bytes=4.8e12, nvlink_bytes=450e9, network_bytes=50e9),
+    "a100": GPU(memory_gib=80, bf16_flops=312e12, hbm_bytes=2.0e12, nvlink_bytes=300e9, network_bytes=25e9),
+    "b200": GPU(memory_gib=180, bf16_flops=2250e12, hbm_bytes=8.0e12, nvlink_bytes=900e9, network_bytes=50e9),
+}
+"""SXM boards with one network adapter a GPU: 400 Gbit/s, A100 200 Gbit/s."""
+
+DRIVER_BYTES = GIB // 2
+"""An 80 GB board shows 79.6 GiB to programs; the rest is the driver's."""
+
+CONTEXT_BYTES = 3 * GIB // 4
+"""A process's CUDA context with the kernels of torch, cuBLAS's workspaces and Transformer Engine's."""
+
+COMMUNICATOR_BYTES = GIB // 4
+"""NCCL's buffers for one communicator; those of ranks over several nodes and with NVLink SHARP are the largest."""
+
+ENGINE_GRAPHS_BYTES = GIB
+"""CUDA graphs of vLLM's decode steps; they stay while the engine sleeps."""
+
+ENGINE_ASLEEP_BYTES = GIB // 2
+"""What a sleeping engine's allocator does not give back, besides context and graphs."""
+
+FRAGMENTATION = 0.05
+"""Share of what comes and goes in a step (activations, workspaces, buffers) that the allocator cannot hand out again,
+with expandable segments."""
+
+HOST_PROCESS_BYTES = 4 * GIB
+"""Resident memory of a process that has imported torch, CUDA's libraries and Megatron or vLLM."""

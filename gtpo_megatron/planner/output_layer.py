@@ -1,0 +1,67 @@
+"""The output layer fused with the scores: what ``distributed/kernels/linear_head.py`` holds on the last stage."""
+
+from dataclasses import dataclass
+
+GPU_TILE_ELEMENTS = 1 << 25
+"""Elements of a tile of logits on a GPU; ``distributed/kernels/tiles.py`` has the same number."""
+
+MIN_TILE_COLUMNS = 512
+"""A tile is at least this wide."""
+
+FLOAT32_BYTES = 4
+SUMS_BYTES = 64
+"""A token's softmax sums in float64, its log-prob, entropy and their gradients."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputLayerMemory:
+    """Bytes on a rank of the last stage, for one micro-batch.
+
+    Attributes:
+        saved: kept from forward to backward.
+        scoring: at the peak of a forward pass alone, ``saved`` not included.
+        training: at the peak of the backward pass, ``saved`` not included.
+    """
+
+    saved: int
+    scoring: int
+    training: int
+
+
+def output_layer(
+    *,
+    tokens: int,
+    hidden_size: int,
+    vocab_rows: int,
+    chunk_tokens: int,
+    weight_bytes: int,
+    gathers: bool,
+    tile_elements: int = GPU_TILE_ELEMENTS,
+) -> OutputLayerMemory:
+    """Bytes of the fused output layer.
+
+    Args:
+        tokens: of a micro-batch on this rank; all of them are taken to be response tokens.
+        hidden_size: of the model.
+        vocab_rows: of the output layer on this rank.
+        chunk_tokens: tokens whose logits are made together.
+        weight_bytes: of an element of hidden states and weights.
+        gathers: sequence parallelism splits hidden states, which are gathered here.
+        tile_elements: logits of one tile.
+    """
+    chunk = min(chunk_tokens, tokens)
+    columns = min(vocab_rows, max(MIN_TILE_COLUMNS, tile_elements // max(1, chunk)))
+    tile = chunk * columns * FLOAT32_BYTES
+    hidden = tokens * hidden_size * weight_bytes
+    gathered = hidden if gathers else 0
+    low_precision_tile = chunk * columns * weight_bytes if weight_bytes < FLOAT32_BYTES else 0
+    # a tile's share of the weight's gradient is made in float32 before it is added to Megatron's buffer
+    tile_of_weight_gradient = columns * hidden_size * FLOAT32_BYTES
+    # autograd is handed zeros of the weight's size, so that Megatron's hook fires
+    zeros = vocab_rows * hidden_size * weight_bytes
+    hidden_chunk = 2 * chunk * hidden_size * FLOAT32_BYTES
+    return OutputLayerMemory(
+        saved=hidden + tokens * SUMS_BYTES,
+        scoring=gathered + tile,
+        training=hidden + gathered + max(zeros, tile + low_precision_tile + tile_of_weight_gradient + hidden_chunk),
+    )

@@ -1,0 +1,217 @@
+"""Bytes by part, on a rank of a stage, in every phase of a step.
+
+Colocated, a step goes: generate (engine awake, the trainer's gradients and optimizer in pinned host memory), score
+(engine asleep), train (gradients and optimizer back), push (the engine's weights awake, its cache not), save.
+Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gtpo_megatron.planner import hardware
+from gtpo_megatron.planner.activations import (
+    in_flight,
+    layer_bytes_per_token,
+    layers_of_chunk,
+    saved_by_final_norm,
+    saved_by_layer,
+)
+from gtpo_megatron.planner.engine import EngineMemory, engine_memory
+from gtpo_megatron.planner.layout import Layout
+from gtpo_megatron.planner.output_layer import OutputLayerMemory, output_layer
+from gtpo_megatron.planner.request import PlanRequest
+from gtpo_megatron.planner.trainer_state import StageParameters, TrainerState, stage_parameters, trainer_state
+
+Phase = Literal["generate", "score", "train", "push", "save"]
+PHASES: tuple[Phase, ...] = ("generate", "score", "train", "push", "save")
+
+Part = Literal[
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "output layer",
+    "workspace",
+    "vLLM weights",
+    "KV cache",
+    "vLLM workspace",
+    "push buffers",
+    "checkpoint staging",
+    "reserve",
+]
+PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
+"""In the order of the table."""
+
+Bytes: TypeAlias = dict[Part, int]
+
+_TRANSIENT: tuple[Part, ...] = ("activations", "output layer", "workspace", "vLLM workspace", "push buffers")
+"""Parts that come and go within a step, and so fragment what the allocator holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPUMemory:
+    """One kind of GPU in a plan.
+
+    Attributes:
+        role: ``stage 3`` or ``engine``.
+        phases: bytes by part, in the phases it knows.
+        host: bytes of host memory that go with it, by what for.
+    """
+
+    role: str
+    phases: Mapping[Phase, Bytes]
+    host: Mapping[str, int]
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase with the most bytes."""
+        return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
+
+    @property
+    def peak(self) -> int:
+        """Bytes in that phase."""
+        return sum(self.phases[self.peak_phase].values())
+
+
+def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
+    """A rank of a pipeline stage; with its share of an engine where the two are colocated."""
+    parameters = stage_parameters(request.shape, layout, stage, request.vocab_multiple)
+    state = trainer_state(parameters, layout, weight_bytes=request.weight_bytes)
+    head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory(saved=0, scoring=0, training=0)
+    score, train = _forward_and_backward(request, layout, stage, parameters, head)
+    held: Bytes = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
+    push: Bytes = {"push buffers": parameters.largest * request.weight_bytes}
+    phases: dict[Phase, Bytes] = {
+        "score": {"weights": state.weights, **score} if request.cluster.is_colocated else {**held, **score},
+        "train": {**held, **train},
+        "push": {**held, **push},
+        "save": {**held, "checkpoint staging": _staging_on_gpu(parameters, layout)},
+    }
+    host = _host_of_rank(parameters, layout, state)
+    reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout)
+    if request.cluster.is_colocated:
+        phases = {"generate": {"weights": state.weights}, **phases}
+        _add_engine(phases, request)
+        reserve += _engine_reserve(request)
+        host["offloaded gradients and optimizer"] = state.gradients + state.optimizer
+        host["processes"] += hardware.HOST_PROCESS_BYTES
+    for parts in phases.values():
+        asleep = request.cluster.is_colocated and "vLLM weights" not in parts
+        parts["reserve"] = reserve + _fragmentation(parts) + hardware.ENGINE_ASLEEP_BYTES * asleep
+    return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
+
+
+def engine_gpu(request: PlanRequest) -> GPUMemory:
+    """A GPU that only generates."""
+    phases: dict[Phase, Bytes] = {"generate": {}, "push": {}}
+    _add_engine(phases, request)
+    for parts in phases.values():
+        parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + _fragmentation(parts)
+    return GPUMemory(role="engine", phases=phases, host={"processes": hardware.HOST_PROCESS_BYTES})
+
+
+def engine_of(request: PlanRequest) -> EngineMemory:
+    """Memory of a rank of the request's engine."""
+    return engine_memory(
+        request.shape,
+        tensor=request.engine.tensor,
+        weight_bytes=request.engine.weight_bytes,
+        max_sequences=request.engine.max_sequences,
+        sequence_tokens=request.batch.max_sequence_tokens,
+    )
+
+
+def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
+    """The engine's parts: all of it while generating, weights and what a push needs from the push on."""
+    engine = engine_of(request)
+    phases["generate"]["vLLM weights"] = engine.weights
+    phases["generate"]["KV cache"] = request.engine.cache_bytes
+    phases["generate"]["vLLM workspace"] = engine.workspace
+    for phase in ("push", "save"):
+        if phase in phases:
+            phases[phase]["vLLM weights"] = engine.weights
+    phases["push"]["push buffers"] = phases["push"].get("push buffers", 0) + engine.layer
+
+
+def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
+    unit = layout.tensor * request.vocab_multiple
+    return output_layer(
+        tokens=-(-request.batch.largest_micro_batch // layout.context),
+        hidden_size=request.shape.hidden_size,
+        vocab_rows=-(-request.shape.vocab_size // unit) * request.vocab_multiple,
+        chunk_tokens=request.batch.head_chunk_tokens,
+        weight_bytes=request.weight_bytes,
+        gathers=layout.sequence_parallel,
+    )
+
+
+def _forward_and_backward(
+    request: PlanRequest, layout: Layout, stage: int, parameters: StageParameters, head: OutputLayerMemory
+) -> tuple[Bytes, Bytes]:
+    """What comes and goes while scoring, and while training.
+
+    Work within a layer: its activations without the sharding of sequence parallelism, and the gradients of the widest
+    ones. The output layer and the last layer's backward pass are not at work at once.
+    """
+    shape, batch = request.shape, request.batch
+    tokens = -(-batch.largest_micro_batch // layout.context)
+    saved = saved_by_layer(shape, request.kernels, request.weight_bytes, layout.recompute)
+    per_layer = layer_bytes_per_token(layout, saved)
+    per_replica = -(-batch.num_update_responses // layout.data) * batch.max_sequence_tokens
+    num_micro_batches = max(1, -(-per_replica // batch.largest_micro_batch))
+    chunks = in_flight(layout, stage, num_micro_batches)
+    activations = chunks * layers_of_chunk(shape, layout) * per_layer * tokens
+    if stage == layout.pipeline - 1:
+        final = saved_by_final_norm(shape, request.kernels, request.weight_bytes)
+        activations += layer_bytes_per_token(layout, final) * tokens
+    width = shape.ffn_size / layout.tensor
+    if shape.experts is not None:
+        width = shape.experts.experts_per_token * shape.experts.ffn_size / layout.sequence_split
+    backward = (2 * shape.hidden_size + 3 * width) * request.weight_bytes * tokens
+    if layout.recompute == "full":
+        whole = saved_by_layer(shape, request.kernels, request.weight_bytes, "none")
+        backward += layer_bytes_per_token(layout, whole) * tokens
+    # autograd holds the gradient of a weight until Megatron's hook has added it to the buffer
+    backward += parameters.largest * request.weight_bytes
+    forward = (4 * shape.hidden_size + 3 * width) * request.weight_bytes * tokens
+    has_head = head.training > 0
+    score: Bytes = {"workspace": int(forward), "output layer": head.scoring}
+    train: Bytes = {"activations": int(activations), "workspace": int(backward)}
+    if has_head:
+        score["output layer"] = head.saved + max(0, head.scoring - int(forward))
+        train["output layer"] = head.saved + max(0, head.training - int(backward))
+    return score, train
+
+
+def _staging_on_gpu(parameters: StageParameters, layout: Layout) -> int:
+    """A distributed optimizer is gathered over its replicas, one of its three tensors at a time, through the GPU."""
+    if not layout.distributed_optimizer:
+        return 0
+    dense = parameters.num_elements - sum(parameters.experts)
+    copies = 1 + 1 / (layout.data * layout.context)
+    return int(4 * (dense * copies + sum(parameters.experts) * (1 + 1 / layout.expert_data)))
+
+
+def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerState) -> dict[str, int]:
+    """Host memory of one rank: its copy of the weights and of the optimizer on the way to the disk."""
+    optimizer = 12 * parameters.num_elements
+    if layout.distributed_optimizer:
+        optimizer += 12 * parameters.num_elements // (layout.data * layout.context)
+    return {"checkpoint staging": state.weights + optimizer, "processes": hardware.HOST_PROCESS_BYTES}
+
+
+def _trainer_reserve(layout: Layout) -> int:
+    """Context, and a communicator for each axis; the embedding's and the world's are there in any case."""
+    axes = (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data * layout.context)
+    communicators = 1 + sum(size > 1 for size in axes) if layout.num_ranks > 1 else 0
+    return hardware.CONTEXT_BYTES + communicators * hardware.COMMUNICATOR_BYTES
+
+
+def _engine_reserve(request: PlanRequest) -> int:
+    communicators = int(request.engine.tensor > 1)
+    return hardware.CONTEXT_BYTES + hardware.ENGINE_GRAPHS_BYTES + communicators * hardware.COMMUNICATOR_BYTES
+
+
+def _fragmentation(parts: Bytes) -> int:
+    return int(hardware.FRAGMENTATION * sum(parts.get(part, 0) for part in _TRANSIENT))

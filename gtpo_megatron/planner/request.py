@@ -1,0 +1,226 @@
+"""What is to be planned: a model, a batch, an engine and the GPUs, as numbers."""
+
+from dataclasses import dataclass
+
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.planner.activations import Kernels
+from gtpo_megatron.planner.engine import divides_engine
+from gtpo_megatron.planner.hardware import GIB, GPU
+from gtpo_megatron.planner.known_models import find_shape
+from gtpo_megatron.planner.layout import Layout, divides_model
+from gtpo_megatron.planner.shape import ModelShape
+from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """The GPUs.
+
+    Attributes:
+        gpu: rates by the data sheet.
+        num_gpus: in all.
+        gpu_memory: bytes of one.
+        gpus_per_node: that NVLink connects.
+        host_memory: bytes of a node; 0: not known, and not checked.
+        num_rollout_gpus: that only generate; 0: colocated, every GPU generates and trains in turn.
+    """
+
+    gpu: GPU
+    num_gpus: int
+    gpu_memory: int
+    gpus_per_node: int = 8
+    host_memory: int = 0
+    num_rollout_gpus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_gpus < 1 or self.gpus_per_node < 1 or self.gpu_memory <= 0:
+            raise ConfigError(
+                f"gpus={self.num_gpus}, gpus_per_node={self.gpus_per_node}, gpu_memory={self.gpu_memory / GIB:g} GiB: "
+                f"all must be greater than 0"
+            )
+        if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
+            below = self.num_gpus // self.gpus_per_node * self.gpus_per_node
+            raise ConfigError(
+                f"gpus={self.num_gpus}: not a whole number of nodes of {self.gpus_per_node}; take {below} or "
+                f"{below + self.gpus_per_node}, or set gpus_per_node"
+            )
+        if not 0 <= self.num_rollout_gpus < self.num_gpus:
+            raise ConfigError(
+                f"rollout_gpus={self.num_rollout_gpus}: must be at least 0 (colocated) and less than gpus="
+                f"{self.num_gpus}, or nothing would train"
+            )
+
+    @property
+    def is_colocated(self) -> bool:
+        """Every GPU generates and trains in turn."""
+        return self.num_rollout_gpus == 0
+
+    @property
+    def num_trainer_gpus(self) -> int:
+        """Ranks of the trainer."""
+        return self.num_gpus - self.num_rollout_gpus
+
+    @property
+    def num_engine_gpus(self) -> int:
+        """GPUs that generate."""
+        return self.num_rollout_gpus or self.num_gpus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """A training step's responses, and how they are cut.
+
+    Attributes:
+        num_responses: of a step.
+        num_update_responses: of one optimizer update.
+        num_updates: optimizer updates a step.
+        max_sequence_tokens: of the longest prompt and response.
+        mean_prompt_tokens: for times only; memory is planned for the longest.
+        mean_response_tokens: for times only.
+        micro_batch_tokens: budget of a forward pass; a longer sequence makes a micro-batch of its own.
+        head_chunk_tokens: tokens whose logits are made together.
+    """
+
+    num_responses: int
+    num_update_responses: int
+    num_updates: int
+    max_sequence_tokens: int
+    mean_prompt_tokens: float
+    mean_response_tokens: float
+    max_response_tokens: int
+    micro_batch_tokens: int
+    head_chunk_tokens: int
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Tokens, over all context-parallel ranks."""
+        return max(self.micro_batch_tokens, self.max_sequence_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """One vLLM engine.
+
+    Attributes:
+        tensor: its ranks.
+        weight_bytes: of an element.
+        cache_bytes: key-value cache on each of its GPUs.
+        max_sequences: decoded together.
+    """
+
+    tensor: int
+    weight_bytes: int
+    cache_bytes: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """Everything a plan is made from.
+
+    Attributes:
+        name: of the recipe, for people.
+        model: name or folder.
+        own_layout: the recipe's; None where it is not one of so many ranks.
+        weight_bytes: of an element of the trainer's weights.
+        kernels: of the trainer's layers.
+        vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
+    """
+
+    name: str
+    model: str
+    shape: ModelShape
+    cluster: Cluster
+    batch: Batch
+    engine: Engine
+    own_layout: Layout | None
+    weight_bytes: int = 2
+    kernels: Kernels = "te"
+    vocab_multiple: int = VOCAB_MULTIPLE
+
+    def __post_init__(self) -> None:
+        tensor, gpus = self.engine.tensor, self.cluster.num_engine_gpus
+        if gpus % tensor or not divides_engine(self.shape, tensor):
+            fitting = [t for t in range(1, gpus + 1) if gpus % t == 0 and divides_engine(self.shape, t)]
+            raise ConfigError(
+                f"rollout.tensor_parallel_size={tensor}: must divide the {gpus} GPUs that generate, and heads and MLP "
+                f"of {self.model}; choose from {fitting}"
+            )
+        if self.batch.max_sequence_tokens > self.shape.max_positions:
+            raise ConfigError(
+                f"model.max_sequence_tokens={self.batch.max_sequence_tokens} exceeds max_position_embeddings="
+                f"{self.shape.max_positions} of {self.model}"
+            )
+
+    @property
+    def num_engines(self) -> int:
+        """That share the prompts."""
+        return self.cluster.num_engine_gpus // self.engine.tensor
+
+
+def request_from(
+    config: RunConfig, cluster: Cluster, *, mean_prompt_tokens: float = 0.0, mean_response_tokens: float = 0.0
+) -> PlanRequest:
+    """A recipe on given GPUs.
+
+    Args:
+        config: of the run.
+        cluster: may have another number of GPUs than the recipe.
+        mean_prompt_tokens: for times; 0: an eighth of the longest.
+        mean_response_tokens: for times; 0: half of the longest.
+
+    Raises:
+        ConfigError: an unknown model, or an engine that does not divide the GPUs or the model.
+    """
+    shape, sampling = find_shape(config.model.path), config.rollout.sampling
+    prompts, group = config.data.prompts_per_step, config.rollout.group_size
+    batch = Batch(
+        num_responses=prompts * group,
+        num_update_responses=(config.update.mini_batch_prompts or prompts) * group,
+        num_updates=config.update.updates_per_rollout,
+        max_sequence_tokens=config.data.max_prompt_tokens + sampling.max_response_tokens,
+        mean_prompt_tokens=mean_prompt_tokens or config.data.max_prompt_tokens / 8,
+        mean_response_tokens=mean_response_tokens or sampling.max_response_tokens / 2,
+        max_response_tokens=sampling.max_response_tokens,
+        micro_batch_tokens=config.update.micro_batch_tokens,
+        head_chunk_tokens=config.model.head_chunk_tokens,
+    )
+    return PlanRequest(
+        name=config.name,
+        model=config.model.path,
+        shape=shape,
+        cluster=cluster,
+        batch=batch,
+        engine=Engine(
+            tensor=config.rollout.tensor_parallel_size,
+            weight_bytes=ELEMENT_BYTES[config.rollout.dtype],
+            cache_bytes=config.rollout.kv_cache_mib << 20,
+            max_sequences=config.rollout.max_concurrent_sequences,
+        ),
+        own_layout=_own_layout(config, shape, cluster),
+        weight_bytes=ELEMENT_BYTES[config.model.dtype],
+    )
+
+
+def _own_layout(config: RunConfig, shape: ModelShape, cluster: Cluster) -> Layout | None:
+    """The recipe's layout, None on another number of ranks than it was written for.
+
+    Raises:
+        ConfigError: the layout does not divide the model.
+    """
+    parallel = config.parallel
+    if parallel.num_ranks != cluster.num_trainer_gpus:
+        return None
+    tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    if not divides_model(shape, tensor) or shape.num_layers % pipeline:
+        raise ConfigError(f"{parallel} does not divide {config.model.path}: {shape}")
+    return Layout(
+        num_ranks=parallel.num_ranks,
+        tensor=tensor,
+        pipeline=pipeline,
+        sequence_parallel=parallel.sequence_parallel,
+        distributed_optimizer=parallel.distributed_optimizer,
+    )

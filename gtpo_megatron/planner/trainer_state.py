@@ -1,0 +1,137 @@
+"""What a trainer's rank holds from step to step: weights, gradients, optimizer. Exact, as Megatron lays it out."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gtpo_megatron.planner.layout import Layout
+from gtpo_megatron.planner.shape import ModelShape
+
+GRADIENT_BYTES = 4
+"""Gradients are accumulated in float32."""
+
+MOMENT_BYTES = 8
+"""Adam's two moments in float32."""
+
+PARAMETER_ALIGNMENT = 64
+"""Elements: Megatron starts every parameter there in the buffers of a distributed optimizer."""
+
+BUFFER_ALIGNMENT = 128
+"""Elements: the buffer ends at a multiple of this and of the number of ranks that share it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageParameters:
+    """Sizes, in elements, of the parameter tensors of one rank.
+
+    Attributes:
+        dense: split over tensor-parallel ranks or equal on them, replicated over data x context.
+        experts: of the experts this rank holds, replicated over fewer ranks.
+        shared_embedding: a tied embedding of a pipeline, which Megatron keeps in a bucket of its own; else 0. It is not
+            among ``dense``.
+    """
+
+    dense: tuple[int, ...]
+    experts: tuple[int, ...] = ()
+    shared_embedding: int = 0
+
+    @property
+    def num_elements(self) -> int:
+        """Of all tensors."""
+        return sum(self.dense) + sum(self.experts) + self.shared_embedding
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tensor."""
+        return max((*self.dense, *self.experts, self.shared_embedding))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerState:
+    """Bytes of one rank.
+
+    Attributes:
+        weights: in the precision of the forward pass.
+        gradients: Megatron's accumulation buffer.
+        optimizer: float32 master weights (none where the weights are float32 already) and Adam's moments.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+@lru_cache(maxsize=4096)
+def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multiple: int) -> StageParameters:
+    """The parameter tensors of a rank of a pipeline stage.
+
+    Args:
+        shape: of the model.
+        layout: of the ranks.
+        stage: which pipeline stage, from 0.
+        vocab_multiple: the vocabulary is padded to a multiple of this times ``layout.tensor``.
+    """
+    layers = shape.num_layers // layout.pipeline
+    dense, experts = _layer_parameters(shape, layout)
+    all_dense = list(dense) * layers
+    first, last = stage == 0, stage == layout.pipeline - 1
+    unit = layout.tensor * vocab_multiple
+    vocabulary = -(-shape.vocab_size // unit) * unit // layout.tensor * shape.hidden_size
+    shared = 0
+    if shape.tied_embeddings and layout.pipeline > 1:
+        shared = vocabulary if first or last else 0
+    elif first:
+        all_dense.append(vocabulary)
+    if last:
+        all_dense.append(shape.hidden_size)
+        if not shape.tied_embeddings:
+            all_dense.append(vocabulary)
+    return StageParameters(dense=tuple(all_dense), experts=experts * layers, shared_embedding=shared)
+
+
+def _layer_parameters(shape: ModelShape, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    hidden, tensor = shape.hidden_size, layout.tensor
+    qkv = (shape.query_width + 2 * shape.key_value_width) // tensor
+    dense = [hidden, qkv * hidden, shape.query_width // tensor * hidden, hidden]
+    if shape.qkv_bias:
+        dense.append(qkv)
+    if shape.qk_norm:
+        dense += [shape.head_size, shape.head_size]
+    if shape.experts is None:
+        width = shape.ffn_size // tensor
+        return (*dense, 2 * width * hidden, width * hidden), ()
+    here = shape.experts.num_experts // layout.expert
+    dense.append(shape.experts.num_experts * hidden)
+    return tuple(dense), (2 * shape.experts.ffn_size * hidden, shape.experts.ffn_size * hidden) * here
+
+
+def trainer_state(parameters: StageParameters, layout: Layout, *, weight_bytes: int) -> TrainerState:
+    """Bytes of a rank, padding of Megatron's buffers included.
+
+    Args:
+        parameters: of the rank.
+        layout: of the ranks.
+        weight_bytes: of an element in the forward pass: 2 or 4.
+    """
+    master_bytes = MOMENT_BYTES + (GRADIENT_BYTES if weight_bytes < GRADIENT_BYTES else 0)
+    if not layout.distributed_optimizer:
+        elements = parameters.num_elements
+        return TrainerState(
+            weights=elements * weight_bytes, gradients=elements * GRADIENT_BYTES, optimizer=elements * master_bytes
+        )
+    replicas, expert_replicas = layout.data * layout.context, layout.expert_data
+    shared = (parameters.shared_embedding,) if parameters.shared_embedding else ()
+    dense = _buffer_elements(parameters.dense, replicas) + _buffer_elements(shared, replicas)
+    experts = _buffer_elements(parameters.experts, expert_replicas)
+    return TrainerState(
+        weights=(dense + experts) * weight_bytes,
+        gradients=(dense + experts) * GRADIENT_BYTES,
+        optimizer=(dense // replicas + experts // expert_replicas) * master_bytes,
+    )
+
+
+def _buffer_elements(sizes: tuple[int, ...], replicas: int) -> int:
+    """Of one of Megatron's contiguous buffers, which hold one bucket as long as reductions do not overlap."""
+    filled = sum(-(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for size in sizes)
+    unit = math.lcm(replicas, BUFFER_ALIGNMENT)
+    return -(-filled // unit) * unit
