@@ -95,7 +95,9 @@ def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute
     ]
     if shape.qk_norm:
         saved += _norm("query norm", query, shape.num_heads, kernels, weight_bytes, "tensor")
-        saved += _norm("key norm", key_value, shape.num_query_groups, kernels, weight_bytes, "tensor")
+        key_norm = _norm("key norm", key_value, shape.num_query_groups, kernels, weight_bytes, "tensor")
+        # without a float32 copy, torch keeps the view of qkv itself
+        saved += key_norm[1:] if kernels == "torch" and weight_bytes == FLOAT32_BYTES else key_norm
     if kernels == "te":
         saved.append(Saved("values", key_value, weight_bytes, "tensor"))
     else:

@@ -104,7 +104,7 @@ def shape_of(arch: Architecture) -> ModelShape:
         max_positions=arch.max_positions,
         tied_embeddings=arch.tied_embeddings,
         qkv_bias=arch.qkv_bias,
-        qk_norm=getattr(arch, "qk_norm", False),
+        qk_norm=arch.qk_norm,
     )
 
 
