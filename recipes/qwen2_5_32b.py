@@ -86,7 +86,7 @@ def paper_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0)
             max_prompt_tokens=MAX_PROMPT_TOKENS,
         ),
         evaluation=EvaluationConfig(
-            path="aime24",  # paper's
+            benchmarks=("aime24", "aime25", "math500"),  # paper's
             every_steps=20,  # ours
             samples=32,  # paper's Mean@32
             sampling=SAMPLING,

@@ -215,12 +215,18 @@ def _own_layout(config: RunConfig, shape: ModelShape, cluster: Cluster) -> Layou
     if parallel.num_ranks != cluster.num_trainer_gpus:
         return None
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    if not divides_model(shape, tensor) or shape.num_layers % pipeline:
-        raise ConfigError(f"{parallel} does not divide {config.model.path}: {shape}")
+    virtual = parallel.virtual_pipeline_size
+    if not divides_model(shape, tensor) or shape.num_layers % (pipeline * virtual):
+        raise ConfigError(
+            f"{parallel} does not divide {config.model.path}: {shape.num_layers} layers, {shape.num_heads} heads, "
+            f"{shape.num_query_groups} key-value heads, MLP width {shape.ffn_size}"
+        )
     return Layout(
         num_ranks=parallel.num_ranks,
         tensor=tensor,
         pipeline=pipeline,
+        virtual=virtual,
+        context=parallel.context_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         distributed_optimizer=parallel.distributed_optimizer,
     )

@@ -5,14 +5,20 @@ model costs a tenth of a second and no memory. Meant for a forked process: it ch
 """
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.optimizer import OptimizerConfig
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.shape import ModelShape
+from gtpo_megatron.weights.architecture import Architecture
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
@@ -58,94 +64,90 @@ def _world(layout, rank):
         dist.destroy_process_group()
 
 
-def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_multiple: int, **settings: Any) -> Any:
-    """This rank's chunks of the model as ``actor/model.py`` makes them, and their configuration."""
-    from megatron.core import parallel_state
-    from megatron.core.transformer.transformer_config import TransformerConfig
+def build_chunks(
+    shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_multiple: int, is_real: bool, **settings: Any
+) -> Any:
+    """This rank's chunks of the model, and their configuration: dense ones by the actor's own code.
 
-    dtype = DTYPES[weight_bytes]
-    experts = shape.experts
-    if experts is not None:
+    Args:
+        shape: of the model.
+        layout: of the ranks.
+        weight_bytes: of an element.
+        vocab_multiple: of the padded vocabulary, times the tensor-parallel ranks.
+        is_real: with values, on the CPU; else for the meta device.
+        settings: of Megatron's configuration, changed.
+    """
+    from gtpo_megatron.actor import model as actor_model
+
+    model = ModelConfig(path="unused", dtype="bfloat16" if weight_bytes == 2 else "float32")
+    parallel = ParallelConfig(
+        num_ranks=layout.num_ranks,
+        tensor_parallel_size=layout.tensor,
+        pipeline_parallel_size=layout.pipeline,
+        virtual_pipeline_size=layout.virtual,
+        context_parallel_size=layout.context,
+        sequence_parallel=layout.sequence_parallel,
+        distributed_optimizer=layout.distributed_optimizer,
+    )
+    arch = _architecture(shape)
+    config = actor_model.transformer_config(arch, model, parallel)
+    settings |= {} if is_real else {"use_cpu_initialization": False, "perform_initialization": False}
+    if shape.experts is not None:
         settings |= {
-            "num_moe_experts": experts.num_experts,
-            "moe_router_topk": experts.experts_per_token,
-            "moe_ffn_hidden_size": experts.ffn_size,
+            "num_moe_experts": shape.experts.num_experts,
+            "moe_router_topk": shape.experts.experts_per_token,
+            "moe_ffn_hidden_size": shape.experts.ffn_size,
             "moe_router_load_balancing_type": "none",
             "expert_model_parallel_size": layout.expert,
             "expert_tensor_parallel_size": 1,
-            # the other dispatcher makes CUDA streams; neither has parameters
+            # the actor's dispatcher makes CUDA streams; no dispatcher has parameters
             "moe_token_dispatcher_type": "allgather",
         }
-    config = TransformerConfig(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_size,
-        num_attention_heads=shape.num_heads,
-        num_query_groups=shape.num_query_groups,
-        kv_channels=shape.head_size,
-        normalization="RMSNorm",
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
-        add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=shape.qk_norm,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        attention_softmax_in_fp32=True,
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
-        # of this the local layers know nothing, and it changes neither parameters nor buffers
-        context_parallel_size=1,
-        sequence_parallel=layout.sequence_parallel,
-        pipeline_dtype=dtype,
-        params_dtype=dtype,
-        bf16=weight_bytes == 2,
-        use_cpu_initialization=False,
-        perform_initialization=False,
-        gradient_accumulation_fusion=False,
-        apply_rope_fusion=False,
-        persist_layer_norm=False,
-        **settings,
-    )
-    unit = layout.tensor * vocab_multiple
-    chunks = []
-    for chunk in range(layout.virtual):
-        place = {"ignore_virtual": False, "vp_stage": chunk} if layout.virtual > 1 else {}
-        model = _policy(config, shape, -(-shape.vocab_size // unit) * unit, place, chunk, parallel_state)
-        chunks.append(model.to(dtype=dtype))
-    return chunks, config
+    for name, value in settings.items():
+        setattr(config, name, value)
+    # a GPU pads the vocabulary to more than a CPU does
+    padded = arch.padded_vocab_size(layout.tensor, vocab_multiple)
+    changes = {"padded_vocab_size": lambda *_: padded}
+    if shape.experts is not None:
+        changes["_block_spec"] = _expert_spec
+    with mock.patch.multiple(actor_model, **changes):
+        return actor_model.build_chunks(arch, model, parallel, config), config
 
 
-def _policy(config, shape, padded_vocab, place, chunk, parallel_state):
+def _expert_spec(config, vp_stage):
+    """Layers with experts, which the actor does not build yet."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
-    from gtpo_megatron.actor.core_attention import PackedSDPA
-    from gtpo_megatron.actor.model import PolicyModel, _RMSNorm
+    from gtpo_megatron.actor.model import _RMSNorm
 
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
-    layer = spec.submodules
-    layer.input_layernorm = layer.pre_mlp_layernorm = _RMSNorm
-    attention = layer.self_attention.submodules
-    attention.core_attention = PackedSDPA
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = _RMSNorm
-    vp_stage = chunk if place else None
-    layers = [spec] * get_num_layers_to_build(config, vp_stage=vp_stage)
-    return PolicyModel(
-        config=config,
-        transformer_layer_spec=TransformerBlockSubmodules(layer_specs=layers, layer_norm=_RMSNorm),
-        vocab_size=padded_vocab,
-        max_sequence_length=shape.max_positions,
-        pre_process=parallel_state.is_pipeline_first_stage(**place),
-        post_process=parallel_state.is_pipeline_last_stage(**place),
-        parallel_output=True,
-        share_embeddings_and_output_weights=shape.tied_embeddings,
-        position_embedding_type="rope",
-        vp_stage=vp_stage,
+    attention = spec.submodules.self_attention.submodules
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _RMSNorm
+    attention.q_layernorm = attention.k_layernorm = _RMSNorm
+    return TransformerBlockSubmodules(
+        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=vp_stage), layer_norm=_RMSNorm
+    )
+
+
+def _architecture(shape):
+    return Architecture(
+        family="qwen2",
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_size=shape.ffn_size,
+        num_heads=shape.num_heads,
+        num_query_groups=shape.num_query_groups,
+        head_size=shape.head_size,
+        vocab_size=shape.vocab_size,
+        max_positions=shape.max_positions,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        tied_embeddings=shape.tied_embeddings,
+        qkv_bias=shape.qkv_bias,
+        qk_norm=shape.qk_norm,
     )
 
 
@@ -158,7 +160,9 @@ def rank_bytes(shape: ModelShape, layout: Layout, rank: int, *, weight_bytes: in
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     with _world(layout, rank), torch.device("meta"):
-        chunks, config = build_chunks(shape, layout, weight_bytes=weight_bytes, vocab_multiple=vocab_multiple)
+        chunks, config = build_chunks(
+            shape, layout, weight_bytes=weight_bytes, vocab_multiple=vocab_multiple, is_real=False
+        )
         ddp_config = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed_optimizer, grad_reduce_in_fp32=True
         )
@@ -177,17 +181,13 @@ def rank_bytes(shape: ModelShape, layout: Layout, rank: int, *, weight_bytes: in
 
 
 def _optimizer(models, layout, dtype):
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from gtpo_megatron.actor import optimizer
 
-    config = OptimizerConfig(
-        optimizer="adam",
-        lr=1e-6,
-        weight_decay=0.1,
-        bf16=dtype == torch.bfloat16,
-        params_dtype=dtype,
-        use_distributed_optimizer=layout.distributed_optimizer,
-    )
-    return get_megatron_optimizer(config, models, use_gloo_process_groups=False)
+    config = OptimizerConfig(learning_rate=1e-6, weight_decay=0.1)
+    # a fake world has no gloo groups
+    real = functools.partial(optimizer.get_megatron_optimizer, use_gloo_process_groups=False)
+    with mock.patch.object(optimizer, "get_megatron_optimizer", real):
+        return optimizer.build_optimizer(config, models, dtype=dtype, distributed=layout.distributed_optimizer)
 
 
 def _adam_bytes(optimizer, *, is_copy):
@@ -238,10 +238,8 @@ def saved_bytes(shape: ModelShape, layout: Layout, *, weight_bytes: int, tokens:
     with world_of(layout, 0):
         from megatron.core.packed_seq_params import PackedSeqParams
 
-        chunks, _ = build_chunks(shape, layout, weight_bytes=weight_bytes, vocab_multiple=1, **settings)
+        chunks, _ = build_chunks(shape, layout, weight_bytes=weight_bytes, vocab_multiple=1, is_real=True, **settings)
         model = chunks[0].train()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.02)
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         kept = {}  # storages stay alive until they are counted, so that no two have one address
 
