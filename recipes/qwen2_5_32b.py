@@ -91,7 +91,7 @@ def paper_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0)
             samples=32,  # paper's Mean@32
             sampling=SAMPLING,
         ),
-        algorithm=algorithm(method),
+        algorithm=_algorithm(method),
         optimizer=OptimizerConfig(
             learning_rate=1e-6,  # paper's
             schedule="constant",  # ours
@@ -128,7 +128,7 @@ def paper_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0)
     )
 
 
-def algorithm(method: Method) -> AlgorithmConfig:
+def _algorithm(method: Method) -> AlgorithmConfig:
     """The methods of the paper's tables."""
     match method:
         case "gtpo":

@@ -72,7 +72,9 @@ def load_recipe(name: str) -> RunConfig:
     recipe = getattr(module, function_name, None)
     if not callable(recipe):
         known = sorted(
-            key for key, value in vars(module).items() if callable(value) and value.__module__ == module_name
+            key
+            for key, value in vars(module).items()
+            if callable(value) and value.__module__ == module_name and not key.startswith("_")
         )
         raise ConfigError(f"recipe {name!r}: {module_name} has no recipe {function_name!r}; it has {', '.join(known)}")
     config = recipe()

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from gtpo_megatron.planner.phases import GPUMemory, engine_of
-from gtpo_megatron.planner.plan import Plan, Verdict
+from gtpo_megatron.planner.plan import Plan
+from gtpo_megatron.planner.search import Verdict
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:

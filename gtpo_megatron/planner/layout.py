@@ -8,8 +8,6 @@ from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.planner.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
-
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 """From the fastest to the smallest."""
 
 

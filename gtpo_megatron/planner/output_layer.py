@@ -62,6 +62,7 @@ def output_layer(
     hidden_chunk = 2 * chunk * hidden_size * FLOAT32_BYTES
     return OutputLayerMemory(
         saved=hidden + tokens * SUMS_BYTES,
-        scoring=gathered + tile,
+        # the next chunk's tile is made while the last one's is still held
+        scoring=gathered + (2 if tokens > chunk else 1) * tile,
         training=hidden + gathered + max(zeros, tile + low_precision_tile + tile_of_weight_gradient + hidden_chunk),
     )

@@ -188,9 +188,9 @@ def _staging_on_gpu(parameters: StageParameters, layout: Layout) -> int:
     """A distributed optimizer is gathered over its replicas, one of its three tensors at a time, through the GPU."""
     if not layout.distributed_optimizer:
         return 0
-    dense = parameters.num_elements - sum(parameters.experts)
+    experts = parameters.num_expert_elements
     copies = 1 + 1 / (layout.data * layout.context)
-    return int(4 * (dense * copies + sum(parameters.experts) * (1 + 1 / layout.expert_data)))
+    return int(4 * ((parameters.num_elements - experts) * copies + experts * (1 + 1 / layout.expert_data)))
 
 
 def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerState) -> dict[str, int]:

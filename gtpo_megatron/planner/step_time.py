@@ -137,9 +137,9 @@ def _communication_of_layer(request: PlanRequest, layout: Layout, tokens: float)
 
 
 def _pipeline_hop(request: PlanRequest, layout: Layout, tokens: float) -> float:
-    if layout.pipeline == 1:
+    if layout.pipeline == 1 or layout.virtual > 1:  # the interleaved schedule sends while it computes
         return 0.0
-    sent = layout.virtual * tokens / layout.context * request.shape.hidden_size * request.weight_bytes
+    sent = tokens / layout.context * request.shape.hidden_size * request.weight_bytes
     reach = layout.tensor * layout.context * layout.data * 2  # the next stage's ranks come after all of this stage's
     return sent / layout.sequence_split / _link(reach, request.cluster.gpu, request.cluster.gpus_per_node)
 

@@ -9,7 +9,8 @@ from rich.table import Table
 from gtpo_megatron.planner.hardware import GIB
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.phases import PARTS, PHASES, GPUMemory, Phase, engine_of
-from gtpo_megatron.planner.plan import Plan, Verdict
+from gtpo_megatron.planner.plan import Plan
+from gtpo_megatron.planner.search import Verdict
 
 NUM_SHOWN = 8
 """Layouts of each table, unless all are asked for."""

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TypeAlias
 
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.shape import ModelShape
@@ -20,30 +20,40 @@ BUFFER_ALIGNMENT = 128
 """Elements: the buffer ends at a multiple of this and of the number of ranks that share it."""
 
 
+Sizes: TypeAlias = tuple[tuple[int, int], ...]
+"""Parameter tensors as (elements, how many of that size)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageParameters:
-    """Sizes, in elements, of the parameter tensors of one rank.
+    """The parameter tensors of one rank.
 
     Attributes:
         dense: split over tensor-parallel ranks or equal on them, replicated over data x context.
         experts: of the experts this rank holds, replicated over fewer ranks.
-        shared_embedding: a tied embedding of a pipeline, which Megatron keeps in a bucket of its own; else 0. It is not
-            among ``dense``.
+        shared_embedding: elements of a tied embedding of a pipeline, which Megatron keeps in a bucket of its own; else
+            0. It is not among ``dense``.
     """
 
-    dense: tuple[int, ...]
-    experts: tuple[int, ...] = ()
+    dense: Sizes
+    experts: Sizes = ()
     shared_embedding: int = 0
+
+    @property
+    def num_expert_elements(self) -> int:
+        """Of the experts' tensors."""
+        return sum(elements * count for elements, count in self.experts)
 
     @property
     def num_elements(self) -> int:
         """Of all tensors."""
-        return sum(self.dense) + sum(self.experts) + self.shared_embedding
+        dense = sum(elements * count for elements, count in self.dense)
+        return dense + self.num_expert_elements + self.shared_embedding
 
     @property
     def largest(self) -> int:
         """Elements of the largest tensor."""
-        return max((*self.dense, *self.experts, self.shared_embedding))
+        return max(self.shared_embedding, *(elements for elements, _ in (*self.dense, *self.experts)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +71,6 @@ class TrainerState:
     optimizer: int
 
 
-@lru_cache(maxsize=4096)
 def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multiple: int) -> StageParameters:
     """The parameter tensors of a rank of a pipeline stage.
 
@@ -72,8 +81,7 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
         vocab_multiple: the vocabulary is padded to a multiple of this times ``layout.tensor``.
     """
     layers = shape.num_layers // layout.pipeline
-    dense, experts = _layer_parameters(shape, layout)
-    all_dense = list(dense) * layers
+    dense = [(elements, layers) for elements in _layer_parameters(shape, layout.tensor)]
     first, last = stage == 0, stage == layout.pipeline - 1
     unit = layout.tensor * vocab_multiple
     vocabulary = -(-shape.vocab_size // unit) * unit // layout.tensor * shape.hidden_size
@@ -81,28 +89,30 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
     if shape.tied_embeddings and layout.pipeline > 1:
         shared = vocabulary if first or last else 0
     elif first:
-        all_dense.append(vocabulary)
+        dense.append((vocabulary, 1))
     if last:
-        all_dense.append(shape.hidden_size)
+        dense.append((shape.hidden_size, 1))
         if not shape.tied_embeddings:
-            all_dense.append(vocabulary)
-    return StageParameters(dense=tuple(all_dense), experts=experts * layers, shared_embedding=shared)
+            dense.append((vocabulary, 1))
+    experts: Sizes = ()
+    if shape.experts is not None:
+        here, matrix = shape.experts.num_experts // layout.expert, shape.experts.ffn_size * shape.hidden_size
+        experts = ((2 * matrix, here * layers), (matrix, here * layers))
+    return StageParameters(dense=tuple(dense), experts=experts, shared_embedding=shared)
 
 
-def _layer_parameters(shape: ModelShape, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    hidden, tensor = shape.hidden_size, layout.tensor
-    qkv = (shape.query_width + 2 * shape.key_value_width) // tensor
-    dense = [hidden, qkv * hidden, shape.query_width // tensor * hidden, hidden]
+def _layer_parameters(shape: ModelShape, tensor: int) -> list[int]:
+    """Elements of a layer's tensors on a rank, experts left out."""
+    hidden, qkv = shape.hidden_size, (shape.query_width + 2 * shape.key_value_width) // tensor
+    sizes = [hidden, qkv * hidden, shape.query_width // tensor * hidden, hidden]
     if shape.qkv_bias:
-        dense.append(qkv)
+        sizes.append(qkv)
     if shape.qk_norm:
-        dense += [shape.head_size, shape.head_size]
-    if shape.experts is None:
-        width = shape.ffn_size // tensor
-        return (*dense, 2 * width * hidden, width * hidden), ()
-    here = shape.experts.num_experts // layout.expert
-    dense.append(shape.experts.num_experts * hidden)
-    return tuple(dense), (2 * shape.experts.ffn_size * hidden, shape.experts.ffn_size * hidden) * here
+        sizes += [shape.head_size, shape.head_size]
+    if shape.experts is not None:
+        return [*sizes, shape.experts.num_experts * hidden]
+    width = shape.ffn_size // tensor
+    return [*sizes, 2 * width * hidden, width * hidden]
 
 
 def trainer_state(parameters: StageParameters, layout: Layout, *, weight_bytes: int) -> TrainerState:
@@ -120,7 +130,7 @@ def trainer_state(parameters: StageParameters, layout: Layout, *, weight_bytes: 
             weights=elements * weight_bytes, gradients=elements * GRADIENT_BYTES, optimizer=elements * master_bytes
         )
     replicas, expert_replicas = layout.data * layout.context, layout.expert_data
-    shared = (parameters.shared_embedding,) if parameters.shared_embedding else ()
+    shared = ((parameters.shared_embedding, 1),) if parameters.shared_embedding else ()
     dense = _buffer_elements(parameters.dense, replicas) + _buffer_elements(shared, replicas)
     experts = _buffer_elements(parameters.experts, expert_replicas)
     return TrainerState(
@@ -130,8 +140,8 @@ def trainer_state(parameters: StageParameters, layout: Layout, *, weight_bytes: 
     )
 
 
-def _buffer_elements(sizes: tuple[int, ...], replicas: int) -> int:
+def _buffer_elements(sizes: Sizes, replicas: int) -> int:
     """Of one of Megatron's contiguous buffers, which hold one bucket as long as reductions do not overlap."""
-    filled = sum(-(-size // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for size in sizes)
+    filled = sum(-(-elements // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT * count for elements, count in sizes)
     unit = math.lcm(replicas, BUFFER_ALIGNMENT)
     return -(-filled // unit) * unit

@@ -1,0 +1,143 @@
+"""Judges layouts: whether each fits, where it is fullest, and how long a step would take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gtpo_megatron.planner.hardware import GIB
+from gtpo_megatron.planner.layout import Layout, layouts
+from gtpo_megatron.planner.phases import GPUMemory, Part, Phase, engine_gpu, engine_of, trainer_gpu
+from gtpo_megatron.planner.request import PlanRequest
+from gtpo_megatron.planner.step_time import StepTime, step_time
+from gtpo_megatron.planner.trainer_state import stage_parameters
+
+ABOUT_AS_FAST = 1.1
+"""Estimates are not better than this; within it, fewer communicating ranks decide: they fail and wait less."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One layout, judged.
+
+    Attributes:
+        layout: with its recomputation.
+        worst: the GPU with the highest peak: a rank of one of the stages, or of an engine.
+        capacity: bytes of a GPU.
+        time: of a step, estimated.
+        host_bytes: of the fullest node.
+        host_capacity: of a node; 0: not known, and not checked.
+    """
+
+    layout: Layout
+    worst: GPUMemory
+    capacity: int
+    time: StepTime
+    host_bytes: int
+    host_capacity: int
+
+    @property
+    def overflow(self) -> int:
+        """Bytes past the GPU's memory; negative where there is room."""
+        return self.worst.peak - self.capacity
+
+    @property
+    def host_overflow(self) -> int:
+        """Bytes past the node's memory; negative or 0 where there is room, or where it is not known."""
+        return self.host_bytes - self.host_capacity if self.host_capacity else 0
+
+    @property
+    def fits(self) -> bool:
+        """On the GPUs, and in the nodes where their memory is known."""
+        return self.overflow <= 0 and self.host_overflow <= 0
+
+    @property
+    def seconds(self) -> float:
+        """Of the stages that the trainer's layout changes."""
+        return self.time.score + self.time.train
+
+    @property
+    def peak_phase(self) -> Phase:
+        """When the worst GPU is fullest."""
+        return self.worst.peak_phase
+
+    @property
+    def largest_parts(self) -> list[tuple[Part, int]]:
+        """Of the worst GPU's peak, largest first."""
+        return sorted(self.worst.phases[self.peak_phase].items(), key=lambda row: -row[1])
+
+    def reason(self) -> str:
+        """Why it fits or does not, in one line."""
+        where = f"{self.worst.peak / GIB:.1f} GiB in {self.peak_phase} on {self.worst.role}"
+        if self.overflow > 0:
+            parts = ", ".join(f"{part} {size / GIB:.1f}" for part, size in self.largest_parts[:3])
+            return f"{where}: {self.overflow / GIB:.1f} GiB too much ({parts})"
+        if self.host_overflow > 0:
+            return (
+                f"a node needs {self.host_bytes / GIB:.0f} GiB of host memory, "
+                f"{self.host_overflow / GIB:.0f} GiB too much"
+            )
+        return f"{where}, {-self.overflow / GIB:.1f} GiB free"
+
+
+def judge(request: PlanRequest, layout: Layout) -> Verdict:
+    """Looks at the GPUs that can be fullest: the first two stages, the last one, an engine's."""
+    last = layout.pipeline - 1
+    gpus = [trainer_gpu(request, layout, stage) for stage in sorted({0, min(1, last), last})]
+    host = max(_host_bytes(request, gpu) for gpu in gpus)
+    if not request.cluster.is_colocated:
+        gpus.append(engine_gpu(request))
+    widest = max(
+        (stage_parameters(request.shape, layout, stage, request.vocab_multiple) for stage in {0, last}),
+        key=lambda parameters: parameters.num_elements,
+    )
+    return Verdict(
+        layout=layout,
+        worst=max(gpus, key=lambda gpu: gpu.peak),
+        capacity=request.cluster.gpu_memory,
+        time=step_time(request, layout, widest, engine_of(request)),
+        host_bytes=host,
+        host_capacity=request.cluster.host_memory,
+    )
+
+
+def _host_bytes(request: PlanRequest, gpu: GPUMemory) -> int:
+    """A node full of such ranks, with one buffer of the whole model in shared memory for the push."""
+    ranks = min(request.cluster.gpus_per_node, request.cluster.num_trainer_gpus)
+    return ranks * sum(gpu.host.values()) + request.shape.num_parameters * request.engine.weight_bytes
+
+
+def judge_all(request: PlanRequest) -> tuple[list[Verdict], list[Verdict]]:
+    """Every layout: those that fit, best first, and those that do not, closest first.
+
+    Of the layouts that fit and whose estimated seconds of scoring and training are within a tenth of the fastest one's,
+    those with the fewest ranks that must talk to each other for a micro-batch come first; of equals the fastest.
+    """
+    fitting: list[Verdict] = []
+    misses: list[Verdict] = []
+    nodes = request.cluster.gpus_per_node
+    for layout in layouts(request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=nodes):
+        verdict = least_recompute(request, layout)
+        (fitting if verdict.fits else misses).append(verdict)
+    return _in_order(fitting), sorted(misses, key=lambda v: (max(v.overflow, v.host_overflow), v.seconds))
+
+
+def least_recompute(request: PlanRequest, layout: Layout) -> Verdict:
+    """The least of no, selective and full recomputation that fits; full where none does."""
+    verdict = judge(request, layout)
+    if verdict.fits:
+        return verdict
+    fullest = judge(request, replace(layout, recompute="full"))
+    if not fullest.fits:
+        return fullest
+    selective = judge(request, replace(layout, recompute="selective"))
+    return selective if selective.fits else fullest
+
+
+def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those about as fast as the fastest first, fewest communicating ranks before more; then the slower ones."""
+    fastest = min((verdict.seconds for verdict in verdicts), default=0.0)
+
+    def key(verdict: Verdict) -> tuple[bool, int, float]:
+        is_slower = verdict.seconds > ABOUT_AS_FAST * fastest
+        return is_slower, 0 if is_slower else verdict.layout.model_ranks, verdict.seconds
+
+    return sorted(verdicts, key=key)

@@ -1,0 +1,90 @@
+"""What would make a model fit, where no layout does: each change is tried by planning again."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from gtpo_megatron.planner.engine import divides_engine
+from gtpo_megatron.planner.request import PlanRequest
+from gtpo_megatron.planner.search import judge_all
+
+FRACTIONS = (2, 4, 8)
+"""The cache is made smaller, and the cluster larger, by the first of these that helps."""
+
+
+Choice: TypeAlias = tuple[str, PlanRequest]
+"""Overrides of the command line, and what they make of the request."""
+
+
+def suggestions(request: PlanRequest) -> Iterator[str]:
+    """Overrides, each followed by the layout that fits with it.
+
+    First every saving alone; where none is enough, all of them together; then more GPUs.
+    """
+    alone = []
+    for choices in _savings(request):
+        alone += _first_that_fits(choices)
+    yield from alone
+    if not alone:
+        yield from _first_that_fits(_together(request))
+    more = [(f"--gpus {request.cluster.num_gpus * factor}", _grown(request, factor)) for factor in FRACTIONS]
+    yield from _first_that_fits(more)
+
+
+def _first_that_fits(choices: list[Choice]) -> list[str]:
+    for overrides, changed in choices:
+        fitting, _ = judge_all(changed)
+        if fitting:
+            best = fitting[0]
+            return [f"{overrides}: {best.layout}, recompute {best.layout.recompute}, {best.reason()}"]
+    return []
+
+
+def _savings(request: PlanRequest) -> Iterator[list[Choice]]:
+    """Kinds of changes that save memory on the same GPUs, each with its choices from mild to strong."""
+    batch, engine = request.batch, request.engine
+    if batch.micro_batch_tokens > batch.max_sequence_tokens:
+        yield [_single_sequences(request)]
+    if _is_engine(request, 2 * engine.tensor):
+        wider = replace(request, engine=replace(engine, tensor=2 * engine.tensor))
+        yield [(f"--rollout.tensor-parallel-size {2 * engine.tensor}", wider)]
+    yield [_smaller_cache(request, factor) for factor in FRACTIONS]
+
+
+def _together(request: PlanRequest) -> list[Choice]:
+    """One sequence a micro-batch, and a smaller cache."""
+    choices = []
+    for factor in FRACTIONS:
+        cache, smaller = _smaller_cache(request, factor)
+        micro, smallest = _single_sequences(smaller)
+        choices.append((f"{micro} {cache}", smallest))
+    return choices
+
+
+def _single_sequences(request: PlanRequest) -> Choice:
+    tokens = request.batch.max_sequence_tokens
+    changed = replace(request, batch=replace(request.batch, micro_batch_tokens=tokens))
+    return f"--update.micro-batch-tokens {tokens}", changed
+
+
+def _smaller_cache(request: PlanRequest, factor: int) -> Choice:
+    mebibytes = max(1, (request.engine.cache_bytes >> 20) // factor)
+    changed = replace(request, engine=replace(request.engine, cache_bytes=mebibytes << 20))
+    return f"--rollout.kv-cache-mib {mebibytes}", changed
+
+
+def _is_engine(request: PlanRequest, tensor: int) -> bool:
+    """Whether engines of so many ranks divide the model, the node and the GPUs."""
+    cluster = request.cluster
+    return (
+        tensor <= cluster.gpus_per_node
+        and cluster.num_engine_gpus % tensor == 0
+        and divides_engine(request.shape, tensor)
+    )
+
+
+def _grown(request: PlanRequest, factor: int) -> PlanRequest:
+    """More GPUs, the share that generates unchanged."""
+    cluster = request.cluster
+    grown = replace(cluster, num_gpus=cluster.num_gpus * factor, num_rollout_gpus=cluster.num_rollout_gpus * factor)
+    return replace(request, cluster=grown, own_layout=None)

@@ -1,0 +1,68 @@
+"""``gtpo-megatron plan``."""
+
+import json
+
+import pytest
+
+from gtpo_megatron.cli import dispatch
+
+RECIPE = "recipes.qwen2_5_32b:gtpo_64gpu"
+
+
+def test_the_paper_s_recipe_fits(capsys):
+    assert dispatch.run(["plan", RECIPE]) == 0
+    assert "the recipe's layout fits: TP4 PP4 DP4" in capsys.readouterr().out
+
+
+def test_json_and_overrides(capsys):
+    overrides = ["--parallel.tensor-parallel-size", "8", "--update.micro-batch-tokens", "16384"]
+    assert dispatch.run(["plan", RECIPE, "--json", "--gpu-memory", "141", *overrides]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["own"]["layout"]["tensor"] == 8
+    assert plain["batch"]["micro_batch_tokens"] == 16384
+    assert plain["cluster"]["gpu_memory"] == 141 * 2**30
+
+
+def test_another_number_of_gpus(capsys):
+    assert dispatch.run(["plan", RECIPE, "--json", "--gpus", "32", "--gpu", "h200"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["own"] is None
+    assert plain["choice"]["layout"]["num_ranks"] == 32
+    assert plain["cluster"]["gpu_memory"] == 141 * 2**30
+
+
+def test_gpus_that_only_generate_come_on_top_of_the_recipe_s(capsys):
+    assert dispatch.run(["plan", RECIPE, "--json", "--rollout-gpus", "16"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["cluster"]["num_gpus"] == 80
+    assert plain["own"]["layout"]["num_ranks"] == 64
+    assert plain["stages"][-1]["role"] == "engine"
+
+
+def test_where_nothing_fits_the_status_is_1(capsys):
+    assert dispatch.run(["plan", RECIPE, "--gpu-memory", "30"]) == 1
+    assert "no layout fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "plan needs a recipe first"),
+        (["recipes.qwen2_5_32b:ppo"], "it has dapo_64gpu, grpo_64gpu, grpo_s_64gpu, gtpo_64gpu, paper_64gpu"),
+        ([RECIPE, "--gpus", "60"], "take 56 or 64"),
+        ([RECIPE, "--gpus", "-8"], "gpus=-8"),
+        ([RECIPE, "--gpu-memory", "-1"], "must be greater than 0"),
+        ([RECIPE, "--model.path", "Qwen/Qwen2.5-320B"], "known: Qwen/Qwen2.5-7B"),
+        ([RECIPE, "--rollout.tensor-parallel-size", "3"], "choose from [1, 2, 4, 8]"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(arguments, message, capsys):
+    assert dispatch.run(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_tiny_recipe_can_be_planned_too(capsys):
+    assert dispatch.run(["plan", "recipes.tiny_cpu:gtpo"]) == 0
+    assert "the recipe's layout fits: TP2 DP1" in capsys.readouterr().out

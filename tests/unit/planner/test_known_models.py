@@ -1,0 +1,100 @@
+"""Shapes by name, against published parameter counts; shapes from folders; names that are none."""
+
+import json
+
+import pytest
+
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.planner.known_models import KNOWN_MODELS, find_shape
+from gtpo_megatron.planner.shape import read_shape
+from recipes.tiny_cpu import ASSETS
+
+# elements of the published safetensors
+PUBLISHED = {
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8_030_261_248,
+}
+
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+
+
+def folder(tmp_path, **changes):
+    raw = {key: value for key, value in (QWEN3_30B_A3B | changes).items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", KNOWN_MODELS)
+def test_every_known_model_has_its_published_number_of_parameters(name):
+    assert KNOWN_MODELS[name].num_parameters == PUBLISHED[name]
+
+
+def test_a_token_passes_3_billion_parameters_of_30():
+    assert KNOWN_MODELS["Qwen/Qwen3-30B-A3B"].num_active_parameters == pytest.approx(3.35e9, rel=0.01)
+    assert find_shape("Qwen/Qwen2.5-32B").num_active_parameters == PUBLISHED["Qwen/Qwen2.5-32B"]
+
+
+def test_tuned_variants_and_local_names_have_the_shape_of_their_base():
+    base = KNOWN_MODELS["Qwen/Qwen2.5-32B"]
+    for name in ("Qwen/Qwen2.5-32B-Instruct", "Qwen2.5-32B", "/models/Qwen2.5-32B"):
+        assert find_shape(name) == base
+
+
+def test_a_folder_is_read():
+    shape = find_shape(str(ASSETS / "tiny_qwen2"))
+    raw = json.loads((ASSETS / "tiny_qwen2" / "config.json").read_text(encoding="utf-8"))
+    assert (shape.num_layers, shape.vocab_size) == (raw["num_hidden_layers"], raw["vocab_size"])
+    assert shape.qkv_bias
+
+
+def test_a_folder_with_experts_is_read(tmp_path):
+    assert read_shape(folder(tmp_path)) == KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
+
+
+def test_a_folder_goes_before_a_name(tmp_path):
+    inside = tmp_path / "Qwen2.5-32B"
+    inside.mkdir()
+    assert find_shape(str(folder(inside, num_hidden_layers=2))).num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": None}, "lacks or misspells 'num_experts'"),
+        ({"mlp_only_layers": [0, 1]}, "layers without experts"),
+        ({"architectures": ["MambaForCausalLM"], "num_experts": None, "moe_intermediate_size": None}, "Mamba"),
+    ],
+)
+def test_a_folder_that_cannot_be_planned(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        read_shape(folder(tmp_path, **changes))
+
+
+def test_a_name_that_is_none_gets_a_suggestion():
+    with pytest.raises(ConfigError, match=r"perhaps you meant 'Qwen2.5-7.?B'; known: .*Llama-3.1-70B"):
+        find_shape("Qwen/Qwen2.5-71B")
+    with pytest.raises(ConfigError, match="neither a folder with a config.json nor"):
+        find_shape("/nowhere")

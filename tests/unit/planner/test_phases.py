@@ -1,0 +1,111 @@
+"""Bytes by part in every phase."""
+
+from dataclasses import replace
+
+import pytest
+
+from gtpo_megatron.planner.hardware import FRAGMENTATION, GIB
+from gtpo_megatron.planner.layout import Layout
+from gtpo_megatron.planner.phases import PHASES, engine_gpu, engine_of, trainer_gpu
+from gtpo_megatron.planner.trainer_state import stage_parameters, trainer_state
+from tests.unit.planner.requests import request
+
+LAYOUT = Layout(num_ranks=64, tensor=8, pipeline=4, sequence_parallel=True)
+
+
+def train(part, stage=0, layout=LAYOUT, **changes):
+    return trainer_gpu(request(**changes), layout, stage).phases["train"].get(part, 0)
+
+
+def test_colocated_a_gpu_knows_every_phase():
+    gpu = trainer_gpu(request(), LAYOUT, 0)
+    assert tuple(gpu.phases) == PHASES
+    assert gpu.peak == sum(gpu.phases[gpu.peak_phase].values())
+    assert all(gpu.peak >= sum(parts.values()) for parts in gpu.phases.values())
+
+
+def test_state_is_held_while_training_and_gone_while_generating():
+    gpu = trainer_gpu(request(), LAYOUT, 0)
+    state = trainer_state(stage_parameters(request().shape, LAYOUT, 0, 128), LAYOUT, weight_bytes=2)
+    for phase in ("train", "push", "save"):
+        parts = gpu.phases[phase]
+        assert parts["weights"] == state.weights
+        assert parts["gradients"] == state.gradients
+        assert parts["optimizer"] == state.optimizer
+    for phase in ("generate", "score"):
+        assert not {"gradients", "optimizer"} & set(gpu.phases[phase])
+        assert gpu.phases[phase]["weights"] == state.weights
+    assert gpu.host["offloaded gradients and optimizer"] == state.gradients + state.optimizer
+
+
+def test_the_engine_is_awake_when_it_must_be():
+    gpu, engine = trainer_gpu(request(), LAYOUT, 0), engine_of(request())
+    assert gpu.phases["generate"]["KV cache"] == 40 * GIB
+    for phase in PHASES:
+        awake = phase in ("generate", "push", "save")
+        assert gpu.phases[phase].get("vLLM weights", 0) == (engine.weights if awake else 0)
+        assert ("KV cache" in gpu.phases[phase]) == (phase == "generate")
+
+
+def test_disaggregated_the_two_are_apart():
+    apart = request(num_gpus=72, num_rollout_gpus=8)
+    trainer, engine = trainer_gpu(apart, LAYOUT, 0), engine_gpu(apart)
+    assert tuple(trainer.phases) == ("score", "train", "push", "save")
+    assert tuple(engine.phases) == ("generate", "push")
+    parts = {part for phase in trainer.phases.values() for part in phase}
+    assert not {"vLLM weights", "KV cache", "vLLM workspace"} & parts
+    assert "gradients" in trainer.phases["score"]
+    assert "offloaded gradients and optimizer" not in trainer.host
+    together = trainer_gpu(request(), LAYOUT, 0)
+    assert sum(trainer.phases["train"].values()) < sum(together.phases["train"].values())
+
+
+def test_earlier_stages_hold_more_activations_and_the_last_one_the_output_layer():
+    kept = [train("activations", stage) for stage in range(4)]
+    assert kept[0] > kept[1] > kept[2] > kept[3]
+    assert kept[0] == pytest.approx(4 * 16 * (kept[2] - kept[1]) / -16, rel=0.01)
+    assert [train("output layer", stage) > 0 for stage in range(4)] == [False, False, False, True]
+
+
+def test_what_activations_depend_on():
+    def of(**changes):
+        return train("activations", layout=replace(LAYOUT, **changes))
+
+    assert of(recompute="full") < of(recompute="selective") < of()
+    assert of(context=2) == pytest.approx(of() / 2, rel=0.01)
+    # one chunk in flight has half the layers; stage 0 of 4 holds 2 * 3 + 4 + 1 of them instead of 4 whole stages
+    assert of(virtual=2) == pytest.approx(of() * 11 / 8, rel=0.01)
+    assert train("activations", micro_batch_tokens=16384) == 2 * train("activations", micro_batch_tokens=8192)
+    # a budget below the longest sequence does not make the sequence shorter
+    assert train("activations", micro_batch_tokens=1024) == train("activations", micro_batch_tokens=6144)
+
+
+def test_few_micro_batches_fill_a_pipeline_less():
+    few = request()
+    few = replace(few, batch=replace(few.batch, num_update_responses=4))  # of 6,144 tokens, over 2 replicas
+    whole = trainer_gpu(request(), LAYOUT, 0).phases["train"]["activations"]
+    assert trainer_gpu(few, LAYOUT, 0).phases["train"]["activations"] == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_full_recomputation_makes_one_layer_again():
+    none, full = (replace(LAYOUT, recompute=recompute) for recompute in ("none", "full"))
+    one_layer = train("activations", layout=none) / 4 / 16
+    assert train("workspace", layout=full) - train("workspace", layout=none) == pytest.approx(one_layer, rel=0.01)
+
+
+def test_fragmentation_is_a_share_of_what_comes_and_goes():
+    small, large = (trainer_gpu(request(micro_batch_tokens=tokens), LAYOUT, 0) for tokens in (8192, 16384))
+    parts = ("activations", "workspace", "output layer")
+    grown = sum(large.phases["train"].get(part, 0) - small.phases["train"].get(part, 0) for part in parts)
+    reserve = large.phases["train"]["reserve"] - small.phases["train"]["reserve"]
+    assert reserve == pytest.approx(FRAGMENTATION * grown, abs=2)
+
+
+def test_a_gathered_optimizer_passes_through_gpu_and_host():
+    plain = replace(LAYOUT, distributed_optimizer=False)
+    assert "checkpoint staging" in trainer_gpu(request(), LAYOUT, 0).phases["save"]
+    assert trainer_gpu(request(), plain, 0).phases["save"]["checkpoint staging"] == 0
+    assert (
+        trainer_gpu(request(), plain, 0).host["checkpoint staging"]
+        < (trainer_gpu(request(), LAYOUT, 0).host["checkpoint staging"])
+    )
