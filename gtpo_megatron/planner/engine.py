@@ -1,6 +1,7 @@
 """vLLM's memory: weights as it splits them, the key-value cache, and its workspace."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gtpo_megatron.planner.shape import ModelShape
 
@@ -40,6 +41,7 @@ class EngineMemory:
         return cache_bytes // (blocks * BLOCK_TOKENS * self.cache_per_token)
 
 
+@lru_cache(maxsize=64)
 def engine_memory(
     shape: ModelShape, *, tensor: int, weight_bytes: int, max_sequences: int, sequence_tokens: int
 ) -> EngineMemory:

@@ -45,7 +45,7 @@ PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
 
 Bytes: TypeAlias = dict[Part, int]
 
-_TRANSIENT: tuple[Part, ...] = ("activations", "output layer", "workspace", "vLLM workspace", "push buffers")
+_TRANSIENT = frozenset[Part]({"activations", "output layer", "workspace", "vLLM workspace", "push buffers"})
 """Parts that come and go within a step, and so fragment what the allocator holds."""
 
 
@@ -77,7 +77,9 @@ class GPUMemory:
 def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     """A rank of a pipeline stage; with its share of an engine where the two are colocated."""
     parameters = stage_parameters(request.shape, layout, stage, request.vocab_multiple)
-    state = trainer_state(parameters, layout, weight_bytes=request.weight_bytes)
+    state = trainer_state(
+        parameters, layout, weight_bytes=request.weight_bytes, offload_fraction=request.offload_fraction
+    )
     head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory(saved=0, scoring=0, training=0)
     score, train = _forward_and_backward(request, layout, stage, parameters, head)
     held: Bytes = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
@@ -198,7 +200,10 @@ def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerSta
     optimizer = 12 * parameters.num_elements
     if layout.distributed_optimizer:
         optimizer += 12 * parameters.num_elements // (layout.data * layout.context)
-    return {"checkpoint staging": state.weights + optimizer, "processes": hardware.HOST_PROCESS_BYTES}
+    host = {"checkpoint staging": state.weights + optimizer, "processes": hardware.HOST_PROCESS_BYTES}
+    if state.optimizer_on_host:
+        host["optimizer on the host"] = state.optimizer_on_host
+    return host
 
 
 def _trainer_reserve(layout: Layout) -> int:
@@ -214,4 +219,4 @@ def _engine_reserve(request: PlanRequest) -> int:
 
 
 def _fragmentation(parts: Bytes) -> int:
-    return int(hardware.FRAGMENTATION * sum(parts.get(part, 0) for part in _TRANSIENT))
+    return int(hardware.FRAGMENTATION * sum(size for part, size in parts.items() if part in _TRANSIENT))

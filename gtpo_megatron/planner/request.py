@@ -126,6 +126,7 @@ class PlanRequest:
         model: name or folder.
         own_layout: the recipe's; None where it is not one of so many ranks.
         weight_bytes: of an element of the trainer's weights.
+        offload_fraction: share of the optimizer that lives on the host.
         kernels: of the trainer's layers.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
     """
@@ -138,6 +139,7 @@ class PlanRequest:
     engine: Engine
     own_layout: Layout | None
     weight_bytes: int = 2
+    offload_fraction: float = 0.0
     kernels: Kernels = "te"
     vocab_multiple: int = VOCAB_MULTIPLE
 
@@ -202,6 +204,7 @@ def request_from(
         ),
         own_layout=_own_layout(config, shape, cluster),
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
+        offload_fraction=config.optimizer.offload_fraction,
     )
 
 
@@ -229,4 +232,5 @@ def _own_layout(config: RunConfig, shape: ModelShape, cluster: Cluster) -> Layou
         context=parallel.context_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         distributed_optimizer=parallel.distributed_optimizer,
+        recompute=config.model.recompute,
     )

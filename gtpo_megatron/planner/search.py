@@ -14,6 +14,10 @@ ABOUT_AS_FAST = 1.1
 """Estimates are not better than this; within it, fewer communicating ranks decide: they fail and wait less."""
 
 
+EQUALLY_FAST = 0.03
+"""Estimates closer than this share of the fastest one are taken for equal, and fewer chunks a stage decide."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """One layout, judged.
@@ -120,6 +124,17 @@ def judge_all(request: PlanRequest) -> tuple[list[Verdict], list[Verdict]]:
     return _in_order(fitting), sorted(misses, key=lambda v: (max(v.overflow, v.host_overflow), v.seconds))
 
 
+def anything_fits(request: PlanRequest) -> bool:
+    """Whether ``judge_all`` would find a layout that fits, for a tenth of its work.
+
+    With everything recomputed and each stage in one piece: more chunks never hold less.
+    """
+    all_layouts = layouts(
+        request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=request.cluster.gpus_per_node
+    )
+    return any(judge(request, replace(layout, recompute="full")).fits for layout in all_layouts if layout.virtual == 1)
+
+
 def least_recompute(request: PlanRequest, layout: Layout) -> Verdict:
     """The least of no, selective and full recomputation that fits; full where none does."""
     verdict = judge(request, layout)
@@ -136,8 +151,11 @@ def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Those about as fast as the fastest first, fewest communicating ranks before more; then the slower ones."""
     fastest = min((verdict.seconds for verdict in verdicts), default=0.0)
 
-    def key(verdict: Verdict) -> tuple[bool, int, float]:
-        is_slower = verdict.seconds > ABOUT_AS_FAST * fastest
-        return is_slower, 0 if is_slower else verdict.layout.model_ranks, verdict.seconds
+    def key(verdict: Verdict) -> tuple[int, int, int, float]:
+        layout, ratio = verdict.layout, verdict.seconds / fastest
+        if ratio > ABOUT_AS_FAST:
+            return 1, 0, 0, ratio
+        # chunks must be worth their messages: the steps of a percentage are coarse, and fewer chunks win a step
+        return 0, layout.model_ranks, round(ratio / EQUALLY_FAST), layout.virtual + ratio
 
     return sorted(verdicts, key=key)

@@ -39,6 +39,10 @@ HOST_LINK_BYTES = 25e9
 """A second, between a GPU and pinned host memory."""
 
 
+HOST_MEMORY_BYTES = 20e9
+"""A second, that the share of a node's memory bandwidth of one rank gives Adam on the host."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
     """Seconds of a step's stages.
@@ -69,7 +73,7 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
         widest: parameters of the largest stage.
         engine: one rank of an engine.
     """
-    batch, gpu = request.batch, request.cluster.gpu
+    batch = request.batch
     mean_tokens = batch.mean_prompt_tokens + batch.mean_response_tokens
     tokens_of_micro_batch = max(MICRO_BATCH_FILL * batch.micro_batch_tokens, mean_tokens)
     forward = _forward_of_micro_batch(request, layout, tokens_of_micro_batch)
@@ -82,7 +86,7 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     backward = forward * (3 if layout.recompute == "full" else 2)
     bubble = layout.pipeline - 1
     update = (trained + bubble / layout.virtual) * (forward + backward)
-    update += _reduce_and_step(layout, widest, gpu, request.cluster.gpus_per_node, request.weight_bytes)
+    update += _reduce_and_step(request, layout, widest)
     # where gradients and optimizer left for the host while generating, they come back, and leave again
     moved = 2 * 4 * widest.num_elements * (1 + 3 / (layout.data * layout.context)) / HOST_LINK_BYTES
     return StepTime(
@@ -137,21 +141,24 @@ def _communication_of_layer(request: PlanRequest, layout: Layout, tokens: float)
 
 
 def _pipeline_hop(request: PlanRequest, layout: Layout, tokens: float) -> float:
-    if layout.pipeline == 1 or layout.virtual > 1:  # the interleaved schedule sends while it computes
+    if layout.pipeline == 1:
         return 0.0
-    sent = tokens / layout.context * request.shape.hidden_size * request.weight_bytes
+    # the interleaved schedule sends once a chunk, half of it while it computes
+    times = 1 if layout.virtual == 1 else 0.5 * layout.virtual
+    sent = times * tokens / layout.context * request.shape.hidden_size * request.weight_bytes
     reach = layout.tensor * layout.context * layout.data * 2  # the next stage's ranks come after all of this stage's
     return sent / layout.sequence_split / _link(reach, request.cluster.gpu, request.cluster.gpus_per_node)
 
 
-def _reduce_and_step(layout: Layout, widest: StageParameters, gpu: GPU, gpus_per_node: int, weight_bytes: int) -> float:
+def _reduce_and_step(request: PlanRequest, layout: Layout, widest: StageParameters) -> float:
     """Gradients in float32 over the replicas, Adam on this rank's share, new weights back to all."""
-    replicas = layout.data * layout.context
-    link = _link(layout.tensor * replicas, gpu, gpus_per_node)
-    exchanged = widest.num_elements * (4 + weight_bytes) * _moved(replicas) / link
-    share = replicas if layout.distributed_optimizer else 1
-    adam = widest.num_elements / share * (2 * 12 + 4 + weight_bytes) / (gpu.hbm_bytes * MEMORY_EFFICIENCY)
-    return exchanged + adam
+    gpu, replicas = request.cluster.gpu, layout.data * layout.context
+    link = _link(layout.tensor * replicas, gpu, request.cluster.gpus_per_node)
+    exchanged = widest.num_elements * (4 + request.weight_bytes) * _moved(replicas) / link
+    mine = widest.num_elements / (replicas if layout.distributed_optimizer else 1)
+    adam = mine * (2 * 12 + 4 + request.weight_bytes) / (gpu.hbm_bytes * MEMORY_EFFICIENCY)
+    on_host = mine * ((4 + 4) / HOST_LINK_BYTES + (2 * 12 + 4) / HOST_MEMORY_BYTES)
+    return exchanged + adam * (1 - request.offload_fraction) + on_host * request.offload_fraction
 
 
 def _moved(ranks: int) -> float:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from gtpo_megatron.planner.engine import divides_engine
 from gtpo_megatron.planner.request import PlanRequest
-from gtpo_megatron.planner.search import judge_all
+from gtpo_megatron.planner.search import anything_fits, judge_all
 
 FRACTIONS = (2, 4, 8)
 """The cache is made smaller, and the cluster larger, by the first of these that helps."""
@@ -33,9 +33,8 @@ def suggestions(request: PlanRequest) -> Iterator[str]:
 
 def _first_that_fits(choices: list[Choice]) -> list[str]:
     for overrides, changed in choices:
-        fitting, _ = judge_all(changed)
-        if fitting:
-            best = fitting[0]
+        if anything_fits(changed):
+            best = judge_all(changed)[0][0]
             return [f"{overrides}: {best.layout}, recompute {best.layout.recompute}, {best.reason()}"]
     return []
 
@@ -49,15 +48,19 @@ def _savings(request: PlanRequest) -> Iterator[list[Choice]]:
         wider = replace(request, engine=replace(engine, tensor=2 * engine.tensor))
         yield [(f"--rollout.tensor-parallel-size {2 * engine.tensor}", wider)]
     yield [_smaller_cache(request, factor) for factor in FRACTIONS]
+    if request.offload_fraction < 1:
+        yield [("--optimizer.offload-fraction 1", replace(request, offload_fraction=1.0))]
 
 
 def _together(request: PlanRequest) -> list[Choice]:
-    """One sequence a micro-batch, and a smaller cache."""
+    """One sequence a micro-batch and a smaller cache; then with the optimizer on the host, too."""
     choices = []
     for factor in FRACTIONS:
         cache, smaller = _smaller_cache(request, factor)
         micro, smallest = _single_sequences(smaller)
         choices.append((f"{micro} {cache}", smallest))
+    words, smallest = choices[-1]
+    choices.append((f"{words} --optimizer.offload-fraction 1", replace(smallest, offload_fraction=1.0)))
     return choices
 
 

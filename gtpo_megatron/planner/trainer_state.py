@@ -1,7 +1,7 @@
 """What a trainer's rank holds from step to step: weights, gradients, optimizer. Exact, as Megatron lays it out."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gtpo_megatron.planner.layout import Layout
@@ -33,27 +33,29 @@ class StageParameters:
         experts: of the experts this rank holds, replicated over fewer ranks.
         shared_embedding: elements of a tied embedding of a pipeline, which Megatron keeps in a bucket of its own; else
             0. It is not among ``dense``.
+        num_elements: of all tensors.
+        num_expert_elements: of the experts' tensors.
+        largest: elements of the largest tensor.
     """
 
     dense: Sizes
     experts: Sizes = ()
     shared_embedding: int = 0
+    num_elements: int = field(init=False)
+    num_expert_elements: int = field(init=False)
+    largest: int = field(init=False)
 
-    @property
-    def num_expert_elements(self) -> int:
-        """Of the experts' tensors."""
-        return sum(elements * count for elements, count in self.experts)
-
-    @property
-    def num_elements(self) -> int:
-        """Of all tensors."""
+    def __post_init__(self) -> None:
+        # once: every layout asks for them many times
+        experts = sum(elements * count for elements, count in self.experts)
         dense = sum(elements * count for elements, count in self.dense)
-        return dense + self.num_expert_elements + self.shared_embedding
-
-    @property
-    def largest(self) -> int:
-        """Elements of the largest tensor."""
-        return max(self.shared_embedding, *(elements for elements, _ in (*self.dense, *self.experts)))
+        largest = max(self.shared_embedding, *(elements for elements, _ in (*self.dense, *self.experts)))
+        for name, value in (
+            ("num_elements", dense + experts + self.shared_embedding),
+            ("num_expert_elements", experts),
+            ("largest", largest),
+        ):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +66,13 @@ class TrainerState:
         weights: in the precision of the forward pass.
         gradients: Megatron's accumulation buffer.
         optimizer: float32 master weights (none where the weights are float32 already) and Adam's moments.
+        optimizer_on_host: the same, and gradients, of the share that is offloaded.
     """
 
     weights: int
     gradients: int
     optimizer: int
+    optimizer_on_host: int = 0
 
 
 def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multiple: int) -> StageParameters:
@@ -115,13 +119,17 @@ def _layer_parameters(shape: ModelShape, tensor: int) -> list[int]:
     return [*sizes, 2 * width * hidden, width * hidden]
 
 
-def trainer_state(parameters: StageParameters, layout: Layout, *, weight_bytes: int) -> TrainerState:
+def trainer_state(
+    parameters: StageParameters, layout: Layout, *, weight_bytes: int, offload_fraction: float = 0.0
+) -> TrainerState:
     """Bytes of a rank, padding of Megatron's buffers included.
 
     Args:
         parameters: of the rank.
         layout: of the ranks.
         weight_bytes: of an element in the forward pass: 2 or 4.
+        offload_fraction: share of a distributed optimizer that lives on the host; Megatron moves whole tensors until it
+            is reached.
     """
     master_bytes = MOMENT_BYTES + (GRADIENT_BYTES if weight_bytes < GRADIENT_BYTES else 0)
     if not layout.distributed_optimizer:
@@ -133,10 +141,12 @@ def trainer_state(parameters: StageParameters, layout: Layout, *, weight_bytes: 
     shared = ((parameters.shared_embedding, 1),) if parameters.shared_embedding else ()
     dense = _buffer_elements(parameters.dense, replicas) + _buffer_elements(shared, replicas)
     experts = _buffer_elements(parameters.experts, expert_replicas)
+    mine = dense // replicas + experts // expert_replicas
     return TrainerState(
         weights=(dense + experts) * weight_bytes,
         gradients=(dense + experts) * GRADIENT_BYTES,
-        optimizer=(dense // replicas + experts // expert_replicas) * master_bytes,
+        optimizer=int(mine * (1 - offload_fraction)) * master_bytes,
+        optimizer_on_host=int(mine * offload_fraction) * (MOMENT_BYTES + 2 * GRADIENT_BYTES),
     )
 
 

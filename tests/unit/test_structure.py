@@ -29,7 +29,7 @@ def test_algorithms_import_torch_and_the_standard_library_only(path):
         assert not name.startswith("torch.distributed"), name
 
 
-@pytest.mark.parametrize("folder", ["algorithms", "distributed", "weights", "config", "data", "rewards"])
+@pytest.mark.parametrize("folder", ["algorithms", "distributed", "weights", "config", "data", "rewards", "planner"])
 def test_every_folder_of_the_path_of_data_has_its_tests(folder):
     assert list((TESTS / folder).glob("test_*.py"))
 

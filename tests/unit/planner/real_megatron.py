@@ -64,9 +64,7 @@ def _world(layout, rank):
         dist.destroy_process_group()
 
 
-def build_chunks(
-    shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_multiple: int, is_real: bool, **settings: Any
-) -> Any:
+def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_multiple: int, is_real: bool) -> Any:
     """This rank's chunks of the model, and their configuration: dense ones by the actor's own code.
 
     Args:
@@ -75,11 +73,11 @@ def build_chunks(
         weight_bytes: of an element.
         vocab_multiple: of the padded vocabulary, times the tensor-parallel ranks.
         is_real: with values, on the CPU; else for the meta device.
-        settings: of Megatron's configuration, changed.
     """
     from gtpo_megatron.actor import model as actor_model
 
-    model = ModelConfig(path="unused", dtype="bfloat16" if weight_bytes == 2 else "float32")
+    dtype = "bfloat16" if weight_bytes == 2 else "float32"
+    model = ModelConfig(path="unused", dtype=dtype, recompute=layout.recompute)
     parallel = ParallelConfig(
         num_ranks=layout.num_ranks,
         tensor_parallel_size=layout.tensor,
@@ -91,7 +89,9 @@ def build_chunks(
     )
     arch = _architecture(shape)
     config = actor_model.transformer_config(arch, model, parallel)
-    settings |= {} if is_real else {"use_cpu_initialization": False, "perform_initialization": False}
+    settings: dict[str, Any] = {}
+    if not is_real:
+        settings |= {"use_cpu_initialization": False, "perform_initialization": False}
     if shape.experts is not None:
         settings |= {
             "num_moe_experts": shape.experts.num_experts,
@@ -230,15 +230,10 @@ def _pretend_that_meta_is_the_gpu():
 
 def saved_bytes(shape: ModelShape, layout: Layout, *, weight_bytes: int, tokens: int) -> int:
     """Bytes that autograd keeps of a forward pass of a real model on the CPU: every storage once, weights left out."""
-    settings = {}
-    if layout.recompute == "full":
-        settings = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    elif layout.recompute == "selective":
-        settings = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
     with world_of(layout, 0):
         from megatron.core.packed_seq_params import PackedSeqParams
 
-        chunks, _ = build_chunks(shape, layout, weight_bytes=weight_bytes, vocab_multiple=1, is_real=True, **settings)
+        chunks, _ = build_chunks(shape, layout, weight_bytes=weight_bytes, vocab_multiple=1, is_real=True)
         model = chunks[0].train()
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         kept = {}  # storages stay alive until they are counted, so that no two have one address

@@ -31,9 +31,11 @@ def test_nothing_is_faster_than_the_data_sheet():
 
 def test_the_order_of_layouts():
     assert seconds(recompute="full").train > 1.2 * seconds().train
-    assert seconds(virtual=4).train < seconds().train
+    assert seconds(pipeline=16, virtual=4).train < seconds(pipeline=16).train  # less of it
     assert seconds(tensor=8).train > seconds().train  # more to communicate, nothing less to compute
     assert seconds(pipeline=16).score > seconds(pipeline=4).score  # the bubble
+    offloaded = replace(request(), offload_fraction=1.0)
+    assert seconds(offloaded).train > seconds().train
 
 
 def test_the_engine_s_time_does_not_depend_on_the_trainer_s_layout():
