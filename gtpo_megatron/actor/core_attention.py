@@ -49,11 +49,10 @@ class PackedSDPA(MegatronModule):
         """
         bounds: list[int] = packed_seq_params.cu_seqlens_q.tolist()
         if self.context_size == 1:
-            outputs = [
-                self._attend(query[start:end], key[start:end], value[start:end])
-                for start, end in itertools.pairwise(bounds)
-            ]
-            return torch.cat(outputs).flatten(1)
+            # one split, not a slice a sequence: the backward of every slice would fill a tensor of all tokens
+            lengths = [end - start for start, end in itertools.pairwise(bounds)]
+            parts = (torch.split(whole, lengths) for whole in (query, key, value))
+            return torch.cat([self._attend(q, k, v) for q, k, v in zip(*parts, strict=True)]).flatten(1)
         return torch.cat(self._attend_shared(query, key, value, bounds)).flatten(1)
 
     def _attend_shared(self, query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[int]) -> list[Tensor]:
