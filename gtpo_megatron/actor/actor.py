@@ -21,6 +21,7 @@ from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
+from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import (
     PolicyScores,
     RewardBatch,
@@ -35,6 +36,7 @@ from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batch
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import Max, Metric
+from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
 from gtpo_megatron.weights.hf_reader import read_parameters
@@ -56,11 +58,14 @@ class MegatronActor:
         config: of the run.
         global_rank: of this process in the trainer's world.
         init_method: where the ranks meet, as torch.distributed understands it.
+        run_folder: for traces; None: none are made.
 
     Collectives: rendezvous and group creation.
     """
 
-    def __init__(self, config: RunConfig, *, global_rank: int, init_method: str) -> None:
+    def __init__(
+        self, config: RunConfig, *, global_rank: int, init_method: str, run_folder: Path | None = None
+    ) -> None:
         if cpu_platform.is_cpu():
             torch.set_num_threads(config.cluster.threads_per_rank)
         self._config = config
@@ -76,6 +81,9 @@ class MegatronActor:
         )
         self._groups = megatron_init.parallel_groups(config.parallel)
         self._pack_layout = PackLayout.of(config.parallel, self.place.context_index)
+        self._stages = StageReport(
+            self._arch, config, StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
+        )
         self._build_model()
         self._head = PolicyHead(
             self._policy,
@@ -86,7 +94,7 @@ class MegatronActor:
             chunk_tokens=config.model.head_chunk_tokens,
         )
         self._update = PolicyUpdate(
-            config, self._model, self._optimizer, self._schedule, self._head, self._groups, self.place
+            config, self._model, self._optimizer, self._schedule, self._head, self.place, self._stages
         )
         self._buffer: HFBuffer | None = None
         self._policy_version = 0
@@ -129,7 +137,7 @@ class MegatronActor:
             rollouts: all responses of the step.
             rows: those dealt to this rank's replica.
 
-        Collectives: Megatron's over tp and pp.
+        Collectives: Megatron's over tp, cp and pp.
         """
         mine = rollouts.select(rows)
         logprobs, entropy = torch.zeros(mine.response_ids.shape), torch.zeros(mine.response_ids.shape)
@@ -147,9 +155,13 @@ class MegatronActor:
             budget_tokens=self._config.update.micro_batch_tokens,
             layout=self._pack_layout,
         )
-        run_micro_batches(self._model, batches, keep, forward_only=True)
+        self._stages.step_begins(self._policy_version + 1)
+        with self._stages.stage("score"):
+            run_micro_batches(self._model, batches, keep, forward_only=True)
+        self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
         scored = self._scored(rollouts, rows, mine, logprobs, entropy)
-        return scored, {} if scored.scores is None else score_metrics(mine, scored.scores)
+        metrics = {} if scored.scores is None else score_metrics(mine, scored.scores)
+        return scored, metrics | self._stages.take()
 
     def adopt_scores(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
         """The sampler's own log-probs and entropies as the old policy's: no pass over the model.
@@ -171,6 +183,7 @@ class MegatronActor:
                 f"responses of policy version {rollouts.policy_version}, the trainer has {self._policy_version}; the "
                 f"sampler's scores stand for the trainer's only where both have the same weights"
             )
+        self._stages.step_begins(self._policy_version + 1)
         mine = rollouts.select(rows)
         assert mine.token_entropy is not None
         scored = self._scored(rollouts, rows, mine, mine.rollout_logprobs, mine.token_entropy)
@@ -243,7 +256,7 @@ class MegatronActor:
         """The optimizer updates of one step; see ``PolicyUpdate``."""
         metrics = self._update.run(batch, step=step)
         self._policy_version = step
-        return metrics
+        return metrics | self._stages.take()
 
     # -------------------------------------------------------------------------------------------------------- (9) push
     def connect_weights(self, layout: BufferLayout, writing_copy: tuple[int, int] = (0, 0)) -> None:
@@ -262,11 +275,14 @@ class MegatronActor:
             This rank's shares of the tensors' checksums, or nothing.
         """
         self._policy_version = version
-        if self._buffer is None:
-            return {}
-        parameters = self._weights()
-        self._buffer.write(self._export_plan, parameters)
-        return self._buffer.checksums(self._export_plan, parameters) if with_checksums else {}
+        checksums: dict[str, int] = {}
+        with self._stages.profiler.stage("write_weights", step=version):
+            if self._buffer is not None:
+                parameters = self._weights()
+                self._buffer.write(self._export_plan, parameters)
+                checksums = self._buffer.checksums(self._export_plan, parameters) if with_checksums else {}
+        self._stages.profiler.step_done(version)
+        return checksums
 
     def export_hf(self, target: str) -> None:
         """Writes the weights that were pushed last as a Hugging Face folder; one rank does it."""
@@ -313,6 +329,7 @@ class MegatronActor:
         )
 
     def close(self) -> None:
-        """Leaves the trainer's world."""
+        """Ends a trace that is still running, and leaves the trainer's world."""
+        self._stages.profiler.close()
         self._buffer = None
         megatron_init.shut_down()

@@ -13,6 +13,7 @@ from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.actor.score_metrics import gap_metrics
+from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.algorithms.credit import Credit
 from gtpo_megatron.algorithms.loss_terms import SumCount
 from gtpo_megatron.algorithms.policy_loss import policy_loss
@@ -22,7 +23,6 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
 from gtpo_megatron.distributed.advantage_reducer import prepare_update
-from gtpo_megatron.distributed.groups import ParallelGroups
 from gtpo_megatron.errors import NumericsError
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge, to_scalars
 
@@ -45,15 +45,16 @@ class PolicyUpdate:
         optimizer: Any,
         schedule: Any,
         head: PolicyHead,
-        groups: ParallelGroups,
         place: RankPlace,
+        stages: StageReport,
     ) -> None:
         self._config = config
         self._chunks = chunks
         self._optimizer = optimizer
         self._schedule = schedule
         self._head = head
-        self._groups = groups
+        self._stages = stages
+        self._groups = head.groups
         self._pack_layout = PackLayout.of(config.parallel, place.context_index)
         self._has_scoring_pass = config.rollout.entropy_source == "actor"
         self.num_updates = 0
@@ -92,8 +93,9 @@ class PolicyUpdate:
 
     def _one_update(self, batch: TrainBatch, rows: Sequence[int]) -> tuple[Metrics, float]:
         """One update from some rows; its metrics, and this rank's part of the loss."""
-        prepared = self._prepare(batch, rows)
-        weight = 1.0 if prepared is None else self._global_weight(prepared)
+        with self._stages.stage("prepare"):
+            prepared = self._prepare(batch, rows)
+            weight = 1.0 if prepared is None else self._global_weight(prepared)
         place = {row: i for i, row in enumerate(rows)}
 
         def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, Metrics]]:
@@ -111,21 +113,24 @@ class PolicyUpdate:
             share = terms.loss_sum / weight
             return share, (float(share.detach()), metrics | _as_means(terms.statistics))
 
-        for chunk in self._chunks:
-            chunk.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        kept = run_micro_batches(
-            self._chunks,
-            micro_batches(
-                batch.scored.rollouts,
-                rows,
-                budget_tokens=self._config.update.micro_batch_tokens,
-                layout=self._pack_layout,
-            ),
-            loss,
-            forward_only=False,
-        )
-        metrics = self._optimizer_step()
+        with self._stages.stage("forward_backward"):
+            for chunk in self._chunks:
+                chunk.zero_grad_buffer()
+            self._optimizer.zero_grad()
+            kept = run_micro_batches(
+                self._chunks,
+                micro_batches(
+                    batch.scored.rollouts,
+                    rows,
+                    budget_tokens=self._config.update.micro_batch_tokens,
+                    layout=self._pack_layout,
+                ),
+                loss,
+                forward_only=False,
+            )
+        self._stages.add_work("update", batch.scored.rollouts, rows, with_backward=True)
+        with self._stages.stage("optimizer"):
+            metrics = self._optimizer_step()
         if prepared is not None:
             metrics |= _as_means(prepared.statistics)
         return merge([metrics, *(one for _, one in kept)]), sum(share for share, _ in kept)

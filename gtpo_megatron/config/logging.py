@@ -21,6 +21,8 @@ class LoggingConfig:
         wandb_entity: user or team that owns the project; None: the account's default.
         wandb_mode: ``offline`` writes into the run folder for a later ``wandb sync`` (compute nodes without internet).
         rollout_groups_per_step: prompt groups whose texts are written to ``rollouts/`` in a step; 0 writes none.
+        peak_tflops_per_rank: what the hardware of a rank can do in the model's dtype, in 10^12 operations a second (an
+            H100 989 in dense bfloat16): the share that is reached is reported as MFU; 0 reports none.
         rollout_every_steps: steps between two such files; long responses fill disks (about 100 bytes a token).
     """
 
@@ -31,11 +33,14 @@ class LoggingConfig:
     wandb_mode: Literal["online", "offline"] = "online"
     rollout_groups_per_step: int = 2
     rollout_every_steps: int = 1
+    peak_tflops_per_rank: float = 0.0
 
     def __post_init__(self) -> None:
         require_choice("log_level", self.log_level, LOG_LEVELS)
         require_choice("wandb_mode", self.wandb_mode, WANDB_MODES)
-        require_non_negative(rollout_groups_per_step=self.rollout_groups_per_step)
+        require_non_negative(
+            rollout_groups_per_step=self.rollout_groups_per_step, peak_tflops_per_rank=self.peak_tflops_per_rank
+        )
         require_positive(rollout_every_steps=self.rollout_every_steps)
         if self.wandb_project is not None:
             require_text(wandb_project=self.wandb_project)

@@ -12,6 +12,7 @@ from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
@@ -42,6 +43,7 @@ class RunConfig:
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
+    profile: ProfileConfig = ProfileConfig()
     cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
@@ -52,6 +54,7 @@ class RunConfig:
         self._check_batch()
         self._check_sampling()
         self._check_entropy_source()
+        self._check_profile()
         if self.optimizer.offload_fraction > 0 and not self.parallel.distributed_optimizer:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "
@@ -66,6 +69,18 @@ class RunConfig:
     def num_updates(self) -> int:
         """Optimizer updates in the whole run."""
         return self.num_steps * self.update.updates_per_rollout
+
+    def _check_profile(self) -> None:
+        profile = self.profile
+        if profile.tool == "none":
+            return
+        if max(profile.ranks) >= self.parallel.num_ranks:
+            raise ConfigError(f"profile.ranks={profile.ranks!r}: there are ranks 0 to {self.parallel.num_ranks - 1}")
+        if (last := profile.first_step + profile.num_steps - 1) > self.num_steps:
+            raise ConfigError(
+                f"profile.first_step={profile.first_step} with profile.num_steps={profile.num_steps} ends at step "
+                f"{last}, past num_steps={self.num_steps}; trace earlier or fewer steps"
+            )
 
     def _check_lengths(self) -> None:
         for where, sampling in (("rollout", self.rollout.sampling), ("evaluation", self.evaluation.sampling)):

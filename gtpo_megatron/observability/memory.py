@@ -9,6 +9,7 @@ memory, processes on other machines, a peak between two readings.
 import logging
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import psutil
@@ -16,6 +17,9 @@ import psutil
 GIB = 1024.0**3
 MAX_OVERHEAD = 0.02
 """Largest share of one core spent on reading: PSS costs about 10 ms per GiB of 4 kB pages."""
+
+STAGE_POLL_S = 0.02
+"""How often it is asked which stage is running."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +57,17 @@ class PeakMemory:
     Args:
         pid: root of the tree; None: this process.
         interval_s: seconds between readings; stretched where reading is slow, so that it stays below 2% of a core.
+        stage: asked at every reading which stage is running (``StageTimers.current``); empty between stages.
     """
 
-    def __init__(self, pid: int | None = None, *, interval_s: float = 1.0) -> None:
+    def __init__(
+        self, pid: int | None = None, *, interval_s: float = 1.0, stage: Callable[[], str] = lambda: ""
+    ) -> None:
         self._pid = pid
         self._interval_s = interval_s
         self._lock = threading.Lock()
-        self._peak_gib = 0.0
+        self._stage = stage
+        self._peaks: dict[str, float] = {}
         self._kind = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -79,24 +87,40 @@ class PeakMemory:
             self._thread = None
 
     def take(self) -> dict[str, float]:
-        """``{"memory/peak_gib": ...}`` since the last call, a reading made now included."""
+        """``memory/peak_gib`` since the last call, a reading made now included, and ``memory/<stage>_peak_gib``.
+
+        A stage in which no reading fell is absent.
+        """
         self._read()
         with self._lock:
-            peak, self._peak_gib = self._peak_gib, 0.0
-        return {"memory/peak_gib": peak}
+            peaks, self._peaks = self._peaks, {}
+        by_stage = {f"memory/{stage}_peak_gib": peak for stage, peak in sorted(peaks.items()) if stage}
+        return by_stage | {"memory/peak_gib": max(peaks.values())}
 
     def _sample(self) -> None:
         while True:
             start = time.perf_counter()
             self._read()
             pause = max(self._interval_s, (time.perf_counter() - start) / MAX_OVERHEAD)
-            if self._stop.wait(pause):
+            if self._stop.wait(pause) or self._wait_for_new_stage(pause):
                 return
 
+    def _wait_for_new_stage(self, timeout_s: float) -> bool:
+        """Waits until a stage runs that has no reading yet, but not for ever; True where the reading is to end.
+
+        Short stages would hardly ever be met otherwise.
+        """
+        deadline = time.perf_counter() + timeout_s
+        while self._stage() in self._peaks and (left := deadline - time.perf_counter()) > 0:
+            if self._stop.wait(min(left, STAGE_POLL_S)):
+                return True
+        return False
+
     def _read(self) -> None:
+        stage = self._stage()
         gib, kind = tree_memory_gib(self._pid)
         with self._lock:
-            self._peak_gib = max(self._peak_gib, gib)
+            self._peaks[stage] = max(self._peaks.get(stage, 0.0), gib)
             if kind != self._kind:
                 self._kind = kind
                 _log.info("memory/peak_gib is the sum of %s over the process tree", kind.upper())

@@ -48,6 +48,12 @@ class StageTimers:
                 self._seconds[name] = self._seconds.get(name, 0.0) + seconds
             self._tell()
 
+    @property
+    def current(self) -> str:
+        """The innermost stage that is running; empty between stages. Other threads may ask."""
+        running = self._running
+        return running[-1] if running else ""
+
     def take(self) -> dict[str, float]:
         """The seconds since the last call, as ``timing/<stage>_s``, and starts again at zero.
 

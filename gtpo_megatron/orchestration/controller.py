@@ -106,7 +106,7 @@ class Controller:
         """
         first = self._restore(checkpoint) if checkpoint else 0
         with ExitStack() as stack:
-            memory = stack.enter_context(PeakMemory())
+            memory = stack.enter_context(PeakMemory(stage=lambda: self._parts.timers.current))
             with self._parts.timers.stage("weight_sync"):
                 self._parts.weight_sync.push(self._parts.actor, self._parts.engine, version=first)
             before = None

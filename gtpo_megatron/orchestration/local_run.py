@@ -112,7 +112,6 @@ class LocalActor:
 @contextmanager
 def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Iterator[StepParts]:
     """The parts of a step in this process."""
-    del run_folder
     import torch
 
     os.environ.update(ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | CPU_ENVIRONMENT)
@@ -121,7 +120,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
 
     with tempfile.TemporaryDirectory() as folder:
         # the trainer first: vLLM joins a torch.distributed world of one that it finds, Megatron insists on its own
-        trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store")
+        trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
         sampler = VllmEngine(
             config.model.path,
             config.rollout,

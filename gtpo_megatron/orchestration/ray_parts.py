@@ -8,13 +8,21 @@ from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.dealing import deal_contiguous
-from gtpo_megatron.observability.metrics import merge
+from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
 from gtpo_megatron.rollout.requests import requests_for
 from gtpo_megatron.weights.hf_buffer import BufferLayout
 
 ENGINE_NAME, REWARD_NAME = "rollout engine", "reward process"
+
+
+def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Metrics:
+    """Of all ranks what measures the machine; the rest from those that speak for their peers."""
+    return merge(
+        report if place.reports else {name: metric for name, metric in report.items() if not is_deterministic(name)}
+        for report, place in zip(reports, places, strict=True)
+    )
 
 
 class RayEngine:
@@ -183,4 +191,4 @@ class RayActorGroup:
         return [answers[name] for name in names]
 
     def _merged(self, reports: Sequence[Metrics]) -> Metrics:
-        return merge(report for report, place in zip(reports, self._places, strict=True) if place.reports)
+        return merge_reports(reports, self._places)

@@ -66,7 +66,9 @@ class RankProcess(_Process):
         """Joins the world and builds the model; all ranks at once."""
         from gtpo_megatron.actor.actor import MegatronActor
 
-        self._actor = MegatronActor(self._config, global_rank=self._global_rank, init_method=init_method)
+        self._actor = MegatronActor(
+            self._config, global_rank=self._global_rank, init_method=init_method, run_folder=self._run_folder
+        )
         place: RankPlace = self._actor.place
         self._set_up_logs(
             rank_prefix(

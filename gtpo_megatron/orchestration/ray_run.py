@@ -8,6 +8,7 @@ from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import StepParts, weight_layout
@@ -91,20 +92,34 @@ def _start_processes(config: RunConfig, run_folder: Path, placement: Placement) 
     on_cpu = {} if placement.has_gpus else CPU_ENVIRONMENT
 
     def start(
-        kind: type, node: Node, *, threads: int, num_gpus: int, environment: dict[str, str], **kwargs: Any
+        kind: type,
+        node: Node,
+        *,
+        threads: int,
+        num_gpus: int,
+        environment: dict[str, str],
+        nsight: dict[str, str] | None = None,
+        **kwargs: Any,
     ) -> Any:
         variables = environment | on_cpu | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        under_nsight = {"nsight": nsight} if nsight and placement.has_gpus else {}
         options = {
             "num_cpus": 0,
             "num_gpus": num_gpus if placement.has_gpus else 0,
-            "runtime_env": {"env_vars": variables},
+            "runtime_env": {"env_vars": variables, **under_nsight},
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         }
         return ray.remote(kind).options(**options).remote(*common, **kwargs)
 
     processes = {
         _rank_name(index): start(
-            RankProcess, node, threads=config.cluster.threads_per_rank, num_gpus=1, environment={}, global_rank=index
+            RankProcess,
+            node,
+            threads=config.cluster.threads_per_rank,
+            num_gpus=1,
+            environment={},
+            nsight=nsight_options(config.profile, rank=index, run_folder=run_folder.resolve()),
+            global_rank=index,
         )
         for index, node in enumerate(placement.ranks)
     }

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gtpo_megatron.errors import CheckpointError, NumericsError
-from gtpo_megatron.observability.metrics import to_scalars
+from gtpo_megatron.observability.metrics import deterministic, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
@@ -43,7 +43,7 @@ def one_step(actor, config, step):
     rows = [row for row in range(8) if row % config.parallel.data_parallel_size == actor.place.data_index]
     scored, _ = actor.score_tokens(make_rollouts(policy_version=step - 1), rows)
     batch, _ = actor.assign_credit(scored, make_rewards())
-    return to_scalars(actor.update(batch, step))
+    return deterministic(to_scalars(actor.update(batch, step)))
 
 
 def parameters(actor):

@@ -10,6 +10,7 @@ from gtpo_megatron.config.evaluation import EvaluationConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
@@ -22,6 +23,7 @@ VALID = {
     ModelConfig: {"path": "x"},
     OptimizerConfig: {"learning_rate": 1e-6},
     ParallelConfig: {"num_ranks": 4},
+    ProfileConfig: {},
     RewardConfig: {},
     RolloutConfig: {},
     SamplingConfig: {},
@@ -74,6 +76,12 @@ def test_the_defaults_are_valid(kind):
         (ParallelConfig, "pipeline_parallel_size", 8),
         (ParallelConfig, "context_parallel_size", 0),
         (ParallelConfig, "context_parallel_size", 3),
+        (ProfileConfig, "tool", "perf"),
+        (ProfileConfig, "first_step", 0),
+        (ProfileConfig, "num_steps", 0),
+        (ProfileConfig, "ranks", ()),
+        (ProfileConfig, "ranks", (-1,)),
+        (ProfileConfig, "ranks", (1, 1)),
         (RewardConfig, "function", "module.function"),
         (RewardConfig, "function", ":f"),
         (RewardConfig, "num_workers", -1),

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
@@ -64,6 +65,33 @@ def test_a_peak_between_two_takes_is_caught_and_then_forgotten(monkeypatch):
         assert all_read.wait(timeout=10)  # nobody but the thread reads
     assert peak.take() == {"memory/peak_gib": 7.0}
     assert peak.take() == {"memory/peak_gib": 0.5}
+
+
+def test_peaks_are_told_apart_by_stage(monkeypatch):
+    monkeypatch.setattr("gtpo_megatron.observability.memory.tree_memory_gib", lambda _: (next(readings), "pss"))
+    readings, stages = iter([3.0, 5.0, 4.0, 1.0]), iter(["score", "update", "score", ""])
+    peak = PeakMemory(stage=lambda: next(stages))
+    for _ in range(3):
+        peak._read()
+    assert peak.take() == {"memory/peak_gib": 5.0, "memory/score_peak_gib": 4.0, "memory/update_peak_gib": 5.0}
+    readings, stages = iter([2.0]), iter([""])
+    assert peak.take() == {"memory/peak_gib": 2.0}
+
+
+def test_a_short_stage_is_met(monkeypatch):
+    """Readings half a second apart would come after a short stage; the thread waits for stages that it has not met."""
+    monkeypatch.setattr("gtpo_megatron.observability.memory.tree_memory_gib", lambda _: (1.0, "pss"))
+    asked = []
+
+    def stage():
+        asked.append(None)
+        return "short" if len(asked) % 7 in (5, 6) else "long"
+
+    with PeakMemory(interval_s=0.5, stage=stage) as peak:
+        deadline = time.monotonic() + 10
+        while "short" not in peak._peaks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert set(peak.take()) == {"memory/long_peak_gib", "memory/peak_gib", "memory/short_peak_gib"}
 
 
 def test_a_tree_that_has_ended_counts_nothing(child):

@@ -17,6 +17,17 @@ def clock():
     return Clock()
 
 
+def test_another_thread_may_ask_what_is_running():
+    timers = StageTimers()
+    assert timers.current == ""
+    with timers.stage("step"):
+        assert timers.current == "step"
+        with timers.stage("update"):
+            assert timers.current == "update"
+        assert timers.current == "step"
+    assert timers.current == ""
+
+
 def test_seconds_add_up_by_stage_and_start_again_after_take(clock):
     timers = StageTimers(clock=clock)
     for seconds in (1.0, 2.0):
