@@ -1,8 +1,13 @@
-"""Fills a rank's parameters from a Hugging Face folder, reading only the slices it holds."""
+"""Reads slices of the tensors of a Hugging Face folder, and fills a rank's parameters with those it holds."""
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,33 +15,167 @@ from torch import Tensor
 
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.weights.hf_buffer import as_matrix
-from gtpo_megatron.weights.param_mapping import SliceCopy
+from gtpo_megatron.weights.param_mapping import Box, SliceCopy
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+RECOMPUTED = ".rotary_emb.inv_freq"
+"""Ends the names of buffers that old Llama folders hold; nothing reads them."""
+
+OPEN_FILES = 2
+"""Files mapped at a time: tensors come in the model's order, so a third would only hold memory."""
+
+ROWS_AT_ONCE_BYTES = 16 << 20
+"""Of a tensor, when two are compared."""
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Safetensors' name -> torch's; others are quantized or no weights."""
 
 
-def weight_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file that holds it.
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the tensors.
 
     Raises:
         ConfigError: a folder without weights, or an index that names a file that is not there.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        absent = sorted({file for file in names.values() if not (folder / file).exists()})
-        if absent:
-            raise ConfigError(f"{index} names {', '.join(absent)}, not in the folder; fetch the missing shards")
-        return {name: folder / file for name, file in names.items()}
-    single = folder / "model.safetensors"
-    if not single.exists():
+    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
+    if not index.exists():
+        if single.exists():
+            return [single]
         raise ConfigError(
-            f"model.path={folder} has no weights: neither model.safetensors nor model.safetensors.index.json; "
+            f"model.path={folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}; "
             f"give a folder in Hugging Face format with safetensors"
         )
+    names = sorted(set(_weight_map(index).values()))
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise ConfigError(f"{index} names {', '.join(absent)}, not in the folder; fetch the missing shards")
+    return [folder / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
     try:
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    except SafetensorError as error:
-        raise ConfigError(f"{single} cannot be read: {error}; fetch it again") from error
+        found: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{index} is no index of weights: {type(error).__name__}: {error}; fetch it again") from error
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is and what its file says of it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class WeightFolder:
+    """The tensors of a Hugging Face folder, read slice by slice; a context manager, which closes its files.
+
+    Raises:
+        ConfigError: no weights, a missing shard, or a file that is damaged or cut short.
+        WeightMappingError: a tensor that the index promises is not in its file, or is of no floating dtype.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: OrderedDict[Path, Any] = OrderedDict()
+        self.tensors: dict[str, StoredTensor] = {}
+        for path in weight_files(folder):
+            file = self._file(path)
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                entry = file.get_slice(name)
+                if entry.get_dtype() not in DTYPES:
+                    raise WeightMappingError(
+                        f"{path}: {name} is {entry.get_dtype()}; expected one of {', '.join(DTYPES)}: weights that are "
+                        f"not quantized"
+                    )
+                self.tensors[name] = StoredTensor(path, tuple(entry.get_shape()), DTYPES[entry.get_dtype()])
+        if (folder / INDEX_FILE).exists():
+            promised = _weight_map(folder / INDEX_FILE)
+            wrong = [n for n, f in promised.items() if n not in self.tensors or self.tensors[n].path.name != f]
+            if wrong:
+                raise WeightMappingError(
+                    f"{folder / INDEX_FILE} promises {wrong[0]} in {promised[wrong[0]]}, which does not hold it "
+                    f"({len(wrong)} such tensors); fetch index and shards again"
+                )
+
+    def __enter__(self) -> "WeightFolder":
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        """Closes the files."""
+        self._open.clear()
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            while len(self._open) >= OPEN_FILES:
+                self._open.popitem(last=False)
+            try:
+                self._open[path] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(f"{path} cannot be read: {error}; fetch it again") from error
+        self._open.move_to_end(path)
+        return self._open[path]
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """A box of a tensor, as a matrix."""
+        stored = self.tensors[name]
+        view = self._file(stored.path).get_slice(name)
+        rows, columns = box.slices
+        found: Tensor = view[rows] if len(stored.shape) == 1 else view[rows, columns]
+        return as_matrix(found)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises WeightMappingError unless the folder holds exactly these tensors.
+
+        What nothing reads is let pass: recomputed buffers, and a copy of a tied embedding in the output layer's name.
+        """
+        names = {name for name in self.tensors if not name.endswith(RECOMPUTED)}
+        if "lm_head.weight" not in shapes and "lm_head.weight" in names:
+            self._check_tied()
+            names.remove("lm_head.weight")
+        check_names(names, shapes.keys(), where=str(self.folder))
+        for name, shape in shapes.items():
+            if self.tensors[name].shape != shape:
+                raise WeightMappingError(
+                    f"{self.tensors[name].path}: {name} has shape {self.tensors[name].shape}, expected {shape}"
+                )
+
+    def _check_tied(self) -> None:
+        embedding, output = (self.tensors.get(name) for name in ("model.embed_tokens.weight", "lm_head.weight"))
+        is_same = embedding is not None and output is not None and embedding.shape == output.shape
+        if is_same and embedding is not None:
+            num_rows, columns = embedding.shape
+            step = max(1, ROWS_AT_ONCE_BYTES // (columns * embedding.dtype.itemsize))
+            boxes = (Box(row, min(step, num_rows - row), 0, columns) for row in range(0, num_rows, step))
+            is_same = all(
+                torch.equal(self.read("model.embed_tokens.weight", box), self.read("lm_head.weight", box))
+                for box in boxes
+            )
+        if not is_same:
+            raise WeightMappingError(
+                f"{self.folder}: config.json ties the output layer to the embedding, but lm_head.weight differs from "
+                f"model.embed_tokens.weight; set tie_word_embeddings to false, or remove lm_head.weight"
+            )
+
+
+def check_names(found: Collection[str], wanted: Collection[str], *, where: str) -> None:
+    """Raises WeightMappingError unless both are equal: names the missing, the extra and what looks renamed."""
+    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if not missing and not extra:
+        return
+    parts = []
+    if missing:
+        parts.append(f"lacks {len(missing)} of {len(wanted)} tensors, first {missing[0]!r}")
+    if extra:
+        parts.append(f"has {len(extra)} tensors that the architecture does not, first {extra[0]!r}")
+    if missing and extra and (like := difflib.get_close_matches(missing[0], extra, n=1)):
+        parts.append(f"{missing[0]!r} may have been renamed to {like[0]!r}")
+    raise WeightMappingError(f"{where} {'; '.join(parts)}; config.json and weights must be of one model")
 
 
 @torch.no_grad()
@@ -52,28 +191,15 @@ def read_parameters(
         parameters: name -> this rank's parameter, written in place.
 
     Raises:
-        WeightMappingError: a tensor is missing or has another shape, or a parameter is not in the plan.
+        WeightMappingError: the folder's tensors are not the model's, or a parameter is not in the plan.
     """
-    files = weight_files(folder)
-    missing = [name for name in shapes if name not in files]
-    if missing:
-        raise WeightMappingError(f"{folder} lacks {len(missing)} of {len(shapes)} tensors, first {missing[0]!r}")
     unfilled = set(parameters) - {copy.megatron_name for copy in plan}
     if unfilled:
         raise WeightMappingError(f"no name table entry fills {sorted(unfilled)[0]!r} ({len(unfilled)} in all)")
-    for parameter in parameters.values():
-        parameter.zero_()  # rows that only pad the vocabulary
-    for path in sorted({files[copy.hf_name] for copy in plan}):
-        with safe_open(path, framework="pt") as file:
-            for copy in plan:
-                if files[copy.hf_name] == path:
-                    found = tuple(file.get_slice(copy.hf_name).get_shape())
-                    if found != shapes[copy.hf_name]:
-                        raise WeightMappingError(
-                            f"{path}: {copy.hf_name} has shape {found}, expected {shapes[copy.hf_name]}"
-                        )
-                    rows, columns = copy.hf_box.slices
-                    view = file.get_slice(copy.hf_name)
-                    source = view[rows] if len(found) == 1 else view[rows, columns]
-                    target = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices]
-                    target.copy_(as_matrix(source))
+    with WeightFolder(folder) as source:
+        source.check(shapes)
+        for parameter in parameters.values():
+            parameter.zero_()  # rows that only pad the vocabulary
+        for copy in plan:
+            target = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices]
+            target.copy_(source.read(copy.hf_name, copy.hf_box))

@@ -1,7 +1,8 @@
 """Typed mappings: which box of a Megatron shard is which box of a Hugging Face tensor.
 
 A mapping owns the tensor-parallel algebra of one Megatron parameter and yields ``SliceCopy`` rows. Loading reads them
-from right to left, export and the weight push from left to right, so the directions cannot drift apart.
+from right to left, export and the weight push from left to right, so the directions cannot drift apart. ``extent`` and
+``held`` say the same of the whole parameter, as it lies in Megatron's checkpoints: its size, and a rank's boxes of it.
 
 Every tensor is seen as a matrix ``[rows, columns]``; a vector is one column.
 """
@@ -22,6 +23,11 @@ class Box:
     num_columns: int
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.num_rows, self.num_columns
+
+    @property
     def slices(self) -> tuple[slice, slice]:
         """To index a matrix with."""
         return slice(self.row, self.row + self.num_rows), slice(self.column, self.column + self.num_columns)
@@ -35,6 +41,23 @@ class SliceCopy:
     megatron_box: Box
     hf_name: str
     hf_box: Box
+
+
+def clip(copy: SliceCopy, box: Box) -> SliceCopy | None:
+    """The part of a copy whose Megatron side lies in ``box``, told from the box's corner; None where nothing does."""
+    mine = copy.megatron_box
+    row, column = max(mine.row, box.row), max(mine.column, box.column)
+    rows = min(mine.row + mine.num_rows, box.row + box.num_rows) - row
+    columns = min(mine.column + mine.num_columns, box.column + box.num_columns) - column
+    if rows <= 0 or columns <= 0:
+        return None
+    theirs = copy.hf_box
+    return SliceCopy(
+        copy.megatron_name,
+        Box(row - box.row, rows, column - box.column, columns),
+        copy.hf_name,
+        Box(theirs.row + row - mine.row, rows, theirs.column + column - mine.column, columns),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +85,16 @@ class Replicated:
     rows: int
     columns: int = 1
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the whole Megatron parameter."""
+        return self.rows, self.columns
+
+    def held(self, tp: TensorParallel) -> list[Box]:
+        """All of it."""
+        del tp
+        return [Box(0, self.rows, 0, self.columns)]
+
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """The whole tensor; equal on all ranks, so only rank 0 of ``tp`` need write it."""
         del tp
@@ -77,6 +110,16 @@ class RowParallel:
     hf_name: str
     rows: int
     columns: int
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the whole Megatron parameter."""
+        return self.rows, self.columns
+
+    def held(self, tp: TensorParallel) -> list[Box]:
+        """This rank's columns."""
+        start, part = _share(self.columns, tp, self.hf_name)
+        return [Box(0, self.rows, start, part)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """This rank's columns."""
@@ -99,6 +142,16 @@ class Vocabulary:
     columns: int
     padded_rows: int
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the whole Megatron parameter."""
+        return self.padded_rows, self.columns
+
+    def held(self, tp: TensorParallel) -> list[Box]:
+        """This rank's rows, those that only pad included."""
+        start, part = _share(self.padded_rows, tp, self.hf_name)
+        return [Box(start, part, 0, self.columns)]
+
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """This rank's true rows; nothing on a rank that has padding only."""
         start, part = _share(self.padded_rows, tp, self.hf_name)
@@ -118,6 +171,16 @@ class GatedMLP:
     up_name: str
     rows: int
     columns: int
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the whole Megatron parameter."""
+        return 2 * self.rows, self.columns
+
+    def held(self, tp: TensorParallel) -> list[Box]:
+        """Rows of the gate, which comes first as a whole, then of the up projection."""
+        start, part = _share(self.rows, tp, self.gate_name)
+        return [Box(half * self.rows + start, part, 0, self.columns) for half in (0, 1)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """Two boxes."""
@@ -150,6 +213,16 @@ class QKV:
     num_query_groups: int
     head_size: int
     columns: int
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the whole Megatron parameter."""
+        return (self.num_heads + 2 * self.num_query_groups) * self.head_size, self.columns
+
+    def held(self, tp: TensorParallel) -> list[Box]:
+        """This rank's query groups, which lie side by side."""
+        start, part = _share(self.extent[0], tp, self.query_name)
+        return [Box(start, part, 0, self.columns)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """Three boxes a query group that this rank holds."""

@@ -1,0 +1,164 @@
+"""Between folders in Hugging Face format and folders that hold the same model as a Megatron checkpoint.
+
+A converted folder has everything of the Hugging Face folder but its weights, and these as a Megatron checkpoint in
+``megatron/``; ``model.path`` may name either kind. Both directions stream: memory is bounded by one shard file.
+"""
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
+from gtpo_megatron.weights.checkpoint_layout import Chunk, chunks_by_rank, cut, key_dtypes, model_parts
+from gtpo_megatron.weights.checkpoint_reader import MegatronCheckpoint, is_checkpoint
+from gtpo_megatron.weights.checkpoint_writer import write_checkpoint
+from gtpo_megatron.weights.hf_reader import WeightFolder
+from gtpo_megatron.weights.hf_writer import SHARD_BYTES, copy_companions, write_shards, written_aside
+from gtpo_megatron.weights.reshard import hf_shapes
+
+logger = logging.getLogger(__name__)
+
+MEGATRON_FOLDER = "megatron"
+"""Of a converted folder: the checkpoint."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
+"""One of these at least makes a tokenizer; ``tokenizer_config.json`` alone does not."""
+
+
+class Progress(Protocol):
+    """Is told how far a conversion is."""
+
+    def start(self, num_bytes: int) -> None:
+        """Checks are done; so many bytes of tensors follow."""
+        ...
+
+    def advance(self, num_bytes: int) -> None:
+        """So many more are done."""
+        ...
+
+
+def converted_weights(folder: Path) -> Path | None:
+    """The Megatron checkpoint of a converted folder; None of any other."""
+    found = folder / MEGATRON_FOLDER
+    return found if is_checkpoint(found) else None
+
+
+def check_weights(folder: Path, arch: Architecture) -> None:
+    """Raises the error that loading a model folder of either kind would raise for its names, shapes and sizes."""
+    converted = converted_weights(folder)
+    if converted is not None:
+        MegatronCheckpoint(converted, arch)
+        return
+    with WeightFolder(folder) as weights:
+        weights.check(hf_shapes(arch))
+
+
+def hf_to_megatron(
+    source: Path, target: Path, *, tensor_parallel_size: int, pipeline_parallel_size: int, progress: Progress
+) -> None:
+    """Converts a Hugging Face folder.
+
+    The layout decides how the checkpoint is cut into files, a file a rank, and the padding of the vocabulary; any
+    layout can load the result.
+
+    Args:
+        source: Hugging Face format, safetensors.
+        target: is made, whole or not at all.
+        tensor_parallel_size: of the ranks that will load it.
+        pipeline_parallel_size: of the ranks that will load it.
+        progress: is told of every chunk.
+
+    Raises:
+        ConfigError: ``source`` is unusable, the layout does not divide the model, or ``target`` is not empty.
+        WeightMappingError: the tensors are not exactly those of the architecture.
+        CheckpointError: the disk is full or not writable.
+    """
+    arch = read_architecture(source)
+    arch.check_layout(tensor_parallel_size, pipeline_parallel_size)
+    with WeightFolder(source) as weights:
+        weights.check(hf_shapes(arch))
+        parts = model_parts(arch, arch.padded_vocab_size(tensor_parallel_size, VOCAB_MULTIPLE))
+        dtypes = key_dtypes(parts, {name: stored.dtype for name, stored in weights.tensors.items()})
+        ranks = [
+            [chunk for part, box in held for chunk in cut(part, box, dtypes[part.key].itemsize)]
+            for held in chunks_by_rank(
+                arch,
+                parts,
+                tensor_parallel_size=tensor_parallel_size,
+                pipeline_parallel_size=pipeline_parallel_size,
+            )
+        ]
+        num_bytes = sum(
+            chunk.box.num_rows * chunk.box.num_columns * dtypes[chunk.part.key].itemsize
+            for chunks in ranks
+            for chunk in chunks
+        )
+
+        def read(chunk: Chunk) -> Tensor:
+            tensor = _chunk_tensor(weights, chunk, dtypes[chunk.part.key])
+            progress.advance(tensor.nbytes)
+            return tensor
+
+        with written_aside(target, num_bytes=num_bytes) as scratch:
+            progress.start(num_bytes)
+            copy_companions(source, scratch, dtype_name=None)
+            warn_without_tokenizer(source)
+            write_checkpoint(scratch / MEGATRON_FOLDER, arch, ranks, dtypes, read)
+
+
+def _chunk_tensor(weights: WeightFolder, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+    copies = chunk.part.copies(chunk.box)
+    if len(copies) == 1 and copies[0].megatron_box.shape == chunk.box.shape:
+        return weights.read(copies[0].hf_name, copies[0].hf_box)
+    tensor = torch.zeros(chunk.box.shape, dtype=dtype)  # rows that only pad the vocabulary stay so
+    for copy in copies:
+        tensor[copy.megatron_box.slices] = weights.read(copy.hf_name, copy.hf_box)
+    return tensor
+
+
+def megatron_to_hf(
+    checkpoint: Path, model: Path, target: Path, *, progress: Progress, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Converts a Megatron checkpoint, of a converted folder or of a training run.
+
+    Args:
+        checkpoint: folder with ``.metadata``.
+        model: folder with the model's ``config.json`` and tokenizer, of either kind.
+        target: is made, whole or not at all.
+        progress: is told of every tensor's pieces.
+        shard_bytes: of the largest file.
+
+    Raises:
+        ConfigError: ``model`` is unusable, or ``target`` is not empty.
+        WeightMappingError: the parameters are not exactly those of the architecture.
+        CheckpointError: the checkpoint is damaged, or the disk is full or not writable.
+    """
+    arch = read_architecture(model)
+    stored = MegatronCheckpoint(checkpoint, arch)
+    shapes = hf_shapes(arch)
+    sizes = {name: torch.Size(shape).numel() * stored.dtypes[name].itemsize for name, shape in shapes.items()}
+    with written_aside(target, num_bytes=sum(sizes.values())) as scratch:
+        progress.start(sum(sizes.values()))
+        dtypes = set(stored.dtypes.values())
+        copy_companions(model, scratch, dtype_name=_name(dtypes.pop()) if len(dtypes) == 1 else None)
+        warn_without_tokenizer(model)
+        write_shards(
+            scratch, sizes, lambda names: stored.read(names, shapes, progress.advance), shard_bytes=shard_bytes
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def warn_without_tokenizer(folder: Path) -> None:
+    """Says so where a model folder has no tokenizer: it converts, but nothing can be sampled with it."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        logger.warning(
+            "%s has no tokenizer (%s); the converted folder has none either, and training needs one: copy its files in",
+            folder,
+            ", ".join(TOKENIZER_FILES),
+        )
