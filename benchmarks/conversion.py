@@ -34,6 +34,7 @@ MB = 10**6
 CHILD = """
 import json, sys, time
 from pathlib import Path
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.conversion import hf_to_megatron, megatron_to_hf
 import torch.distributed.checkpoint.filesystem
 class Quiet:
@@ -45,9 +46,10 @@ direction, source, target, tp, pp, shard_bytes = sys.argv[1:]
 open("/proc/self/clear_refs", "w").write("5")  # sets the peak to what is resident now
 baseline, start, cpu = status("VmRSS"), time.perf_counter(), time.process_time()
 if direction == "hf_to_megatron":
-    hf_to_megatron(
-        Path(source), Path(target), tensor_parallel_size=int(tp), pipeline_parallel_size=int(pp), progress=Quiet()
+    layout = ParallelConfig(
+        num_ranks=int(tp) * int(pp), tensor_parallel_size=int(tp), pipeline_parallel_size=int(pp)
     )
+    hf_to_megatron(Path(source), Path(target), layout, progress=Quiet())
 else:
     megatron_to_hf(
         Path(source, "megatron"), Path(source), Path(target), progress=Quiet(), shard_bytes=int(shard_bytes)

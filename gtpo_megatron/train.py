@@ -25,7 +25,7 @@ from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.stop_request import StopRequest
 from gtpo_megatron.rewards.function import resolve_reward
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.hf_reader import weight_files
+from gtpo_megatron.weights.conversion import check_weights
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
             f"model.max_sequence_tokens={config.model.max_sequence_tokens} exceeds the model's "
             f"max_position_embeddings={architecture.max_positions}"
         )
-    weight_files(model)
+    check_weights(model, architecture)
     resolve_reward(config.reward.function)
     tokenizer = load_tokenizer(config.model.path)
     inputs = read_inputs(config, tokenizer)

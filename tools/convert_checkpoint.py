@@ -18,11 +18,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from gtpo_megatron.config.checks import require_positive
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.orchestration.run_folder import RunFolder
-from gtpo_megatron.weights.checkpoint_reader import is_checkpoint
 from gtpo_megatron.weights.conversion import converted_weights, hf_to_megatron, megatron_to_hf
+from gtpo_megatron.weights.megatron_reader import is_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +37,23 @@ class HFToMegatron:
         pipeline_parallel_size: of the ranks that will load it; any other layout can load it too.
     """
 
-    src: tyro.conf.Positional[Path]
-    dst: tyro.conf.Positional[Path]
+    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
+    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        require_positive(
-            tensor_parallel_size=self.tensor_parallel_size, pipeline_parallel_size=self.pipeline_parallel_size
-        )
+        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
+        require_positive(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+
+    def _parallel(self) -> ParallelConfig:
+        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
+        return ParallelConfig(num_ranks=tensor * pipeline, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
 
     def run(self, console: Console) -> None:
         """Converts."""
         with _progress_bar(console) as bar:
-            hf_to_megatron(
-                self.src,
-                self.dst,
-                tensor_parallel_size=self.tensor_parallel_size,
-                pipeline_parallel_size=self.pipeline_parallel_size,
-                progress=bar,
-            )
+            hf_to_megatron(self.src, self.dst, self._parallel(), progress=bar)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +68,8 @@ class MegatronToHF:
             ``model.path`` of the run.
     """
 
-    src: tyro.conf.Positional[Path]
-    dst: tyro.conf.Positional[Path]
+    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
+    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
     shard_mib: int = 5120
     model: Path | None = None
 
@@ -145,8 +143,6 @@ def _progress_bar(console: Console) -> Iterator[_Bar]:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one conversion; what is wrong with it is one line, not a traceback."""
     console = Console(stderr=True)
-    handler = RichHandler(console=console, show_time=False, show_path=False)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
     try:
         command = tyro.cli(Command, args=arguments, prog="convert_checkpoint.py", description=__doc__)
         command.run(console)
@@ -158,4 +154,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_time=False, show_path=False)],
+    )
     sys.exit(main())

@@ -17,6 +17,7 @@ cpu_platform.install()  # before anything below imports megatron.core
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
 from gtpo_megatron.actor import checkpoint, megatron_init, model, optimizer
+from gtpo_megatron.actor.converted import load_converted
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
@@ -38,6 +39,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import Max, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
 from gtpo_megatron.weights.hf_reader import read_parameters
 from gtpo_megatron.weights.hf_writer import write_folder
@@ -108,9 +110,12 @@ class MegatronActor:
         padded = model.padded_vocab_size(self._arch, parallel)
         place = megatron_init.shard_place(parallel, self.place)
         self._export_plan = export_plan(self._arch, place, padded)
-        read_parameters(
-            Path(config.model.path), hf_shapes(self._arch), load_plan(self._arch, place, padded), self._weights()
-        )
+        converted = converted_weights(Path(config.model.path))
+        if converted is not None:
+            load_converted(converted, self._chunks)
+        else:
+            plan = load_plan(self._arch, place, padded)
+            read_parameters(Path(config.model.path), hf_shapes(self._arch), plan, self._weights())
         wrapping = DistributedDataParallelConfig(
             use_distributed_optimizer=parallel.distributed_optimizer, grad_reduce_in_fp32=True
         )

@@ -14,15 +14,22 @@ if TYPE_CHECKING:
 def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
     """Loads the tokenizer of a Hugging Face folder; never from the network.
 
+    A folder with only sentencepiece's ``tokenizer.model`` is read by sentencepiece.
+
     Raises:
         DataError: no such folder, or none that ``transformers`` can read a tokenizer from.
     """
     from transformers import AutoTokenizer
 
+    from gtpo_megatron.data.sentencepiece_tokenizer import is_sentencepiece_only, load_sentencepiece
+
     if not Path(model_path).is_dir():
         raise DataError(f"{model_path}: no such folder; expected a Hugging Face model folder with its tokenizer files")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        if is_sentencepiece_only(Path(model_path)):
+            tokenizer = load_sentencepiece(Path(model_path))
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
         if not tokenizer.encode("0", add_special_tokens=False):  # what transformers makes of a config.json alone
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... by kind of damage

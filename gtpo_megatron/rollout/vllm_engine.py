@@ -3,15 +3,18 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.responses import to_rollout_batch
+from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.hf_buffer import BufferLayout
 
 logger = logging.getLogger(__name__)
@@ -27,7 +30,8 @@ class VllmEngine:
     """One vLLM engine, a sampler with weights that can be replaced.
 
     Args:
-        model_path: folder in Hugging Face format; its weights are used until the first push.
+        model_path: folder in Hugging Face format, whose weights are used until the first push; or a converted folder,
+            whose weights vLLM cannot read, so that nothing is sampled before the first push.
         config: of the engine.
         max_sequence_tokens: prompt plus response.
         seed: of vLLM itself; responses have seeds of their own.
@@ -43,8 +47,10 @@ class VllmEngine:
         from gtpo_megatron.rollout import vllm_worker
 
         self._keeps_entropies = config.entropy_source == "rollout"
+        self._has_weights = converted_weights(Path(model_path)) is None
         self._llm = LLM(
             model=model_path,
+            load_format="auto" if self._has_weights else "dummy",
             dtype=config.dtype,
             tensor_parallel_size=config.tensor_parallel_size,
             max_model_len=max_sequence_tokens,
@@ -65,7 +71,7 @@ class VllmEngine:
         )
         if num_threads and not torch.cuda.is_available():
             self._llm.collective_rpc("gtpo_set_threads", args=(num_threads,))
-        self._stop_ids = _stop_token_ids(self._llm)
+        self._stop_ids = _stop_token_ids(self._llm, model_path)
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._next_response = 0
         self._version = 0
@@ -77,8 +83,10 @@ class VllmEngine:
         number in the group alone.
 
         Raises:
-            RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response.
+            RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response, or has no weights yet.
         """
+        if not self._has_weights:
+            raise RolloutError("vLLM has no weights: the model folder is a converted one, and nothing was pushed yet")
         engine = self._llm.llm_engine
         first = self._add(requests, sampling, seed)
         finished: dict[int, Any] = {}
@@ -151,6 +159,7 @@ class VllmEngine:
         if set(versions) != {version}:
             raise WeightSyncError(f"vLLM workers report policy versions {versions} after a push of {version}")
         self._version = version
+        self._has_weights = True
         self.forget_prefixes()
 
     def forget_prefixes(self) -> None:
@@ -164,9 +173,9 @@ class VllmEngine:
         return checksums
 
 
-def _stop_token_ids(llm: Any) -> list[int]:
+def _stop_token_ids(llm: Any, model_path: str) -> list[int]:
     """The tokenizer's end of turn, and what the folder's generation_config adds to it."""
-    ids = {llm.get_tokenizer().eos_token_id}
+    ids = {load_tokenizer(model_path).eos_token_id}  # not vLLM's, which rebuilds a sentencepiece model as another
     declared = llm.model_config.try_get_generation_config().get("eos_token_id")
     ids |= set(declared) if isinstance(declared, list) else {declared}
     found = sorted(token for token in ids if token is not None)

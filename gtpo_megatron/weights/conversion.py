@@ -11,12 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
-from gtpo_megatron.weights.checkpoint_layout import Chunk, chunks_by_rank, cut, key_dtypes, model_parts
-from gtpo_megatron.weights.checkpoint_reader import MegatronCheckpoint, is_checkpoint
-from gtpo_megatron.weights.checkpoint_writer import write_checkpoint
 from gtpo_megatron.weights.hf_reader import WeightFolder
 from gtpo_megatron.weights.hf_writer import SHARD_BYTES, copy_companions, write_shards, written_aside
+from gtpo_megatron.weights.megatron_layout import Chunk, chunks_by_rank, cut, key_dtypes, model_parts
+from gtpo_megatron.weights.megatron_reader import MegatronCheckpoint, is_checkpoint
+from gtpo_megatron.weights.megatron_writer import write_checkpoint
 from gtpo_megatron.weights.reshard import hf_shapes
 
 logger = logging.getLogger(__name__)
@@ -56,9 +57,7 @@ def check_weights(folder: Path, arch: Architecture) -> None:
         weights.check(hf_shapes(arch))
 
 
-def hf_to_megatron(
-    source: Path, target: Path, *, tensor_parallel_size: int, pipeline_parallel_size: int, progress: Progress
-) -> None:
+def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: Progress) -> None:
     """Converts a Hugging Face folder.
 
     The layout decides how the checkpoint is cut into files, a file a rank, and the padding of the vocabulary; any
@@ -67,8 +66,7 @@ def hf_to_megatron(
     Args:
         source: Hugging Face format, safetensors.
         target: is made, whole or not at all.
-        tensor_parallel_size: of the ranks that will load it.
-        pipeline_parallel_size: of the ranks that will load it.
+        parallel: layout of the ranks that will load it; only the tensor and pipeline sizes are looked at.
         progress: is told of every chunk.
 
     Raises:
@@ -77,19 +75,14 @@ def hf_to_megatron(
         CheckpointError: the disk is full or not writable.
     """
     arch = read_architecture(source)
-    arch.check_layout(tensor_parallel_size, pipeline_parallel_size)
+    arch.check_layout(parallel)
     with WeightFolder(source) as weights:
         weights.check(hf_shapes(arch))
-        parts = model_parts(arch, arch.padded_vocab_size(tensor_parallel_size, VOCAB_MULTIPLE))
+        parts = model_parts(arch, arch.padded_vocab_size(parallel.tensor_parallel_size, VOCAB_MULTIPLE))
         dtypes = key_dtypes(parts, {name: stored.dtype for name, stored in weights.tensors.items()})
         ranks = [
             [chunk for part, box in held for chunk in cut(part, box, dtypes[part.key].itemsize)]
-            for held in chunks_by_rank(
-                arch,
-                parts,
-                tensor_parallel_size=tensor_parallel_size,
-                pipeline_parallel_size=pipeline_parallel_size,
-            )
+            for held in chunks_by_rank(arch, parts, parallel)
         ]
         num_bytes = sum(
             chunk.box.num_rows * chunk.box.num_columns * dtypes[chunk.part.key].itemsize

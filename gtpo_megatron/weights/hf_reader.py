@@ -172,7 +172,7 @@ def check_names(found: Collection[str], wanted: Collection[str], *, where: str) 
     if missing:
         parts.append(f"lacks {len(missing)} of {len(wanted)} tensors, first {missing[0]!r}")
     if extra:
-        parts.append(f"has {len(extra)} tensors that the architecture does not, first {extra[0]!r}")
+        parts.append(f"has {len(extra)} that the architecture does not, first {extra[0]!r}")
     if missing and extra and (like := difflib.get_close_matches(missing[0], extra, n=1)):
         parts.append(f"{missing[0]!r} may have been renamed to {like[0]!r}")
     raise WeightMappingError(f"{where} {'; '.join(parts)}; config.json and weights must be of one model")

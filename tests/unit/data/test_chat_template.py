@@ -1,4 +1,8 @@
+import json
+import shutil
+
 import pytest
+import sentencepiece as spm
 
 from gtpo_megatron.data.chat_template import load_tokenizer, render_prompt
 from gtpo_megatron.errors import DataError
@@ -48,5 +52,65 @@ def test_a_folder_without_a_tokenizer_is_a_data_error(tmp_path):
     with pytest.raises(DataError, match="no such folder"):
         load_tokenizer(str(tmp_path / "absent"))
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(DataError, match="no tokenizer in it"):
+        load_tokenizer(str(tmp_path))
+
+
+# ------------------------------------------------------------------------------------------------------- sentencepiece
+SENTENCES = ["Hello 12 + 7 = 19", "  two  spaces", "a\nb", "ünï 你好 ﬁ 😀", "", "x "]
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def sentencepiece_model(request, tmp_path_factory):
+    """Of some 320 pieces, 256 of them bytes, so that unknown characters are cut into several."""
+    folder = tmp_path_factory.mktemp(request.param)
+    lines = [f"the value of {a} + {b} is {a + b}, hello world, x = {a * b}" for a in range(40) for b in range(20)]
+    (folder / "text").write_text("\n".join(lines), encoding="utf-8")
+    spm.SentencePieceTrainer.train(
+        input=str(folder / "text"),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=320,
+        model_type=request.param,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return folder / "tokenizer.model"
+
+
+def sentencepiece_folder(folder, model, **tokenizer_config):
+    shutil.copyfile(model, folder / "tokenizer.model")
+    (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    if tokenizer_config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    return str(folder)
+
+
+@pytest.mark.parametrize("config", [{}, {"tokenizer_class": "LlamaTokenizer", "legacy": True}])
+def test_a_sentencepiece_model_alone_is_read_by_sentencepiece(sentencepiece_model, tmp_path, config):
+    original = spm.SentencePieceProcessor(model_file=str(sentencepiece_model))
+    loaded = load_tokenizer(sentencepiece_folder(tmp_path, sentencepiece_model, **config))
+    for text in SENTENCES:
+        ids = original.encode(text)
+        assert loaded.encode(text, add_special_tokens=False) == ids, text
+        assert loaded.decode(ids) == original.decode(ids), text
+    assert (loaded.eos_token_id, loaded.bos_token_id) == (original.eos_id(), original.bos_id())
+    assert len(loaded) == original.vocab_size()
+    ids = [*original.encode("is 7"), original.eos_id()]
+    assert loaded.decode(ids) == "is 7</s>"
+    assert loaded.decode(ids, skip_special_tokens=True) == "is 7"
+
+
+def test_tokenizer_config_has_its_say_beside_a_sentencepiece_model(sentencepiece_model, tmp_path):
+    template = "{{ messages[0].content }}"
+    folder = sentencepiece_folder(tmp_path, sentencepiece_model, eos_token="<0x0A>", chat_template=template)
+    loaded = load_tokenizer(folder)
+    original = spm.SentencePieceProcessor(model_file=str(sentencepiece_model))
+    assert loaded.eos_token_id == original.piece_to_id("<0x0A>")
+    assert render_prompt(loaded, "is 7") == tuple(original.encode("is 7"))
+
+
+def test_a_damaged_sentencepiece_model_is_a_data_error(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
     with pytest.raises(DataError, match="no tokenizer in it"):
         load_tokenizer(str(tmp_path))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import Box, ParamMapping, Replicated, SliceCopy, TensorParallel, clip
@@ -96,16 +97,18 @@ def _part(mapping: ParamMapping) -> CheckpointPart:
 
 
 def chunks_by_rank(
-    arch: Architecture, parts: list[CheckpointPart], *, tensor_parallel_size: int, pipeline_parallel_size: int
+    arch: Architecture, parts: list[CheckpointPart], parallel: ParallelConfig
 ) -> list[list[tuple[CheckpointPart, Box]]]:
     """What each rank of a layout holds, ranks in Megatron's order: the tensor-parallel axis runs fastest.
 
-    Replicated parameters are given to the first rank of their stage.
+    Replicated parameters are given to the first rank of their stage. Chunks of a virtual pipeline are not told apart:
+    stages are of consecutive layers.
     """
     ranks: list[list[tuple[CheckpointPart, Box]]] = []
-    layers = arch.num_layers // pipeline_parallel_size
-    for stage in range(pipeline_parallel_size):
-        held = [part for part in parts if _stage(part, layers, pipeline_parallel_size) == stage]
+    tensor_parallel_size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    layers = arch.num_layers // stages
+    for stage in range(stages):
+        held = [part for part in parts if _stage(part, layers, stages) == stage]
         for index in range(tensor_parallel_size):
             tp = TensorParallel(tensor_parallel_size, index)
             ranks.append([(part, box) for part in held if _writes(part, tp) for box in part.mapping.held(tp)])

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.checkpoint_layout import Chunk
+from gtpo_megatron.weights.megatron_layout import Chunk
 
 _FORMAT = {
     "sharded_backend": "torch_dist",

@@ -1,0 +1,46 @@
+"""Fills a rank's parts of the model from a converted folder, through Megatron's own loader."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from torch.distributed.checkpoint.api import CheckpointException
+
+from gtpo_megatron.errors import CheckpointError
+
+_EXTRA_STATE = "_extra_state"
+"""Ends the keys of what layers keep beside their parameters: factors of float8, which a converted model lacks."""
+
+
+@torch.no_grad()
+def load_converted(checkpoint: Path, chunks: Sequence[Any]) -> None:
+    """Loads the weights, whichever layout they were converted for; rows that only pad the vocabulary become 0.
+
+    Args:
+        checkpoint: Megatron's files.
+        chunks: the rank's parts of the model, in order.
+
+    Raises:
+        CheckpointError: damaged, or of another model.
+
+    Collectives: Megatron's own over the world.
+    """
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {"singleton_local_shards": False, "dp_cp_group": group}
+    wanted: dict[str, dict[str, Any]] = {}
+    absent: list[list[str]] = []
+    for number, chunk in enumerate(chunks):
+        for parameter in chunk.parameters():
+            parameter.zero_()  # Megatron leaves the padding that the checkpoint does not have as it is
+        state = chunk.sharded_state_dict(metadata=metadata)
+        absent.append([key for key in state if key.endswith(_EXTRA_STATE)])
+        wanted[str(number)] = {key: value for key, value in state.items() if not key.endswith(_EXTRA_STATE)}
+    try:
+        found = dist_checkpointing.load(wanted, str(checkpoint), strict=StrictHandling.RAISE_ALL)
+    except (Exception, CheckpointException) as error:  # torch's is no Exception
+        raise CheckpointError(f"{checkpoint} cannot be loaded: {type(error).__name__}: {error}") from error
+    for number, chunk in enumerate(chunks):
+        chunk.load_state_dict(found[str(number)] | dict.fromkeys(absent[number]))

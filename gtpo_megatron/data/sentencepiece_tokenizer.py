@@ -1,0 +1,55 @@
+"""The tokenizer of a folder that has nothing but sentencepiece's ``tokenizer.model``.
+
+``AutoTokenizer`` would rebuild such a model as one of its own, with other ids and no error; this one asks sentencepiece
+itself, both ways.
+"""
+
+import json
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
+
+MODEL_FILE = "tokenizer.model"
+
+
+class SentencePieceTokenizer(SentencePieceBackend):
+    """Transformers' tokenizer over sentencepiece, with its own decoding, which joins bytes of unknown characters."""
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Text of pieces; special tokens, which sentencepiece leaves out, stand as they are written."""
+        special, text, run = set(self.all_special_tokens), "", list[str]()
+        for token in tokens:
+            if token in special:
+                text += self.sp_model.decode_pieces(run) + token
+                run = []
+            else:
+                run.append(token)
+        return text + str(self.sp_model.decode_pieces(run))
+
+
+def is_sentencepiece_only(folder: Path) -> bool:
+    """Has sentencepiece's model and no other file that a tokenizer could be made of."""
+    others = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json")
+    return (folder / MODEL_FILE).is_file() and not any((folder / name).exists() for name in others)
+
+
+def load_sentencepiece(folder: Path) -> SentencePieceTokenizer:
+    """Loads it, with the special tokens that its model declares unless ``tokenizer_config.json`` names others.
+
+    Raises:
+        OSError: the model cannot be read.
+        RuntimeError: it is no sentencepiece model.
+        ValueError: ``tokenizer_config.json`` is no JSON.
+    """
+    model = SentencePieceProcessor(model_file=str(folder / MODEL_FILE))
+    declared = {"unk": model.unk_id(), "bos": model.bos_id(), "eos": model.eos_id(), "pad": model.pad_id()}
+    special = {f"{name}_token": model.id_to_piece(index) for name, index in declared.items() if index >= 0}
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        named = json.loads(config.read_text(encoding="utf-8"))
+        special = {key: piece for key, piece in special.items() if not named.get(key)}
+    tokenizer: SentencePieceTokenizer = SentencePieceTokenizer.from_pretrained(
+        str(folder), local_files_only=True, **special
+    )
+    return tokenizer

@@ -1,0 +1,357 @@
+"""Folders converted to Megatron's format and back: the same bytes, or an error that says what is wrong."""
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
+from gtpo_megatron.weights import hf_writer, megatron_layout
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.conversion import (
+    MEGATRON_FOLDER,
+    check_weights,
+    converted_weights,
+    hf_to_megatron,
+    megatron_to_hf,
+)
+from gtpo_megatron.weights.hf_reader import read_parameters, weight_files
+from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.reshard import ShardPlace, fused_name, hf_shapes, load_plan, stage_mappings
+from tests.distributed.family_models import FAMILIES, make_family_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Count:
+    """Holds what a conversion reports."""
+
+    def __init__(self):
+        self.total = self.done = 0
+
+    def start(self, num_bytes):
+        self.total = num_bytes
+
+    def advance(self, num_bytes):
+        self.done += num_bytes
+
+
+def layout(tensor=1, pipeline=1):
+    return ParallelConfig(num_ranks=tensor * pipeline, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+
+
+def to_megatron(source, target, parallel=None):
+    progress = Count()
+    hf_to_megatron(source, target, parallel or layout(), progress=progress)
+    assert progress.done == progress.total > 0
+
+
+def to_hf(source, target, **options):
+    progress = Count()
+    megatron_to_hf(source / MEGATRON_FOLDER, source, target, progress=progress, **options)
+    assert progress.done == progress.total > 0
+
+
+def contents(folder):
+    """Name -> dtype, shape and bytes of every tensor."""
+    found = {}
+    for path in weight_files(folder):
+        for name, tensor in load_file(path).items():
+            found[name] = (tensor.dtype, tuple(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """One folder a family and dtype, a tokenizer file beside."""
+    base = tmp_path_factory.mktemp("models")
+    for name, family in FAMILIES.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            folder = base / f"{name}-{dtype.itemsize}"
+            make_family_model(folder, family, dtype=dtype)
+            (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return base
+
+
+@pytest.fixture
+def model(models, tmp_path):
+    """A copy to damage, in three shards."""
+    return sharded(models / "qwen3_untied-4", tmp_path / "source")
+
+
+def sharded(source, target, num_shards=3):
+    """The same model cut into shards by the writer itself."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = load_file(source / "model.safetensors")
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    most = sum(sizes.values()) // num_shards + max(sizes.values())
+    hf_writer.write_shards(target, sizes, lambda names: {n: tensors[n] for n in names}, shard_bytes=most)
+    assert len(weight_files(target)) >= 2
+    return target
+
+
+# ----------------------------------------------------------------------------------------------------- there and back
+@pytest.mark.parametrize("parallel", [layout(), layout(2, 1), layout(2, 2)], ids=["one", "tp2", "tp2_pp2"])
+@pytest.mark.parametrize("itemsize", [4, 2])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_byte_comes_back(models, tmp_path, monkeypatch, name, itemsize, parallel):
+    monkeypatch.setattr(megatron_layout, "CHUNK_BYTES", 700)  # so that tensors are cut inside heads and halves
+    source = models / f"{name}-{itemsize}"
+    to_megatron(source, tmp_path / "converted", parallel)
+    assert converted_weights(tmp_path / "converted") == tmp_path / "converted" / MEGATRON_FOLDER
+    check_weights(tmp_path / "converted", read_architecture(source))
+    files = list((tmp_path / "converted" / MEGATRON_FOLDER).glob("*.distcp"))
+    assert len(files) == parallel.num_ranks
+    to_hf(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(source)
+    for companion in ("config.json", "generation_config.json", "tokenizer.json"):
+        assert (tmp_path / "back" / companion).read_bytes() == (source / companion).read_bytes()
+
+
+def test_shards_and_their_index(models, model, tmp_path):
+    to_megatron(model, tmp_path / "converted", layout(2))
+    to_hf(tmp_path / "converted", tmp_path / "back", shard_bytes=20_000)
+    assert contents(tmp_path / "back") == contents(models / "qwen3_untied-4")
+    index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
+    shards = sorted((tmp_path / "back").glob("*.safetensors"))
+    assert len(shards) > 3
+    assert [path.name for path in shards] == [
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)
+    ]
+    assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in contents(model).values())
+    for name, file in index["weight_map"].items():
+        with safe_open(tmp_path / "back" / file, "pt") as opened:
+            assert name in opened.keys()  # noqa: SIM118 - no mapping
+    assert all(path.stat().st_size < 20_000 + 4096 for path in shards)
+
+
+def test_tensors_keep_dtypes_of_their_own(models, tmp_path):
+    source = shutil.copytree(models / "qwen3_untied-2", tmp_path / "mixed")
+    tensors = load_file(source / "model.safetensors")
+    tensors = {name: tensor.float() if "norm" in name else tensor for name, tensor in tensors.items()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    to_megatron(source, tmp_path / "converted")
+    to_hf(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(source)
+
+
+def test_tensors_that_megatron_fuses_must_be_of_one_dtype(models, tmp_path):
+    source = shutil.copytree(models / "qwen3_untied-2", tmp_path / "mixed")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.weight"] = tensors["model.layers.1.self_attn.k_proj.weight"].float()
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(WeightMappingError, match=r"layers.1.self_attn.k_proj.weight is torch.float32 but .* one dtype"):
+        to_megatron(source, tmp_path / "converted")
+
+
+def test_a_folder_without_a_tokenizer_converts_with_a_warning(models, tmp_path, caplog):
+    source = shutil.copytree(models / "llama3-4", tmp_path / "bare")
+    (source / "tokenizer.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        to_megatron(source, tmp_path / "converted")
+    assert "has no tokenizer" in caplog.text
+    caplog.clear()
+    to_megatron(models / "llama3-4", tmp_path / "with")
+    assert not caplog.text
+
+
+def test_an_output_layer_tied_and_stored_again_is_let_pass_only_if_it_is_the_embedding(models, tmp_path):
+    source = shutil.copytree(models / "qwen2-4", tmp_path / "tied")
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # as old Llama folders have it
+    save_file(tensors, source / "model.safetensors")
+    to_megatron(source, tmp_path / "converted")
+    to_hf(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(models / "qwen2-4")
+    tensors["lm_head.weight"][3, 5] += 1
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(WeightMappingError, match="lm_head.weight differs from model.embed_tokens.weight; set tie_"):
+        to_megatron(source, tmp_path / "other")
+
+
+# --------------------------------------------------------------------------------------------- what a source may lack
+def rewritten(folder, change):
+    """Applies ``change`` to the tensors of whichever shard has layer 1's attention output."""
+    path = next(p for p in weight_files(folder) if "model.layers.1.self_attn.o_proj.weight" in load_file(p))
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file != path.name}
+    index["weight_map"] |= dict.fromkeys(tensors, path.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+OUTPUT = "model.layers.1.self_attn.o_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(OUTPUT), f"lacks 1 of 25 tensors, first '{OUTPUT}'"),
+        (lambda t: t.update(nose=torch.zeros(2)), "has 1 that the architecture does not, first 'nose'"),
+        (
+            lambda t: t.update({"model.layers.1.self_attn.out_proj.weight": t.pop(OUTPUT)}),
+            f"'{OUTPUT}' may have been renamed to 'model.layers.1.self_attn.out_proj.weight'",
+        ),
+        (lambda t: t.update({OUTPUT: t[OUTPUT][:-1].clone()}), r"has shape \(31, 16\), expected \(32, 16\)"),
+        (lambda t: t.update({OUTPUT: t[OUTPUT].flatten()}), r"has shape \(512,\), expected \(32, 16\)"),
+        (lambda t: t.update({OUTPUT: t[OUTPUT].to(torch.int8)}), "o_proj.weight is I8; expected one of F32, BF16, F16"),
+    ],
+    ids=["missing", "extra", "renamed", "short", "flat", "quantized"],
+)
+def test_tensors_that_are_not_the_architectures(model, tmp_path, change, message):
+    rewritten(model, change)
+    with pytest.raises(WeightMappingError, match=message):
+        to_megatron(model, tmp_path / "converted")
+    with pytest.raises(WeightMappingError, match=message):
+        check_weights(model, read_architecture(model))
+    assert not (tmp_path / "converted").exists()
+
+
+def test_damaged_shards(model, tmp_path):
+    first, second, *_ = weight_files(model)
+    data = first.read_bytes()
+    first.write_bytes(data[:-100])
+    with pytest.raises(ConfigError, match=f"{first.name} cannot be read"):
+        to_megatron(model, tmp_path / "converted")
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(WeightMappingError, match=r"promises .* in .*, which does not hold it"):
+        to_megatron(model, tmp_path / "converted")
+    first.unlink()
+    with pytest.raises(ConfigError, match=f"names {first.name}, not in the folder; fetch the missing shards"):
+        to_megatron(model, tmp_path / "converted")
+    (model / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ConfigError, match="is no index of weights"):
+        to_megatron(model, tmp_path / "converted")
+
+
+def test_layouts_that_do_not_divide_the_model(models, tmp_path):
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4 must divide num_query_groups=2"):
+        to_megatron(models / "llama3-4", tmp_path / "converted", layout(4))
+    with pytest.raises(ConfigError, match="must divide num_layers=2"):
+        to_megatron(models / "llama3-4", tmp_path / "converted", layout(1, 4))
+
+
+# ------------------------------------------------------------------------------------------------- where it is written
+def test_a_target_that_holds_something_is_left_alone(models, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").write_text("x")
+    with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+        to_megatron(models / "llama3-4", tmp_path / "full")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
+    with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+        to_megatron(models / "llama3-4", tmp_path / "full" / "precious")
+    (tmp_path / "empty").mkdir()
+    to_megatron(models / "llama3-4", tmp_path / "empty")
+    with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+        to_hf(tmp_path / "empty", tmp_path / "full")
+
+
+def test_a_disk_without_room_is_seen_before_anything_is_written(models, tmp_path, monkeypatch):
+    to_megatron(models / "llama3-4", tmp_path / "converted")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=50_000))
+    for convert, source in ((to_megatron, models / "llama3-4"), (to_hf, tmp_path / "converted")):
+        with pytest.raises(CheckpointError, match=r"0.00 GiB free, but 0.00 GiB are to be written; make room"):
+            convert(source, tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["converted"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(models, tmp_path, monkeypatch):
+    to_megatron(models / "llama3-4", tmp_path / "converted")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.save", full)
+    with pytest.raises(CheckpointError, match="target could not be written: No space left on device"):
+        to_megatron(models / "llama3-4", tmp_path / "target")
+    monkeypatch.setattr(hf_writer, "save_file", full)
+    with pytest.raises(CheckpointError, match="target could not be written: No space left on device"):
+        to_hf(tmp_path / "converted", tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["converted"]
+
+
+# -------------------------------------------------------------------------------------------- damaged Megatron folders
+@pytest.fixture
+def converted(models, tmp_path):
+    to_megatron(models / "qwen3_untied-4", tmp_path / "converted", layout(2))
+    return tmp_path / "converted"
+
+
+def test_damaged_checkpoints(converted, tmp_path):
+    checkpoint = converted / MEGATRON_FOLDER
+    path = checkpoint / "__1_0.distcp"
+    data = path.read_bytes()
+
+    def refused(error, message):
+        with pytest.raises(error, match=message):
+            to_hf(converted, tmp_path / "back")
+        assert not (tmp_path / "back").exists()
+
+    path.write_bytes(data[:-10])
+    refused(CheckpointError, f"__1_0.distcp is cut short at {len(data) - 10} of {len(data)} bytes")
+    path.write_bytes(bytes(len(data)))
+    refused(CheckpointError, "cannot be read")
+    path.unlink()
+    refused(CheckpointError, "__1_0.distcp is missing")
+    (checkpoint / ".metadata").write_bytes(b"no pickle")
+    refused(CheckpointError, "is no Megatron checkpoint that can be read")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["Qwen2ForCausalLM"]}, "lacks 1 of .*linear_qkv.bias'; has 2 that .*k_layernorm"),
+        ({"intermediate_size": 64}, r"mlp.linear_fc1.weight has shape \(2, 96, 32\), expected \(2, 128, 32\)"),
+        ({"num_hidden_layers": 1}, r"has shape \(2, .*, expected \(1, "),
+        ({"vocab_size": 300}, r"word_embeddings.weight has shape \(256, 32\), expected \(300, 32\)"),
+        ({"tie_word_embeddings": True}, "has 1 that the architecture does not, first 'output_layer.weight'"),
+    ],
+    ids=["family", "width", "depth", "vocabulary", "tied"],
+)
+def test_a_checkpoint_of_another_model(converted, tmp_path, changes, message):
+    config = json.loads((converted / "config.json").read_text())
+    (converted / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(WeightMappingError, match=message):
+        to_hf(converted, tmp_path / "back")
+    with pytest.raises(WeightMappingError, match=message):
+        check_weights(converted, read_architecture(converted))
+
+
+def test_a_checkpoint_with_a_hole(converted, tmp_path):
+    """One chunk of the metadata taken out: nothing else would notice."""
+    import pickle
+
+    path = converted / MEGATRON_FOLDER / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.state_dict_metadata["decoder.layers.mlp.linear_fc2.weight"].chunks.pop()
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(WeightMappingError, match=r"768 of 1536 elements of decoder.layers.1.mlp.linear_fc2.weight"):
+        to_hf(converted, tmp_path / "back")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_layers_stored_one_by_one_are_read_too(models, tmp_path):
+    """Megatron writes them so where it is told to: every layer has a key, without an axis for layers."""
+    source = models / "qwen3_untied-2"
+    arch = read_architecture(source)
+    place = ShardPlace(tensor_parallel=TensorParallel(1, 0))
+    parameters = {}
+    for mapping in stage_mappings(arch, place, arch.vocab_size):
+        rows, columns = mapping.extent
+        shape = (rows, columns) if columns > 1 else (rows,)
+        parameters[mapping.megatron_name] = torch.zeros(shape, dtype=torch.bfloat16)
+    read_parameters(source, hf_shapes(arch), load_plan(arch, place, arch.vocab_size), parameters)
+    state = {fused_name(name): parameter for name, parameter in parameters.items()}
+    torch.distributed.checkpoint.save(state, checkpoint_id=tmp_path / "stored", no_dist=True)
+    megatron_to_hf(tmp_path / "stored", source, tmp_path / "back", progress=Count())
+    assert contents(tmp_path / "back") == contents(source)
