@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     except GTPOError as error:
         console.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True, highlight=False)
         return 1
-    console.print(f"{escape(str(command.dst))} is written", highlight=False)
+    console.print(f"{escape(str(command.dst))} is written", soft_wrap=True, highlight=False)
     return 0
 
 
