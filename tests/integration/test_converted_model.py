@@ -1,4 +1,4 @@
-"""A run that starts from a converted folder, on real Megatron-core, vLLM and Ray."""
+"""A run that starts from a converted folder, on real Megatron-core and vLLM."""
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from tests.integration.runs import Run, steps
 from tools.convert_checkpoint import main
 
 pytestmark = [
-    pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
     pytest.mark.slow,
@@ -18,13 +17,16 @@ pytestmark = [
 ]
 
 
+ONE_PROCESS = ("--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1")
+
+
 def test_training_does_not_depend_on_the_format_it_starts_from(tmp_path):
     """Row by row; vLLM, which cannot read a converted folder, has its weights from the first push. And what the run
     exports is what its last checkpoint converts to."""
     assert main(["hf-to-megatron", str(ASSETS / "tiny_qwen2"), str(tmp_path / "converted")]) == 0
-    plain = Run(tmp_path / "plain")
+    plain = Run(tmp_path / "plain", *ONE_PROCESS)
     plain.succeed()
-    converted = Run(tmp_path / "run", "--model.path", str(tmp_path / "converted"))
+    converted = Run(tmp_path / "run", "--model.path", str(tmp_path / "converted"), *ONE_PROCESS)
     converted.succeed()
     assert steps(converted.folder) == steps(plain.folder)
     assert main(["megatron-to-hf", str(converted.folder), str(tmp_path / "back")]) == 0
