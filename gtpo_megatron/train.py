@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
-from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -110,6 +110,11 @@ def check_inputs(config: RunConfig) -> RunInputs:
     check_weights(model, architecture)
     resolve_reward(config.reward.function)
     tokenizer = load_tokenizer(config.model.path)
+    if config.rollout.sampling.stop_strings and is_sentencepiece_only(model):
+        raise ConfigError(
+            f"rollout.sampling.stop_strings: vLLM cannot spell the tokens of {model}, which has sentencepiece's "
+            f"tokenizer.model only; use rollout.sampling.stop_token_ids, or add a tokenizer.json"
+        )
     inputs = read_inputs(config, tokenizer)
     if config.data.prompts_per_step > len(inputs.train):
         raise ConfigError(

@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+SENTENCEPIECE_FILE = "tokenizer.model"
+
+
+def is_sentencepiece_only(folder: Path) -> bool:
+    """Has sentencepiece's model and no other file that a tokenizer could be made of."""
+    others = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json")
+    return (folder / SENTENCEPIECE_FILE).is_file() and not any((folder / name).exists() for name in others)
+
+
 def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
     """Loads the tokenizer of a Hugging Face folder; never from the network.
 
@@ -21,13 +30,13 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
     """
     from transformers import AutoTokenizer
 
-    from gtpo_megatron.data.sentencepiece_tokenizer import is_sentencepiece_only, load_sentencepiece
+    from gtpo_megatron.data.sentencepiece_tokenizer import load_sentencepiece
 
     if not Path(model_path).is_dir():
         raise DataError(f"{model_path}: no such folder; expected a Hugging Face model folder with its tokenizer files")
     try:
         if is_sentencepiece_only(Path(model_path)):
-            tokenizer = load_sentencepiece(Path(model_path))
+            tokenizer = load_sentencepiece(Path(model_path), SENTENCEPIECE_FILE)
         else:
             tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
         if not tokenizer.encode("0", add_special_tokens=False):  # what transformers makes of a config.json alone

@@ -10,8 +10,6 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-MODEL_FILE = "tokenizer.model"
-
 
 class SentencePieceTokenizer(SentencePieceBackend):
     """Transformers' tokenizer over sentencepiece, with its own decoding, which joins bytes of unknown characters."""
@@ -28,13 +26,7 @@ class SentencePieceTokenizer(SentencePieceBackend):
         return text + str(self.sp_model.decode_pieces(run))
 
 
-def is_sentencepiece_only(folder: Path) -> bool:
-    """Has sentencepiece's model and no other file that a tokenizer could be made of."""
-    others = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json")
-    return (folder / MODEL_FILE).is_file() and not any((folder / name).exists() for name in others)
-
-
-def load_sentencepiece(folder: Path) -> SentencePieceTokenizer:
+def load_sentencepiece(folder: Path, model_file: str) -> SentencePieceTokenizer:
     """Loads it, with the special tokens that its model declares unless ``tokenizer_config.json`` names others.
 
     Raises:
@@ -42,7 +34,7 @@ def load_sentencepiece(folder: Path) -> SentencePieceTokenizer:
         RuntimeError: it is no sentencepiece model.
         ValueError: ``tokenizer_config.json`` is no JSON.
     """
-    model = SentencePieceProcessor(model_file=str(folder / MODEL_FILE))
+    model = SentencePieceProcessor(model_file=str(folder / model_file))
     declared = {"unk": model.unk_id(), "bos": model.bos_id(), "eos": model.eos_id(), "pad": model.pad_id()}
     special = {f"{name}_token": model.id_to_piece(index) for name, index in declared.items() if index >= 0}
     config = folder / "tokenizer_config.json"

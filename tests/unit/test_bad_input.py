@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import sentencepiece as spm
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.recipe import load_recipe
@@ -110,3 +111,23 @@ def test_a_run_folder_of_another_configuration(tmp_path):
 
 def test_the_assets_are_small_enough():
     assert sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) <= 8 << 20
+
+
+def test_stop_strings_need_a_tokenizer_that_vllm_can_read(capsys, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(ASSETS / "tiny_qwen2", model, ignore=shutil.ignore_patterns("tokenizer*"))
+    text = tmp_path / "text"
+    text.write_text("\n".join(f"{a} plus {b} is {a + b}" for a in range(50) for b in range(9)))
+    spm.SentencePieceTrainer.train(
+        input=str(text),
+        model_prefix=str(model / "tokenizer"),
+        vocab_size=300,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    status, text = complaint(capsys, "--model.path", str(model), "--rollout.sampling.stop-strings", "END")
+    assert status == 2
+    assert "rollout.sampling.stop_strings: vLLM cannot spell the tokens" in text
+    status, _ = complaint(capsys, "--model.path", str(model))
+    assert status == 0
