@@ -114,7 +114,8 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         masked_softmax_fusion=fused,
         bias_activation_fusion=fused,
         bias_dropout_fusion=fused,
-        apply_rope_fusion=False,
+        # the local one asks the device for the sequences' bounds, twice a layer
+        apply_rope_fusion=fused,
         persist_layer_norm=fused,
         cross_entropy_loss_fusion=False,
     )

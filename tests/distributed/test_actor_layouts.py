@@ -134,6 +134,21 @@ def test_gtpo_on_every_layout(models, tmp_path, layout):
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]))
 
 
+@pytest.mark.slow
+def test_every_axis_at_once(models, tmp_path):
+    folder, model = models[True]
+    layout = {
+        "num_ranks": 8,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_size": 2,
+        "context_parallel_size": 2,
+        "sequence_parallel": True,
+        "distributed_optimizer": True,
+    }
+    compare(tmp_path, model, make_config(folder, layout))
+
+
 @pytest.mark.parametrize("layout", ["dp2", "cp2"])
 @pytest.mark.parametrize("algorithm", [GRPOSConfig(), GRPOConfig(), GTPOConfig(loss_denominator="group")])
 def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm, layout):
