@@ -49,9 +49,7 @@ def make_actor(folder, store, *, recompute="none", distributed_optimizer=False):
     from gtpo_megatron.actor.actor import MegatronActor
 
     config = make_config(folder, {"num_ranks": 1, "distributed_optimizer": distributed_optimizer})
-    config = dataclasses.replace(
-        config, model=dataclasses.replace(config.model, dtype="bfloat16", recompute=recompute)
-    )
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16", recompute=recompute))
     return MegatronActor(config, global_rank=0, init_method=f"file://{store}/store")
 
 
