@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_megatron.config.algorithm import DAPOConfig, DynamicSamplingConfig, GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.algorithm import (
+    CISPOConfig,
+    ClipCovConfig,
+    DAPOConfig,
+    DrGRPOConfig,
+    DynamicSamplingConfig,
+    EntropyAdvantageConfig,
+    GRPOConfig,
+    GRPOSConfig,
+    GSPOConfig,
+    GTPOConfig,
+    KLCovConfig,
+    TopEntropyConfig,
+)
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
@@ -30,6 +43,14 @@ ALGORITHMS = {
     "grpo_s": GRPOSConfig(),
     "dapo": DAPOConfig(dynamic_sampling=DynamicSamplingConfig(enabled=False)),
     "grpo": GRPOConfig(),
+    "dr_grpo": DrGRPOConfig(norm_tokens=12),
+    "gspo": GSPOConfig(),
+    "cispo": CISPOConfig(),
+    "entropy_advantage": EntropyAdvantageConfig(),
+    "top_entropy": TopEntropyConfig(),
+    # shares of a batch of 53 tokens that choose some
+    "clip_cov": ClipCovConfig(clip_fraction=0.1, cov_low=-1.0),
+    "kl_cov": KLCovConfig(penalised_fraction=0.1),
 }
 OTHER_STACK_TOLERANCE = 1e-3
 """Relative. Adam divides by the root of small second moments, which multiplies a rounding by about 10 a step."""
