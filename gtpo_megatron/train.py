@@ -25,7 +25,7 @@ from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.stop_request import StopRequest
 from gtpo_megatron.rewards.function import resolve_reward
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.conversion import check_weights
+from gtpo_megatron.weights.conversion import Unseen, check_weights, megatron_to_hf
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,16 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         ending.outcome = _outcome(summary)
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")
-            parts.actor.export_hf(folder.hf_folder)
+            _export(config, folder)
     write_report([run_dir], folder.report_file)
     return summary
+
+
+def _export(config: RunConfig, folder: RunFolder) -> None:
+    """The last checkpoint in Hugging Face format; no rank takes part."""
+    latest = folder.latest_checkpoint()
+    assert latest is not None, "the last step is always saved"
+    megatron_to_hf(latest[0], Path(config.model.path), folder.hf_folder, progress=Unseen(), replace=True)
 
 
 def _outcome(summary: RunSummary) -> str:

@@ -40,10 +40,10 @@ from gtpo_megatron.observability.metrics import Max, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
 from gtpo_megatron.weights.hf_reader import read_parameters
-from gtpo_megatron.weights.hf_writer import write_folder
-from gtpo_megatron.weights.reshard import export_plan, hf_shapes, load_plan
+from gtpo_megatron.weights.link import WeightLink
+from gtpo_megatron.weights.reshard import hf_shapes, load_plan
+from gtpo_megatron.weights.sender import Checksums, WeightSender
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class MegatronActor:
         self._update = PolicyUpdate(
             config, self._model, self._optimizer, self._schedule, self._head, self.place, self._stages
         )
-        self._buffer: HFBuffer | None = None
+        self._sender: WeightSender | None = None
         self._policy_version = 0
 
     def _build_model(self) -> None:
@@ -109,7 +109,6 @@ class MegatronActor:
         self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
         padded = model.padded_vocab_size(self._arch, parallel)
         place = megatron_init.shard_place(parallel, self.place)
-        self._export_plan = export_plan(self._arch, place, padded)
         converted = converted_weights(Path(config.model.path))
         if converted is not None:
             load_converted(converted, self._chunks)
@@ -264,35 +263,30 @@ class MegatronActor:
         return metrics | self._stages.take()
 
     # -------------------------------------------------------------------------------------------------------- (9) push
-    def connect_weights(self, layout: BufferLayout, writing_copy: tuple[int, int] = (0, 0)) -> None:
-        """Maps the buffer that this rank writes its weights to.
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding over all tensor-parallel ranks."""
+        return model.padded_vocab_size(self._arch, self._config.parallel)
 
-        Args:
-            layout: of the buffer, in the memory of the sampler's node.
-            writing_copy: of the weights, see ``RankPlace``; only its ranks write, others need not be on that node.
-        """
-        self._buffer = HFBuffer(layout) if self.place.weight_copy == writing_copy else None
+    def connect_weights(self, link: WeightLink) -> None:
+        """Opens this rank's end of the pushes; one that was open before is closed."""
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = link.sender(self.place.global_rank)
 
-    def write_weights(self, version: int, with_checksums: bool) -> dict[str, int]:
-        """Writes this rank's slices, as policy ``version``; of ranks with the same weights only one writes.
+    def send_weights(self, version: int, with_checksums: bool) -> Checksums:
+        """Sends this rank's share of the weights as policy ``version``; all ranks and the sampler at once.
 
         Returns:
-            This rank's shares of the tensors' checksums, or nothing.
+            This rank's shares of the checksums of every sampler worker, or nothing.
+
+        Communication: that of the link's transport, to the sampler's workers.
         """
         self._policy_version = version
-        checksums: dict[str, int] = {}
-        with self._stages.profiler.stage("write_weights", step=version):
-            if self._buffer is not None:
-                parameters = self._weights()
-                self._buffer.write(self._export_plan, parameters)
-                checksums = self._buffer.checksums(self._export_plan, parameters) if with_checksums else {}
+        assert self._sender is not None, "connect_weights comes first"
+        with self._stages.profiler.stage("send_weights", step=version):
+            checksums = self._sender.push(self._weights(), with_checksums=with_checksums)
         self._stages.profiler.step_done(version)
         return checksums
-
-    def export_hf(self, target: str) -> None:
-        """Writes the weights that were pushed last as a Hugging Face folder; one rank does it."""
-        if self._buffer is not None and self.place.is_first_of_copy:
-            write_folder(self._buffer, Path(self._config.model.path), Path(target))
 
     # ------------------------------------------------------------------------------------------ looking, saving, ending
     def sample_records(self, batch: TrainBatch, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:
@@ -336,5 +330,7 @@ class MegatronActor:
     def close(self) -> None:
         """Ends a trace that is still running, and leaves the trainer's world."""
         self._stages.profiler.close()
-        self._buffer = None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
         megatron_init.shut_down()

@@ -38,13 +38,3 @@ class RankPlace:
     def reports(self) -> bool:
         """One rank of each replica speaks for its tensor- and context-parallel peers, which hold the same values."""
         return self.has_logits and self.tensor_index == 0 and self.context_index == 0
-
-    @property
-    def weight_copy(self) -> tuple[int, int]:
-        """The ranks with the same value hold every weight of the model once, between them."""
-        return self.data_index, self.context_index
-
-    @property
-    def is_first_of_copy(self) -> bool:
-        """One rank of each copy of the weights acts for all of it."""
-        return self.tensor_index == 0 and self.pipeline_index == 0

@@ -79,15 +79,25 @@ class WeightSyncConfig:
     """The push of new weights into the sampler after every step.
 
     Attributes:
-        transport: how the bytes travel.
+        transport: how the bytes travel: ``shared_memory`` between processes of one machine, ``process_group`` over the
+            network (NCCL on GPUs, gloo on CPUs), ``files`` through the run folder, for debugging.
+        bucket_mib: largest piece under way; two for each sampler worker are in memory at a time.
+        deadline_s: longest time that one side of a push waits for the other.
         verify_every_steps: every so many pushes, and at the first one, both sides compare a checksum of every tensor.
         logprob_gap_limit: largest absolute difference, nats, between the sampler's and the trainer's log-prob of a
             sampled token; above it the run stops. 1e-4 suits float32 on both sides; bfloat16 needs about 1.
     """
 
-    transport: Literal["shared_memory"] = "shared_memory"
+    transport: Literal["shared_memory", "process_group", "files"] = "shared_memory"
+    bucket_mib: int = 256
+    deadline_s: float = 120.0
     verify_every_steps: int = 10
     logprob_gap_limit: float = 1.0
 
     def __post_init__(self) -> None:
-        require_positive(verify_every_steps=self.verify_every_steps, logprob_gap_limit=self.logprob_gap_limit)
+        require_positive(
+            bucket_mib=self.bucket_mib,
+            deadline_s=self.deadline_s,
+            verify_every_steps=self.verify_every_steps,
+            logprob_gap_limit=self.logprob_gap_limit,
+        )

@@ -108,7 +108,7 @@ class Controller:
         with ExitStack() as stack:
             memory = stack.enter_context(PeakMemory(stage=lambda: self._parts.timers.current))
             with self._parts.timers.stage("weight_sync"):
-                self._parts.weight_sync.push(self._parts.actor, self._parts.engine, version=first)
+                self._parts.weight_sync.push(version=first)
             before = None
             if first == 0:
                 before = self._measure()

@@ -3,10 +3,12 @@
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord, concatenate
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
@@ -18,13 +20,19 @@ from gtpo_megatron.orchestration.parts import (
     RolloutHandle,
     StepParts,
     rollout_summary,
-    weight_layout,
 )
 from gtpo_megatron.orchestration.reward_stage import RewardGrader, build_grader
+from gtpo_megatron.orchestration.weight_link import connect
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.rollout.requests import requests_for
-from gtpo_megatron.weights.hf_buffer import BufferLayout, allocate, remove_name
+from gtpo_megatron.weights.link import WeightLink
+from gtpo_megatron.weights.sender import Checksums
 from gtpo_megatron.weights.sync import WeightSync
+from gtpo_megatron.weights.transports.process_group import open_store
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots
+
+HOST = "127.0.0.1"
+"""Both sides are on it."""
 
 
 class LocalEngine:
@@ -32,9 +40,7 @@ class LocalEngine:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self.connect_weights = engine.connect_weights
-        self.load_weights = engine.load_weights
-        self.received_checksums = engine.received_checksums
+        self.remove_slot_names = engine.remove_slot_names
         self.forget_prefixes = engine.forget_prefixes
 
     def generate(
@@ -43,6 +49,21 @@ class LocalEngine:
         """Samples responses."""
         batch = self._engine.generate(requests_for(prompts, samples_per_prompt), sampling, seed=seed)
         return RolloutHandle(payload=batch, **rollout_summary(batch))
+
+    def hosts(self) -> list[str]:
+        """The only engine's."""
+        return [HOST]
+
+    def open_slots(self, *, slot_bytes: int, num_ranks: int, deadline_s: float) -> dict[int, SharedSlots]:
+        """For every worker of the engine."""
+        slots: dict[int, SharedSlots] = self._engine.open_slots(
+            range(self._engine.num_workers), slot_bytes=slot_bytes, num_ranks=num_ranks, deadline_s=deadline_s
+        )
+        return slots
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every worker opens its end."""
+        self._engine.connect_weights(link, range(self._engine.num_workers))
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
         """The chosen rows as one batch."""
@@ -66,6 +87,18 @@ class LocalActor:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self.padded_vocab_size = actor.padded_vocab_size
+        self.connect_weights = actor.connect_weights
+        self._store: Any = None
+
+    def places(self) -> list[tuple[RankPlace, str]]:
+        """The only rank's."""
+        return [(self._actor.place, HOST)]
+
+    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
+        """A store of this process."""
+        self._store = open_store(HOST, deadline_s=deadline_s)
+        return HOST, self._store.port
 
     def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
         """Scores all responses."""
@@ -83,22 +116,9 @@ class LocalActor:
         """Optimizer updates."""
         return merge([self._actor.update(batch.payloads[0], step)])
 
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """Maps the buffer."""
-        self._actor.connect_weights(layout)
-
-    def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
-        """Writes all tensors."""
-        checksums: dict[str, int] = self._actor.write_weights(version, with_checksums)
-        return checksums
-
     def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
         """The chosen groups' responses."""
         return [record for _, record in self._actor.sample_records(batch.payloads[0], list(group_ids))]
-
-    def export_hf(self, target: Path) -> None:
-        """Writes what the buffer holds."""
-        self._actor.export_hf(str(target))
 
     def save(self, folder: Path) -> None:
         """Writes the trainer's part of a checkpoint."""
@@ -107,6 +127,20 @@ class LocalActor:
     def load(self, folder: Path) -> None:
         """Restores the trainer's part of a checkpoint."""
         self._actor.load(str(folder))
+
+
+class _Transfer:
+    """Both sides of a push in one process: the trainer sends in a thread."""
+
+    def __init__(self, trainer: Any, sampler: Any) -> None:
+        self._trainer, self._sampler = trainer, sampler
+
+    def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
+        """Sends and receives."""
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(self._trainer.send_weights, version, with_checksums)
+            received = self._sampler.receive_weights(version, with_checksums=with_checksums)
+            return sending.result(), received
 
 
 @contextmanager
@@ -129,19 +163,14 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
             num_threads=config.cluster.engine_threads,
         )
         grader = build_grader(config)
-        layout = weight_layout(config)
-        allocate(layout)
-        try:
-            trainer.connect_weights(layout)
-            sampler.connect_weights(layout)
-        finally:
-            remove_name(layout)
+        engine, actor = LocalEngine(sampler), LocalActor(trainer)
+        connect(config, run_folder, actor, engine, has_gpus=torch.cuda.is_available())
         try:
             yield StepParts(
-                engine=LocalEngine(sampler),
+                engine=engine,
                 reward=LocalRewards(grader),
-                actor=LocalActor(trainer),
-                weight_sync=WeightSync(config.weight_sync),
+                actor=actor,
+                weight_sync=WeightSync(config.weight_sync, _Transfer(trainer, sampler)),
                 timers=timers,
                 logprob_gap_limit=config.weight_sync.logprob_gap_limit,
             )

@@ -13,12 +13,8 @@ from torch import Tensor
 
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.hf_buffer import BufferLayout, new_layout
-from gtpo_megatron.weights.reshard import hf_shapes
 from gtpo_megatron.weights.sync import WeightSync
 
 Metrics = dict[str, Metric]
@@ -71,18 +67,6 @@ class Engine(Protocol):
         """The chosen rows of several batches of one policy as one batch."""
         ...
 
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """Maps the buffer that new weights arrive in."""
-        ...
-
-    def load_weights(self, version: int) -> None:
-        """Takes the weights that the buffer holds."""
-        ...
-
-    def received_checksums(self) -> list[dict[str, int]]:
-        """Checksum of every tensor of the last push, by worker."""
-        ...
-
     def forget_prefixes(self) -> None:
         """Makes the next generation independent of those before."""
         ...
@@ -115,20 +99,8 @@ class Actor(Protocol):
         """Optimizer updates from one rollout batch."""
         ...
 
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """Maps the buffer that new weights leave by."""
-        ...
-
-    def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
-        """Every rank writes its slices to the buffer."""
-        ...
-
     def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
         """What the algorithm saw of the chosen groups' tokens."""
-        ...
-
-    def export_hf(self, target: Path) -> None:
-        """Writes the weights that were pushed last as a Hugging Face folder."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -165,8 +137,3 @@ def rollout_summary(batch: RolloutBatch) -> dict[str, Any]:
         "truncated": batch.truncated,
         "policy_version": batch.policy_version,
     }
-
-
-def weight_layout(config: RunConfig) -> BufferLayout:
-    """A buffer of its own for this run's weights."""
-    return new_layout(hf_shapes(read_architecture(Path(config.model.path))), config.model.dtype)

@@ -1,7 +1,7 @@
 """Which process lives on which node: neighbouring ranks together, the engine where there is room."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -83,23 +83,3 @@ def in_order(nodes: Sequence[Node], *, first: str) -> list[Node]:
 
 def _natural(host: str) -> list[tuple[int, str]]:
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", host) if part]
-
-
-def writing_copy(copies: Mapping[tuple[int, int], set[str]], *, engine_host: str) -> tuple[int, int]:
-    """The copy of the weights that can be written to shared memory of the engine's host: the first whole one there.
-
-    Args:
-        copies: ``RankPlace.weight_copy`` -> hosts of its ranks.
-        engine_host: of the engine.
-
-    Raises:
-        ConfigError: no copy is whole on that host.
-    """
-    for copy, hosts in sorted(copies.items()):
-        if hosts == {engine_host}:
-            return copy
-    where = "; ".join(f"dp{dp} cp{cp} on {', '.join(sorted(hosts))}" for (dp, cp), hosts in sorted(copies.items()))
-    raise ConfigError(
-        f"weight_sync.transport='shared_memory' needs all weights among the ranks on the engine's node {engine_host}, "
-        f"got {where}; use fewer tensor- and pipeline-parallel ranks, or a transport between nodes"
-    )

@@ -12,7 +12,9 @@ from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
 from gtpo_megatron.rollout.requests import requests_for
-from gtpo_megatron.weights.hf_buffer import BufferLayout
+from gtpo_megatron.weights.link import WeightLink, merged_checksums
+from gtpo_megatron.weights.sender import Checksums
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots
 
 ENGINE_NAME, REWARD_NAME = "rollout engine", "reward process"
 
@@ -28,8 +30,9 @@ def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Me
 class RayEngine:
     """One vLLM engine in a process of its own."""
 
-    def __init__(self, process: Any, *, deadline_s: float) -> None:
+    def __init__(self, process: Any, *, host: str, num_workers: int, deadline_s: float) -> None:
         self._process = process
+        self._host, self._num_workers = host, num_workers
         self._deadline_s = deadline_s
 
     def generate(
@@ -48,26 +51,27 @@ class RayEngine:
         )
         return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
 
-    def allocate_weights(self, layout: BufferLayout) -> None:
-        """Makes the buffer, in the shared memory of the engine's node."""
-        self._answer("weight_sync", self._process.allocate_weights.remote(layout))
+    def hosts(self) -> list[str]:
+        """The engine's machine."""
+        return [self._host]
 
-    def remove_weights_name(self, layout: BufferLayout) -> None:
-        """Unlinks the buffer's file, once all have mapped it."""
-        self._answer("weight_sync", self._process.remove_weights_name.remote(layout))
+    def open_slots(self, *, slot_bytes: int, num_ranks: int, deadline_s: float) -> dict[int, SharedSlots]:
+        """Shared memory for every worker, on the engine's machine."""
+        call = self._process.open_slots.remote(range(self._num_workers), slot_bytes, num_ranks, deadline_s)
+        slots: dict[int, SharedSlots] = self._answer("weight_sync", call)
+        return slots
 
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """Every worker of the engine maps the buffer."""
-        self._answer("weight_sync", self._process.connect_weights.remote(layout))
+    def remove_slot_names(self) -> None:
+        """Both sides have mapped the slots."""
+        self._answer("weight_sync", self._process.remove_slot_names.remote())
 
-    def load_weights(self, version: int) -> None:
-        """Every worker loads the buffer."""
-        self._answer("weight_sync", self._process.load_weights.remote(version))
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every worker opens its end."""
+        self._answer("weight_sync", self._process.connect_weights.remote(link, range(self._num_workers)))
 
-    def received_checksums(self) -> list[dict[str, int]]:
-        """Of every worker."""
-        checksums: list[dict[str, int]] = self._answer("weight_sync", self._process.received_checksums.remote())
-        return checksums
+    def receiving(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
+        """Starts the sampler's side of a push: name -> call."""
+        return {ENGINE_NAME: self._process.receive_weights.remote(version, with_checksums)}
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache."""
@@ -99,7 +103,7 @@ class RayActorGroup:
         ranks: remote ``RankProcess`` objects, by global rank.
         places: where each stands.
         deadline_s: longest time for one stage.
-        writing_copy: of the weights; its ranks are on the engine's node and write to its memory.
+        hosts: the machine of each.
     """
 
     def __init__(
@@ -107,10 +111,10 @@ class RayActorGroup:
         ranks: Sequence[Any],
         places: Sequence[RankPlace],
         *,
+        hosts: Sequence[str],
         deadline_s: float,
-        writing_copy: tuple[int, int] = (0, 0),
     ) -> None:
-        self._writing_copy = writing_copy
+        self._hosts = list(hosts)
         self._ranks = list(ranks)
         self._places = list(places)
         self._deadline_s = deadline_s
@@ -141,17 +145,32 @@ class RayActorGroup:
         reports = self._all("update", "update", lambda rank: (batch.payloads[rank], step))
         return self._merged(reports)
 
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """The ranks of the writing copy map the buffer."""
-        self._all("weight_sync", "connect_weights", lambda _: (layout, self._writing_copy))
+    def places(self) -> list[tuple[RankPlace, str]]:
+        """Every rank's place and machine."""
+        return list(zip(self._places, self._hosts, strict=True))
 
-    def write_weights(self, version: int, *, with_checksums: bool) -> dict[str, int]:
-        """The ranks of the writing copy write their slices; their checksum shares are added up."""
-        total: dict[str, int] = {}
-        for shares in self._all("weight_sync", "write_weights", lambda _: (version, with_checksums)):
-            for name, share in shares.items():
-                total[name] = (total.get(name, 0) + share) % 2**64
-        return total
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding over all tensor-parallel ranks."""
+        rows: int = self._all("weight_sync", "padded_vocab_size", lambda _: ())[0]
+        return rows
+
+    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
+        """A store on rank 0's machine."""
+        call = self._ranks[0].open_weight_store.remote(deadline_s)
+        name = str(self._places[0])
+        address: tuple[str, int] = collect({name: call}, stage="weight_sync", deadline_s=self._deadline_s)[name]
+        return address
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every rank opens its end."""
+        self._all("weight_sync", "connect_weights", lambda _: (link,))
+
+    def sending(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
+        """Starts the trainer's side of a push: name -> call."""
+        return {
+            str(place): rank.call.remote("send_weights", version, with_checksums)
+            for place, rank in zip(self._places, self._ranks, strict=True)
+        }
 
     def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
         """The chosen groups' responses from the ranks that hold them, in the order of the batch."""
@@ -159,10 +178,6 @@ class RayActorGroup:
         rows = self._all("sampled texts", "sample_records", lambda rank: (batch.payloads[rank], chosen))
         found = [row for rank, part in enumerate(rows) if self._places[rank].reports for row in part]
         return [record for _, record in sorted(found, key=lambda row: row[0])]
-
-    def export_hf(self, target: Path) -> None:
-        """One rank of the writing copy writes what the buffer holds."""
-        self._all("export", "export_hf", lambda _: (str(target),))
 
     def save(self, folder: Path) -> None:
         """Every rank writes its part."""
@@ -192,3 +207,18 @@ class RayActorGroup:
 
     def _merged(self, reports: Sequence[Metrics]) -> Metrics:
         return merge_reports(reports, self._places)
+
+
+class RayTransfer:
+    """Both sides of a push at once."""
+
+    def __init__(self, actor: RayActorGroup, engine: RayEngine, *, deadline_s: float) -> None:
+        self._actor, self._engine, self._deadline_s = actor, engine, deadline_s
+
+    def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
+        """Whoever dies or fails first is named, whichever side it is on."""
+        sending = self._actor.sending(version, with_checksums=with_checksums)
+        receiving = self._engine.receiving(version, with_checksums=with_checksums)
+        answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
+        sent = merged_checksums([answers[name] for name in sending])
+        return sent, merged_checksums([answers[name] for name in receiving])

@@ -15,7 +15,10 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.parts import rollout_summary
 from gtpo_megatron.rollout.requests import SampleRequest
-from gtpo_megatron.weights.hf_buffer import BufferLayout, allocate, remove_name
+from gtpo_megatron.weights.link import WeightLink
+from gtpo_megatron.weights.sender import Checksums
+from gtpo_megatron.weights.transports.process_group import open_store
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,14 @@ class RankProcess(_Process):
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{host}:{probe.getsockname()[1]}"
+
+    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
+        """A store on this node where trainer and sampler can meet."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        self._store = open_store(host, deadline_s=deadline_s)
+        return host, self._store.port
 
     def start(self, init_method: str) -> RankPlace:
         """Joins the world and builds the model; all ranks at once."""
@@ -117,25 +128,26 @@ class EngineProcess(_Process):
         merged = concatenate([batch.select(chosen) for batch, chosen in zip(batches, rows, strict=True)])
         return merged, rollout_summary(merged)
 
-    def allocate_weights(self, layout: BufferLayout) -> None:
-        """Makes the buffer on this node."""
-        allocate(layout)
+    def open_slots(
+        self, workers: Sequence[int], slot_bytes: int, num_ranks: int, deadline_s: float
+    ) -> dict[int, SharedSlots]:
+        """Shared memory on this node for the engine's workers."""
+        slots: dict[int, SharedSlots] = self._engine.open_slots(
+            workers, slot_bytes=slot_bytes, num_ranks=num_ranks, deadline_s=deadline_s
+        )
+        return slots
 
-    def remove_weights_name(self, layout: BufferLayout) -> None:
-        """Unlinks the buffer's file."""
-        remove_name(layout)
+    def remove_slot_names(self) -> None:
+        """Both sides have mapped the slots."""
+        self._engine.remove_slot_names()
 
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """Maps the buffer."""
-        self._engine.connect_weights(layout)
+    def connect_weights(self, link: WeightLink, workers: Sequence[int]) -> None:
+        """Every worker opens its end."""
+        self._engine.connect_weights(link, workers)
 
-    def load_weights(self, version: int) -> None:
-        """Loads the buffer."""
-        self._engine.load_weights(version)
-
-    def received_checksums(self) -> list[dict[str, int]]:
-        """Of every worker."""
-        checksums: list[dict[str, int]] = self._engine.received_checksums()
+    def receive_weights(self, version: int, with_checksums: bool) -> Checksums:
+        """Every worker takes its part."""
+        checksums: Checksums = self._engine.receive_weights(version, with_checksums=with_checksums)
         return checksums
 
     def forget_prefixes(self) -> None:

@@ -11,11 +11,19 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.collect import collect
-from gtpo_megatron.orchestration.parts import StepParts, weight_layout
-from gtpo_megatron.orchestration.placement import Node, Placement, place, writing_copy
+from gtpo_megatron.orchestration.parts import StepParts
+from gtpo_megatron.orchestration.placement import Node, Placement, place
 from gtpo_megatron.orchestration.ray_cluster import join_cluster, ray_nodes
-from gtpo_megatron.orchestration.ray_parts import ENGINE_NAME, REWARD_NAME, RayActorGroup, RayEngine, RayRewards
+from gtpo_megatron.orchestration.ray_parts import (
+    ENGINE_NAME,
+    REWARD_NAME,
+    RayActorGroup,
+    RayEngine,
+    RayRewards,
+    RayTransfer,
+)
 from gtpo_megatron.orchestration.ray_processes import EngineProcess, RankProcess, RewardProcess
+from gtpo_megatron.orchestration.weight_link import connect
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.weights.sync import WeightSync
 
@@ -41,20 +49,19 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
         ranks = [processes[_rank_name(index)] for index in range(config.parallel.num_ranks)]
         places = _bring_up(config, processes, ranks)
         deadline_s = config.cluster.stage_deadline_s
-        engine = RayEngine(processes[ENGINE_NAME], deadline_s=deadline_s)
-        actor = RayActorGroup(ranks, places, deadline_s=deadline_s, writing_copy=_writing_copy(places, placement))
-        layout = weight_layout(config)
-        engine.allocate_weights(layout)
-        try:
-            actor.connect_weights(layout)
-            engine.connect_weights(layout)
-        finally:
-            engine.remove_weights_name(layout)
+        engine = RayEngine(
+            processes[ENGINE_NAME],
+            host=placement.engine.host,
+            num_workers=config.rollout.tensor_parallel_size,
+            deadline_s=deadline_s,
+        )
+        actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
+        connect(config, run_folder, actor, engine, has_gpus=placement.has_gpus)
         yield StepParts(
             engine=engine,
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
             actor=actor,
-            weight_sync=WeightSync(config.weight_sync),
+            weight_sync=WeightSync(config.weight_sync, RayTransfer(actor, engine, deadline_s=deadline_s)),
             timers=timers,
             logprob_gap_limit=config.weight_sync.logprob_gap_limit,
         )
@@ -70,13 +77,6 @@ def _log_placement(placement: Placement) -> None:
         by_node.setdefault(node.host, []).append(str(index))
     ranks = "; ".join(f"{host}: {', '.join(indices)}" for host, indices in by_node.items())
     logger.info("ranks on %s; engine on %s", ranks, placement.engine.host)
-
-
-def _writing_copy(places: list[RankPlace], placement: Placement) -> tuple[int, int]:
-    copies: dict[tuple[int, int], set[str]] = {}
-    for rank in places:
-        copies.setdefault(rank.weight_copy, set()).add(placement.ranks[rank.global_rank].host)
-    return writing_copy(copies, engine_host=placement.engine.host)
 
 
 def _rank_name(index: int) -> str:

@@ -43,5 +43,5 @@ def training_step(draw: DrawPrompts, parts: StepParts, config: RunConfig, *, ste
     if not has_scoring_pass:  # the update's forward pass was the first to see the trainer's log-probs
         check_gap(updates, version=step - 1, limit=parts.logprob_gap_limit)
     with stage("weight_sync"):  # (9) the same weights inside vLLM, verified
-        parts.weight_sync.push(parts.actor, parts.engine, version=step)
+        parts.weight_sync.push(version=step)
     return StepReport(sampled=sampled, batch=batch, metrics=sampled.metrics | scores.metrics | batch.metrics | updates)

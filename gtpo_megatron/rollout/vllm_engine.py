@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.responses import to_rollout_batch
 from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.hf_buffer import BufferLayout
+from gtpo_megatron.weights.link import WeightLink
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots, create_slots, remove_name
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ ENTROPY_PROCESSOR = "gtpo_megatron.rollout.sampled_entropy:SampledEntropy"
 
 MIN_BATCHED_TOKENS = 8192
 """Tokens that vLLM computes in one pass, at least: a whole prompt must fit, and small passes waste time."""
+
+UNUSABLE = -1
+"""Policy version of an engine whose weights are neither the old nor the new ones."""
 
 
 class VllmEngine:
@@ -44,13 +47,13 @@ class VllmEngine:
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
-        from gtpo_megatron.rollout import vllm_worker
+        from gtpo_megatron.rollout import vllm_worker, weight_engine
 
         self._keeps_entropies = config.entropy_source == "rollout"
-        self._has_weights = converted_weights(Path(model_path)) is None
+        has_weights = converted_weights(Path(model_path)) is None
         self._llm = LLM(
             model=model_path,
-            load_format="auto" if self._has_weights else "dummy",
+            load_format="auto" if has_weights else "dummy",
             dtype=config.dtype,
             tensor_parallel_size=config.tensor_parallel_size,
             max_model_len=max_sequence_tokens,
@@ -67,14 +70,16 @@ class VllmEngine:
             seed=seed,
             logits_processors=[ENTROPY_PROCESSOR] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
-            weight_transfer_config=WeightTransferConfig(backend=vllm_worker.BACKEND),
+            weight_transfer_config=WeightTransferConfig(backend=weight_engine.BACKEND),
         )
         if num_threads and not torch.cuda.is_available():
             self._llm.collective_rpc("gtpo_set_threads", args=(num_threads,))
         self._stop_ids = _stop_token_ids(self._llm, model_path)
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._next_response = 0
-        self._version = 0
+        self._version = 0 if has_weights else UNUSABLE
+        self.num_workers = config.tensor_parallel_size
+        self._slots: dict[int, SharedSlots] = {}
 
     def generate(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int) -> RolloutBatch:
         """Samples one response a request; the token or string that ends it is part of the response.
@@ -83,10 +88,14 @@ class VllmEngine:
         number in the group alone.
 
         Raises:
-            RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response, or has no weights yet.
+            RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response, or the engine has no
+                usable weights.
         """
-        if not self._has_weights:
-            raise RolloutError("vLLM has no weights: the model folder is a converted one, and nothing was pushed yet")
+        if self._version == UNUSABLE:
+            raise RolloutError(
+                "vLLM has no usable weights: nothing was pushed into an engine of a converted folder yet, or the last "
+                "push failed half-way"
+            )
         engine = self._llm.llm_engine
         first = self._add(requests, sampling, seed)
         finished: dict[int, Any] = {}
@@ -139,38 +148,60 @@ class VllmEngine:
             )
         return [taken[number] for number in numbers]
 
-    def connect_weights(self, layout: BufferLayout) -> None:
-        """Every worker maps the buffer."""
-        self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": asdict(layout)})
+    def open_slots(
+        self, workers: Sequence[int], *, slot_bytes: int, num_ranks: int, deadline_s: float
+    ) -> dict[int, SharedSlots]:
+        """Shared memory on this machine for this engine's workers, by the numbers that they have in the link."""
+        for worker in workers:
+            self._slots[worker] = create_slots(slot_bytes=slot_bytes, num_ranks=num_ranks, deadline_s=deadline_s)
+        return dict(self._slots)
 
-    def load_weights(self, version: int) -> None:
-        """Loads the buffer into every worker and drops the prefix cache, whose keys and values are of the old weights.
+    def remove_slot_names(self) -> None:
+        """All who need the slots have mapped them: their memory shall go when the last of them goes."""
+        for slots in self._slots.values():
+            remove_name(slots)
+        self._slots.clear()
+
+    def connect_weights(self, link: WeightLink, workers: Sequence[int]) -> None:
+        """Every worker opens its end.
+
+        Args:
+            link: to the trainer.
+            workers: the numbers that this engine's workers have in it.
+        """
+        self._llm.collective_rpc(
+            "init_weight_transfer_engine", kwargs={"init_info": {"link": link, "workers": list(workers)}}
+        )
+
+    def receive_weights(self, version: int, *, with_checksums: bool) -> dict[int, dict[str, int]]:
+        """Loads the weights that the trainer sends meanwhile, and drops the prefix cache, which is of the old ones.
+
+        Returns:
+            Worker -> checksum of every tensor that it received; empty without ``with_checksums``.
 
         Raises:
-            WeightSyncError: vLLM could not load them; the engine must not be used any more.
+            WeightSyncError: the weights did not come, or vLLM could not load them. The engine is then unusable and must
+                be replaced.
         """
+        self._version = UNUSABLE
         try:
             self._llm.collective_rpc("start_weight_update")
-            self._llm.collective_rpc("update_weights", kwargs={"update_info": {"version": version}})
+            push = {"version": version, "with_checksums": with_checksums}
+            self._llm.collective_rpc("update_weights", kwargs={"update_info": push})
             self._llm.collective_rpc("finish_weight_update")
         except Exception as error:
             raise WeightSyncError(f"vLLM could not load policy version {version}: {error}") from error
         versions = self._llm.collective_rpc("gtpo_policy_version")
         if set(versions) != {version}:
             raise WeightSyncError(f"vLLM workers report policy versions {versions} after a push of {version}")
-        self._version = version
-        self._has_weights = True
         self.forget_prefixes()
+        self._version = version
+        return dict(self._llm.collective_rpc("gtpo_received_checksums")) if with_checksums else {}
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache, so that what was generated before cannot influence what comes next."""
         if not self._llm.reset_prefix_cache():
             raise WeightSyncError("vLLM refused to reset its prefix cache: requests are still running")
-
-    def received_checksums(self) -> list[dict[str, int]]:
-        """Checksum of every tensor of the last push, one dictionary a worker."""
-        checksums: list[dict[str, int]] = self._llm.collective_rpc("gtpo_received_checksums")
-        return checksums
 
 
 def _stop_token_ids(llm: Any, model_path: str) -> list[int]:

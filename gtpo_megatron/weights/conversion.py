@@ -41,6 +41,16 @@ class Progress(Protocol):
         ...
 
 
+class Unseen:
+    """Nobody watches."""
+
+    def start(self, num_bytes: int) -> None:
+        """Is told, and tells nobody."""
+
+    def advance(self, num_bytes: int) -> None:
+        """Is told, and tells nobody."""
+
+
 def converted_weights(folder: Path) -> Path | None:
     """The Megatron checkpoint of a converted folder; None of any other."""
     found = folder / MEGATRON_FOLDER
@@ -113,7 +123,13 @@ def _chunk_tensor(weights: WeightFolder, chunk: Chunk, dtype: torch.dtype) -> Te
 
 
 def megatron_to_hf(
-    checkpoint: Path, model: Path, target: Path, *, progress: Progress, shard_bytes: int = SHARD_BYTES
+    checkpoint: Path,
+    model: Path,
+    target: Path,
+    *,
+    progress: Progress,
+    shard_bytes: int = SHARD_BYTES,
+    replace: bool = False,
 ) -> None:
     """Converts a Megatron checkpoint, of a converted folder or of a training run.
 
@@ -123,9 +139,10 @@ def megatron_to_hf(
         target: is made, whole or not at all.
         progress: is told of every tensor's pieces.
         shard_bytes: of the largest file.
+        replace: take the place of what ``target`` holds, when the new folder is complete.
 
     Raises:
-        ConfigError: ``model`` is unusable, or ``target`` is not empty.
+        ConfigError: ``model`` is unusable, or ``target`` is not empty and may not be replaced.
         WeightMappingError: the parameters are not exactly those of the architecture.
         CheckpointError: the checkpoint is damaged, or the disk is full or not writable.
     """
@@ -133,7 +150,7 @@ def megatron_to_hf(
     stored = MegatronCheckpoint(checkpoint, arch)
     shapes = hf_shapes(arch)
     sizes = {name: torch.Size(shape).numel() * stored.dtypes[name].itemsize for name, shape in shapes.items()}
-    with written_aside(target, num_bytes=sum(sizes.values())) as scratch:
+    with written_aside(target, num_bytes=sum(sizes.values()), replace=replace) as scratch:
         progress.start(sum(sizes.values()))
         dtypes = set(stored.dtypes.values())
         copy_companions(model, scratch, dtype_name=_name(dtypes.pop()) if len(dtypes) == 1 else None)

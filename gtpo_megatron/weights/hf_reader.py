@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gtpo_megatron.errors import ConfigError, WeightMappingError
-from gtpo_megatron.weights.hf_buffer import as_matrix
+from gtpo_megatron.weights.matrix import as_matrix
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
 
 INDEX_FILE = "model.safetensors.index.json"

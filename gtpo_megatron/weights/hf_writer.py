@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gtpo_megatron.errors import CheckpointError, ConfigError
-from gtpo_megatron.weights.hf_buffer import HFBuffer
 from gtpo_megatron.weights.hf_reader import INDEX_FILE, SINGLE_FILE
 
 SHARD_BYTES = 5 << 30
@@ -23,24 +22,6 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
 """Files that are weights, in whichever format, and so not companions of weights."""
-
-
-def write_folder(buffer: HFBuffer, source: Path, target: Path) -> None:
-    """Writes ``target`` whole or not at all; what was there is replaced only when the new folder is complete.
-
-    Args:
-        buffer: all tensors.
-        source: the folder the model came from: configuration and tokenizer are taken from it.
-        target: the folder to make.
-
-    Raises:
-        CheckpointError: the disk is full or not writable.
-    """
-    sizes = {name: tensor.nbytes for name, tensor in buffer.items()}
-    with written_aside(target, num_bytes=sum(sizes.values()), replace=True) as scratch:
-        copy_companions(source, scratch, dtype_name=buffer.layout.dtype_name)
-        # the tensors share one mapping, which safetensors takes for aliased storage
-        write_shards(scratch, sizes, lambda names: {name: buffer[name].clone() for name in names})
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from gtpo_megatron.errors import CheckpointError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.hf_buffer import as_matrix
 from gtpo_megatron.weights.hf_reader import check_names
+from gtpo_megatron.weights.matrix import as_matrix
 from gtpo_megatron.weights.megatron_layout import MODEL_KEYS, Chunk, model_parts
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
 

@@ -4,6 +4,8 @@ A mapping owns the tensor-parallel algebra of one Megatron parameter and yields 
 from right to left, export and the weight push from left to right, so the directions cannot drift apart. ``extent`` and
 ``held`` say the same of the whole parameter, as it lies in Megatron's checkpoints: its size, and a rank's boxes of it.
 
+``kept`` says the other side of a push: which box of each Hugging Face tensor a vLLM worker holds.
+
 Every tensor is seen as a matrix ``[rows, columns]``; a vector is one column.
 """
 
@@ -31,6 +33,11 @@ class Box:
     def slices(self) -> tuple[slice, slice]:
         """To index a matrix with."""
         return slice(self.row, self.row + self.num_rows), slice(self.column, self.column + self.num_columns)
+
+    @property
+    def num_elements(self) -> int:
+        """Its area."""
+        return self.num_rows * self.num_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,10 @@ class TensorParallel:
     index: int
 
 
+SAMPLER_VOCAB_MULTIPLE = 64
+"""vLLM pads its vocabulary to a multiple of this before it splits it over its workers."""
+
+
 def _share(total: int, tp: TensorParallel, what: str) -> tuple[int, int]:
     """First element and number of elements of this rank's equal share."""
     if total % tp.size:
@@ -101,6 +112,11 @@ class Replicated:
         box = Box(0, self.rows, 0, self.columns)
         yield SliceCopy(self.megatron_name, box, self.hf_name, box)
 
+    def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
+        """The whole tensor, on every worker."""
+        del tp
+        yield self.hf_name, Box(0, self.rows, 0, self.columns)
+
 
 @dataclass(frozen=True, slots=True)
 class RowParallel:
@@ -125,6 +141,11 @@ class RowParallel:
         """This rank's columns."""
         start, part = _share(self.columns, tp, self.hf_name)
         yield SliceCopy(self.megatron_name, Box(0, self.rows, 0, part), self.hf_name, Box(0, self.rows, start, part))
+
+    def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
+        """A worker's columns."""
+        start, part = _share(self.columns, tp, self.hf_name)
+        yield self.hf_name, Box(0, self.rows, start, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +182,14 @@ class Vocabulary:
                 self.megatron_name, Box(0, count, 0, self.columns), self.hf_name, Box(start, count, 0, self.columns)
             )
 
+    def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
+        """A worker's true rows of vLLM's own padding; nothing on a worker that has padding only."""
+        padded = -(-self.rows // SAMPLER_VOCAB_MULTIPLE) * SAMPLER_VOCAB_MULTIPLE
+        start, part = _share(padded, tp, self.hf_name)
+        count = min(part, self.rows - start)
+        if count > 0:
+            yield self.hf_name, Box(start, count, 0, self.columns)
+
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
@@ -192,6 +221,12 @@ class GatedMLP:
                 hf_name,
                 Box(start, part, 0, self.columns),
             )
+
+    def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
+        """A worker's rows of either projection."""
+        start, part = _share(self.rows, tp, self.gate_name)
+        for hf_name in (self.gate_name, self.up_name):
+            yield hf_name, Box(start, part, 0, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +277,22 @@ class QKV:
                     Box(group * rows, rows, 0, self.columns),
                 )
                 row += rows
+
+    def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
+        """A worker's heads; with more workers than key-value heads several workers hold the same one."""
+        first_head, heads = _share(self.num_heads, tp, self.query_name)
+        yield self.query_name, Box(first_head * self.head_size, heads * self.head_size, 0, self.columns)
+        if tp.size > self.num_query_groups:
+            if tp.size % self.num_query_groups:
+                raise WeightMappingError(
+                    f"{self.key_name}: {self.num_query_groups} key-value heads cannot be repeated evenly over "
+                    f"tensor_parallel_size={tp.size}"
+                )
+            first_group, groups = tp.index // (tp.size // self.num_query_groups), 1
+        else:
+            first_group, groups = _share(self.num_query_groups, tp, self.key_name)
+        for hf_name in (self.key_name, self.value_name):
+            yield hf_name, Box(first_group * self.head_size, groups * self.head_size, 0, self.columns)
 
 
 ParamMapping = Replicated | RowParallel | Vocabulary | GatedMLP | QKV

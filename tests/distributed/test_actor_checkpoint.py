@@ -145,22 +145,16 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(model, tmp_
 def test_export_writes_a_folder_that_transformers_loads(model, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    from gtpo_megatron.weights.architecture import read_architecture
-    from gtpo_megatron.weights.hf_buffer import BufferLayout
-    from gtpo_megatron.weights.reshard import hf_shapes
+    from gtpo_megatron.weights.conversion import Unseen, megatron_to_hf
 
     config = make_config(model, LAYOUTS["tp2"])
-    shapes = hf_shapes(read_architecture(Path(config.model.path)))
-    layout = BufferLayout(path=str(tmp_path / "buffer"), dtype_name="float32", shapes=shapes)
+    (tmp_path / "checkpoint").mkdir()
 
-    def export(rank, world_size, init_method):
-        actor = start(rank, init_method, config)
-        actor.connect_weights(layout)
-        actor.write_weights(1, with_checksums=False)
-        torch.distributed.barrier()
-        actor.export_hf(str(tmp_path / "hf"))
+    def save(rank, world_size, init_method):
+        start(rank, init_method, config).save(str(tmp_path / "checkpoint"))
 
-    run_processes(export, 2)
+    run_processes(save, 2)
+    megatron_to_hf(tmp_path / "checkpoint", Path(config.model.path), tmp_path / "hf", progress=Unseen())
     original, exported = (AutoModelForCausalLM.from_pretrained(path) for path in (model, tmp_path / "hf"))
     for name, tensor in original.state_dict().items():
         assert torch.equal(tensor, exported.state_dict()[name]), name

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +9,8 @@ import torch
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import merge, to_scalars
-from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
-from gtpo_megatron.weights.reshard import hf_shapes
 from tests.dist_utils import run_processes
+from tests.distributed.model_file import read_tensors, write_slices
 from tests.distributed.tiny_world import dense_step, make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
@@ -76,13 +73,11 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
-    shapes = hf_shapes(read_architecture(Path(config.model.path)))
-    actor.connect_weights(BufferLayout(path=buffer_path, dtype_name="float32", shapes=shapes))
     rows = DEALINGS[dealing][actor.place.data_index]
     scored, _ = actor.score_tokens(make_rollouts(), rows)
     batch, _ = actor.assign_credit(scored, make_rewards(failed))
     metrics = actor.update(batch, 1)
-    actor.write_weights(1, False)
+    write_slices(buffer_path, actor, config)
     found = {"place": actor.place, "metrics": metrics, "rows": rows}
     if actor.place.has_logits:
         found |= {
@@ -111,9 +106,7 @@ def compare(tmp_path, model, config, failed=(), dealing=None):
     scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
     assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
     assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    shapes = hf_shapes(read_architecture(Path(config.model.path)))
-    buffer = HFBuffer(BufferLayout(path=str(path), dtype_name="float32", shapes=shapes))
-    for name, tensor in buffer.items():
+    for name, tensor in read_tensors(path, config.model.path).items():
         # a step is up to 1e-2
         wanted = expected["weights"][name]
         torch.testing.assert_close(tensor, wanted, rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}")

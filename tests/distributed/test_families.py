@@ -1,17 +1,15 @@
 """Every family in real Megatron equals transformers with the same weights: logits, loss, gradients."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
 
 from gtpo_megatron.data.packing import PackLayout, micro_batches
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.hf_buffer import BufferLayout, HFBuffer
 from gtpo_megatron.weights.reshard import hf_shapes
 from tests.dist_utils import run_processes
 from tests.distributed.family_models import FAMILIES, make_family_model
+from tests.distributed.model_file import read_tensors, write_slices
 from tests.distributed.tiny_world import dense_scores, make_config, make_rollouts
 
 pytestmark = [
@@ -69,10 +67,8 @@ def one_family(rank, init_method, config, buffer_path):
 
     actor._model[0].zero_grad_buffer()
     run_micro_batches(actor._model, batches, finish, forward_only=False)
-    shapes = hf_shapes(read_architecture(Path(config.model.path)))
-    buffer = HFBuffer(BufferLayout(path=buffer_path, dtype_name="float32", shapes=shapes))
     gradients = {name: parameter.main_grad for name, parameter in parameters_by_name([actor._policy]).items()}
-    buffer.write(actor._export_plan, gradients)
+    write_slices(buffer_path, actor, config, gradients)
     actor.close()
     return logits, sum(losses)
 
@@ -89,13 +85,7 @@ def test_every_family_equals_transformers(models, tmp_path, layout):
     configs = {name: make_config(folder, LAYOUTS[layout]) for name, (folder, _) in models.items()}
     ranks = run_processes(all_families, LAYOUTS[layout]["num_ranks"], configs, str(tmp_path), timeout_s=150)
     for name, (folder, model) in models.items():
-        check_family(
-            name, folder, model, [found[name] for found in ranks], HFBuffer(layout_of(tmp_path / name, folder))
-        )
-
-
-def layout_of(path, folder):
-    return BufferLayout(path=str(path), dtype_name="float32", shapes=hf_shapes(read_architecture(folder)))
+        check_family(name, folder, model, [found[name] for found in ranks], read_tensors(tmp_path / name, folder))
 
 
 def check_family(name, folder, model, ranks, gradients):

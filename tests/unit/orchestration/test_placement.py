@@ -4,7 +4,7 @@ import pytest
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration.placement import Node, in_order, place, writing_copy
+from gtpo_megatron.orchestration.placement import Node, in_order, place
 
 
 def nodes(*gpus):
@@ -46,10 +46,3 @@ def test_too_few_gpus_are_said_before_anything_starts(num_ranks, tensor, engine_
 def test_the_drivers_node_comes_first_and_numbers_count_as_numbers():
     unsorted = [Node(node_id=host, host=host, num_gpus=8) for host in ("gpu10", "gpu9", "gpu2", "gpu1")]
     assert [node.host for node in in_order(unsorted, first="gpu9")] == ["gpu9", "gpu1", "gpu2", "gpu10"]
-
-
-def test_only_a_copy_that_is_whole_on_the_engines_node_is_written():
-    assert writing_copy({(0, 0): {"a"}, (1, 0): {"b"}}, engine_host="b") == (1, 0)
-    assert writing_copy({(0, 0): {"a"}, (0, 1): {"a"}}, engine_host="a") == (0, 0)
-    with pytest.raises(ConfigError, match=r"engine's node c, got dp0 cp0 on a, c; dp1 cp0 on b"):
-        writing_copy({(0, 0): {"a", "c"}, (1, 0): {"b"}}, engine_host="c")

@@ -72,7 +72,7 @@ def sample(outcomes, algorithm, num_prompts):
         engine=world,
         reward=world,
         actor=None,
-        weight_sync=WeightSync(None),
+        weight_sync=WeightSync(None, None),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )

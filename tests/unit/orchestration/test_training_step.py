@@ -39,9 +39,9 @@ class Written(World):
         self.calls.append("update")
         return self.gap if "adopt" in self.calls else {}
 
-    def load_weights(self, version):
+    def transfer(self, version, *, with_checksums):
         self.calls.append("push")
-        super().load_weights(version)
+        return super().transfer(version, with_checksums=with_checksums)
 
 
 def one_step(source, gap=0.0, version=0):
@@ -57,7 +57,7 @@ def one_step(source, gap=0.0, version=0):
         engine=world,
         reward=world,
         actor=world,
-        weight_sync=WeightSync(config.weight_sync),
+        weight_sync=WeightSync(config.weight_sync, world.transfer),
         timers=StageTimers(),
         logprob_gap_limit=1e-3,
     )

@@ -1,0 +1,1 @@
+"""How buckets of weights travel from trainer ranks to sampler workers."""

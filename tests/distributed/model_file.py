@@ -1,0 +1,35 @@
+"""A whole model in one file that ranks write their slices to: how tests look at weights and gradients of any layout."""
+
+from pathlib import Path
+
+import torch
+
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.matrix import as_matrix
+from gtpo_megatron.weights.reshard import export_plan, hf_shapes
+
+
+def read_tensors(path, model_folder):
+    """Name -> float32 tensor, mapped: what one process writes the others see."""
+    shapes = hf_shapes(read_architecture(Path(model_folder)))
+    flat = torch.from_file(str(path), shared=True, size=sum(torch.Size(s).numel() for s in shapes.values()))
+    tensors, start = {}, 0
+    for name, shape in shapes.items():
+        num = torch.Size(shape).numel()
+        tensors[name] = flat[start : start + num].view(shape)
+        start += num
+    return tensors
+
+
+def write_slices(path, actor, config, parameters=None):
+    """An actor's weights, or other tensors of its parameters' names; of equal ranks the first writes."""
+    from gtpo_megatron.actor.megatron_init import shard_place
+
+    if actor.place.data_index or actor.place.context_index:
+        return
+    tensors = read_tensors(path, config.model.path)
+    arch = read_architecture(Path(config.model.path))
+    found = actor._weights() if parameters is None else parameters
+    for copy in export_plan(arch, shard_place(config.parallel, actor.place), actor.padded_vocab_size()):
+        box = as_matrix(found[copy.megatron_name])[copy.megatron_box.slices]
+        as_matrix(tensors[copy.hf_name])[copy.hf_box.slices] = box

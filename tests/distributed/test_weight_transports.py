@@ -1,0 +1,195 @@
+"""Pushes between real processes: right values again and again, and who is named when somebody is missing."""
+
+import re
+import time
+
+import pytest
+import torch
+
+from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.matrix import as_matrix
+from gtpo_megatron.weights.push_plan import plan_push
+from gtpo_megatron.weights.receiver import WeightReceiver
+from gtpo_megatron.weights.reshard import hf_shapes, load_plan
+from gtpo_megatron.weights.sender import WeightSender
+from gtpo_megatron.weights.transports.files import FileReceiver, FileSender
+from gtpo_megatron.weights.transports.process_group import (
+    Meeting,
+    ProcessGroupReceiver,
+    ProcessGroupSender,
+    open_store,
+)
+from gtpo_megatron.weights.transports.shared_memory import (
+    SharedMemoryReceiver,
+    SharedMemorySender,
+    create_slots,
+    remove_name,
+)
+from tests.dist_utils import run_processes
+from tests.unit.weights.test_push_plan import push_layout
+from tests.unit.weights.test_reshard import architecture, filled, numbered_tensors
+
+pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]
+
+TRANSPORTS = ("shared_memory", "process_group", "files")
+NUM_PUSHES = 3
+
+
+class Ends:
+    """Makes either end of a transport, once the endpoints exist; forked processes inherit it."""
+
+    def __init__(self, transport, arch, layout, folder, deadline_s):
+        self.transport, self.arch, self.layout, self.folder, self.deadline_s = (
+            transport,
+            arch,
+            layout,
+            folder,
+            deadline_s,
+        )
+        self.streams = plan_push(arch, layout)
+        if transport == "shared_memory":
+            self.slots = {
+                stream.target.worker: create_slots(
+                    slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=deadline_s
+                )
+                for stream in self.streams
+            }
+        elif transport == "process_group":
+            self.store = open_store("127.0.0.1", deadline_s=60)
+            self.meeting = Meeting(
+                host="127.0.0.1",
+                port=self.store.port,
+                num_ranks=len(layout.sources),
+                num_workers=len(layout.targets),
+                backend="gloo",
+                deadline_s=deadline_s,
+            )
+
+    def sending(self, rank):
+        match self.transport:
+            case "shared_memory":
+                return SharedMemorySender(rank, self.slots)
+            case "process_group":
+                return ProcessGroupSender(rank, self.meeting)
+        return FileSender(rank, self.folder, deadline_s=self.deadline_s)
+
+    def receiving(self, worker):
+        match self.transport:
+            case "shared_memory":
+                return SharedMemoryReceiver(worker, self.slots[worker])
+            case "process_group":
+                spans = [bucket.spans for bucket in self.streams[worker].buckets]
+                return ProcessGroupReceiver(worker, self.meeting, spans)
+        return FileReceiver(worker, self.folder, deadline_s=self.deadline_s)
+
+    def close(self):
+        for slots in getattr(self, "slots", {}).values():
+            remove_name(slots)
+
+
+@pytest.fixture
+def make_ends(tmp_path):
+    made = []
+
+    def make(transport, arch, layout, deadline_s=30.0):
+        made.append(Ends(transport, arch, layout, tmp_path, deadline_s))
+        return made[-1]
+
+    yield make
+    for ends in made:
+        ends.close()
+
+
+def push_and_check(index, _, __, ends):
+    """Ranks come first, then workers; every push multiplies all weights by its number."""
+    tensors = {name: t.float() for name, t in numbered_tensors(ends.arch).items()}
+    num_ranks = len(ends.layout.sources)
+    if index < num_ranks:
+        plan = load_plan(ends.arch, ends.layout.sources[index].place, ends.layout.padded_vocab_size)
+        columns = {name: as_matrix(tensor).shape[1] for name, tensor in tensors.items()}
+        sender = WeightSender(index, ends.streams, ends.sending(index), dtype=torch.bfloat16, columns=columns)
+        sums = []
+        for number in range(1, NUM_PUSHES + 1):
+            shards = filled(plan, {name: (number * tensor).double() for name, tensor in tensors.items()})
+            sums.append(sender.push(shards, with_checksums=True))
+        return sums
+    stream = ends.streams[index - num_ranks]
+    receiver = WeightReceiver(
+        stream,
+        ends.receiving(index - num_ranks),
+        shapes=hf_shapes(ends.arch),
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    sums = []
+    for number in range(1, NUM_PUSHES + 1):
+        names = []
+        for name, tensor in receiver.tensors(with_checksums=True):
+            names.append(name)
+            box = stream.kept[name].slices
+            assert torch.equal(as_matrix(tensor)[box], (number * as_matrix(tensors[name])[box]).bfloat16())
+        assert sorted(names) == sorted(stream.kept)
+        sums.append(dict(receiver.checksums))
+    receiver.close()
+    return sums
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pushes_arrive_whole(transport, workers, make_ends):
+    arch = architecture(vocab_size=70, tied_embeddings=False)
+    layout = push_layout(arch, tp=2, replicas=1, workers=workers, bucket_bytes=512, itemsize=2)
+    ends = make_ends(transport, arch, layout)
+    assert len(ends.streams[0].buckets) > 6  # slots are used again within one push
+    answers = run_processes(push_and_check, 2 + workers, ends, timeout_s=50)
+    for push in range(NUM_PUSHES):
+        for worker in range(workers):
+            received, sent = answers[2 + worker][push], {}
+            for rank in range(2):
+                for name, share in answers[rank][push][worker].items():
+                    sent[name] = (sent.get(name, 0) + share) % 2**64
+            assert received == sent
+            assert len(received) == len(ends.streams[worker].kept)
+    if transport == "files":
+        assert not list(ends.folder.rglob("bucket_*"))
+
+
+def without_rank_1(index, _, __, ends):
+    """Rank 1 comes and sends nothing; the others say what they miss."""
+    if index == 1:
+        if ends.transport == "process_group":
+            ends.sending(1).slot(0, 0, (0, 8))  # joins the group
+            time.sleep(ends.deadline_s + 2)
+        return "absent"
+    try:
+        push_and_check(index, _, __, ends)
+    except WeightSyncError as error:
+        return str(error)
+    return "nothing raised"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_who_does_not_send_is_named_by_the_deadline(transport, make_ends):
+    arch = architecture()
+    layout = push_layout(arch, tp=2, workers=1, bucket_bytes=256, itemsize=2, padded_vocab_size=14)
+    ends = make_ends(transport, arch, layout, deadline_s=2.0)
+    answers = run_processes(without_rank_1, 3, ends, timeout_s=40)
+    assert f"transport {transport}" in answers[2]
+    assert re.search(r"worker 0: bucket \d+ did not come from rank 1 within 2 s.*must not be used", answers[2])
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "files"])
+def test_a_worker_that_does_not_read_is_named(transport, make_ends):
+    """Over a network a rank cannot tell a slow worker from a slow line before the line's own time is over."""
+    arch = architecture()
+    ends = make_ends(transport, arch, push_layout(arch, bucket_bytes=256), deadline_s=0.2)
+    tensors = numbered_tensors(arch)
+    columns = {name: as_matrix(tensor).shape[1] for name, tensor in tensors.items()}
+    sender = WeightSender(0, ends.streams, ends.sending(0), dtype=torch.float32, columns=columns)
+    with pytest.raises(WeightSyncError, match=rf"transport {transport}, rank 0: worker 0 .* within 0.2 s"):
+        sender.push(filled(load_plan(arch, ends.layout.sources[0].place, 13), tensors), with_checksums=False)
+
+
+def test_no_room_in_shared_memory_says_so():
+    with pytest.raises(WeightSyncError, match=r"no room for .* MiB of buckets.*--shm-size.*bucket_mib"):
+        create_slots(slot_bytes=1 << 50, num_ranks=1, deadline_s=1.0)

@@ -1,0 +1,73 @@
+"""After a push from any trainer layout into any vLLM layout, vLLM says what transformers says with the same weights."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+
+
+def make_folder(folder, family, *, tied):
+    """Head size 32, the least that vLLM's CPU attention takes; a vocabulary that both sides must pad."""
+    torch.manual_seed(7)
+    config_type, model_type = FAMILIES[family]
+    config = config_type(
+        vocab_size=150,
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+    )
+    model_type(config).float().save_pretrained(folder)
+    for path in (ROOT / "assets" / "tiny_qwen2").glob("*token*"):
+        shutil.copy(path, folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "tied", "sampler_tp", "transport"),
+    [
+        ("qwen2", True, 2, "shared_memory"),
+        pytest.param("qwen2", False, 1, "shared_memory", marks=pytest.mark.slow),
+        pytest.param("qwen3", False, 2, "process_group", marks=pytest.mark.slow),
+        pytest.param("llama", True, 1, "files", marks=pytest.mark.slow),
+    ],
+)
+def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler_tp, transport):
+    make_folder(tmp_path, family, tied=tied)
+    command = [sys.executable, "-m", "tests.integration.push_probe", str(tmp_path), str(sampler_tp), transport]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(rows) == 3
+    for row in rows:
+        assert row["same_checksums"], row
+        assert row["same_output"], row

@@ -1,0 +1,72 @@
+"""Hugging Face folders, read slice by slice and written aside."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
+from gtpo_megatron.weights.hf_reader import WeightFolder, read_parameters, weight_files
+from gtpo_megatron.weights.hf_writer import written_aside
+from gtpo_megatron.weights.param_mapping import Box, SliceCopy
+
+SHAPES = {"matrix": (5, 3), "vector": (7,)}
+IDENTITY = [
+    SliceCopy("m", Box(0, 5, 0, 3), "matrix", Box(0, 5, 0, 3)),
+    SliceCopy("v", Box(0, 7, 0, 1), "vector", Box(0, 7, 0, 1)),
+]
+
+
+def test_slices_come_from_whichever_file_holds_them(tmp_path):
+    tensors = {"matrix": torch.randn(5, 3), "vector": torch.randn(7)}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        save_file({name: tensor}, tmp_path / f"part{i}.safetensors")
+    index = {"weight_map": {"matrix": "part0.safetensors", "vector": "part1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    plan = [
+        SliceCopy("m", Box(0, 2, 0, 2), "matrix", Box(3, 2, 1, 2)),
+        SliceCopy("v", Box(1, 3, 0, 1), "vector", Box(4, 3, 0, 1)),
+    ]
+    parameters = {"m": torch.full((3, 2), 9.0), "v": torch.full((4,), 9.0)}
+    read_parameters(tmp_path, SHAPES, plan, parameters)
+    assert torch.equal(parameters["m"][:2], tensors["matrix"][3:, 1:])
+    assert (parameters["m"][2] == 0).all()  # rows that no tensor fills only pad
+    assert torch.equal(parameters["v"], torch.cat([torch.zeros(1), tensors["vector"][4:]]))
+
+
+def test_a_folder_without_weights_says_what_is_missing(tmp_path):
+    with pytest.raises(ConfigError, match="has no weights: neither model.safetensors nor"):
+        weight_files(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not a tensor file")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        WeightFolder(tmp_path)
+    index = {"weight_map": {"matrix": "gone.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ConfigError, match="names gone.safetensors, not in the folder"):
+        weight_files(tmp_path)
+
+
+def test_missing_misshapen_and_unfilled_parameters_are_named(tmp_path):
+    save_file({"matrix": torch.randn(5, 3)}, tmp_path / "model.safetensors")
+    parameters = {"m": torch.zeros(5, 3), "v": torch.zeros(7)}
+    with pytest.raises(WeightMappingError, match="lacks 1 of 2 tensors, first 'vector'"):
+        read_parameters(tmp_path, SHAPES, IDENTITY, parameters)
+    save_file({"matrix": torch.randn(5, 4), "vector": torch.randn(7)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightMappingError, match=r"matrix has shape \(5, 4\), expected \(5, 3\)"):
+        read_parameters(tmp_path, SHAPES, IDENTITY, parameters)
+    with pytest.raises(WeightMappingError, match="no name table entry fills 'extra'"):
+        read_parameters(tmp_path, SHAPES, IDENTITY, parameters | {"extra": torch.zeros(1)})
+
+
+def test_what_is_replaced_stays_until_the_new_is_whole(tmp_path):
+    target = tmp_path / "hf"
+    target.mkdir()
+    (target / "good.txt").write_text("x", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="No space left"), written_aside(target, num_bytes=1, replace=True):
+        raise OSError(28, "No space left on device")
+    assert (target / "good.txt").exists()
+    with written_aside(target, num_bytes=1, replace=True) as scratch:
+        (scratch / "new.txt").write_text("y", encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert [path.name for path in target.iterdir()] == ["new.txt"]
