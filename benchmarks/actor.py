@@ -6,8 +6,8 @@ Two questions: what the actor takes for the log-probs of a batch and the gradien
 ``transformers`` takes for the same weights, tokens and threads (all responses equally long, so nobody pads; the actor
 makes the entropies as well, which ``transformers`` is not asked for); and how much faster it is to pack a batch whose
 lengths differ than to pad every sequence to the longest. Every round measures all of them, one after the other; a ratio
-is the median over rounds of the ratio within a round, in CPU time of the process, so that neighbours on the machine do
-not count.
+is the median over rounds of the ratio within a round. One thread is measured in CPU time of the process, so that
+neighbours on the machine do not count; several in time on the wall, since threads that wait for each other burn CPU.
 """
 
 import json
@@ -117,11 +117,12 @@ def transformers_step(model: Any, batch: RolloutBatch) -> float:
     return float(loss.detach())
 
 
-def cpu_seconds(function: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    start = time.process_time()
+def seconds(function: Callable[[], object], *, threads: int) -> float:
+    """Time of one call: of the CPU for one thread, on the wall for several."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    start = clock()
     function()
-    return time.process_time() - start
+    return clock() - start
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -148,7 +149,10 @@ def measure(options: Options) -> dict[str, Any]:
             with torch.profiler.profile() as profile:
                 actor.step(even)
             print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40))
-        rounds = [{name: cpu_seconds(call) for name, call in candidates.items()} for _ in range(options.rounds)]
+        rounds = [
+            {name: seconds(call, threads=options.threads) for name, call in candidates.items()}
+            for _ in range(options.rounds)
+        ]
         actor.actor.close()
     return {
         "seconds": {name: statistics.median(one[name] for one in rounds) for name in candidates},

@@ -49,10 +49,16 @@ class PackedSDPA(MegatronModule):
         """
         bounds: list[int] = packed_seq_params.cu_seqlens_q.tolist()
         if self.context_size == 1:
-            # one split, not a slice a sequence: the backward of every slice would fill a tensor of all tokens
+            # neighbours of one length go together; one split, not a slice a sequence, since the backward of every
+            # slice would fill a tensor of all tokens
             lengths = [end - start for start, end in itertools.pairwise(bounds)]
-            parts = (torch.split(whole, lengths) for whole in (query, key, value))
-            return torch.cat([self._attend(q, k, v) for q, k, v in zip(*parts, strict=True)]).flatten(1)
+            runs = [(length, len(list(run))) for length, run in itertools.groupby(lengths)]
+            parts = (torch.split(whole, [length * count for length, count in runs]) for whole in (query, key, value))
+            outputs = [
+                self._attend(*(part.unflatten(0, (count, length)) for part in sequences))
+                for (length, count), *sequences in zip(runs, *parts, strict=True)
+            ]
+            return torch.cat([output.flatten(0, 1) for output in outputs]).flatten(1)
         return torch.cat(self._attend_shared(query, key, value, bounds)).flatten(1)
 
     def _attend_shared(self, query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[int]) -> list[Tensor]:
@@ -65,20 +71,29 @@ class PackedSDPA(MegatronModule):
             held = query[start // self.context_size : end // self.context_size]
             for part, index in zip((held[:chunk], held[chunk:]), chunks_held, strict=True):
                 seen = start + (index + 1) * chunk
-                outputs.append(self._attend(part, key[start:seen], value[start:seen]))
+                outputs.append(self._attend(part[None], key[None, start:seen], value[None, start:seen])[0])
         return outputs
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The queries of the last positions to all keys up to their own: ``[q, heads, d]`` of ``[k, groups, d]``."""
-        num_queries, num_keys = len(query), len(key)
+        """The queries of the last positions to all keys up to their own, in every sequence of a batch.
+
+        Args:
+            query: ``[b, q, heads / tp, head_size]``.
+            key: ``[b, k, query groups / tp, head_size]``, ``k >= q``.
+            value: as ``key``.
+
+        Returns:
+            As ``query``.
+        """
+        num_queries, num_keys = query.shape[1], key.shape[1]
         mask = None
         if num_queries < num_keys:
             mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
-        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
         )
-        return attended[0].transpose(0, 1)
+        return attended.transpose(1, 2)
 
     def _gather(self, held: Tensor, bounds: Sequence[int]) -> Tensor:
         """``[p, ...]`` of this rank's tokens to ``[P, ...]`` in packed order; backward sums what all ranks ask for."""
