@@ -93,7 +93,7 @@ def assign_credit(
         penalties = length_penalties(config.length_penalty, table)
         result, shares = _dispatch(config, inputs, table, penalties, reduction)
         metrics = credit_metrics(
-            result.advantages,
+            result.flips,
             table,
             inputs.entropy_total,
             shares,
@@ -114,13 +114,21 @@ def _dispatch(
                 shaping_mask=inputs.shaping_mask,
                 padding_is_harmless=inputs.padding_is_harmless,
                 has_negatives=inputs.has_negatives,
+                name=inputs.weights_name,
             )
             rules, pooled = _gtpo_rules(config), _pooled(config, table)
             return gtpo_credit(tokens, table, rules, reduction, penalties=penalties, is_pooled=pooled)
         case GRPOSConfig():
             weights, pooled = _sequence_weights(config, table), _pooled(config, table)
-            result, shares = grpo_s_credit(table, weights, _grpo_s_rules(config), penalties=penalties, is_pooled=pooled)
-            return spread_over_tokens(result, table.mine, inputs.response_mask), shares
+            result, shares = grpo_s_credit(
+                table,
+                weights,
+                _grpo_s_rules(config),
+                penalties=penalties,
+                is_pooled=pooled,
+                name=f"mean {inputs.weights_name}",
+            )
+            return spread_over_tokens(result, table, inputs.response_mask), shares
     result = group_relative_credit(
         table,
         penalties=penalties,
@@ -128,7 +136,7 @@ def _dispatch(
         eps=config.std_eps,
         divides_by_std=not isinstance(config, DrGRPOConfig),
     )
-    spread = spread_over_tokens(result, table.mine, inputs.response_mask)
+    spread = spread_over_tokens(result, table, inputs.response_mask)
     if isinstance(config, EntropyAdvantageConfig):
         add_entropy_bonus(
             spread.advantages,
@@ -141,6 +149,7 @@ def _dispatch(
 
 
 def _gtpo_rules(config: GTPOConfig) -> ShapingRules:
+    sides = shaping.formulation_sides(config.formulation, config.alpha1, config.alpha2, config.kappa)
     return ShapingRules(
         share=ShareRule(
             axis=config.entropy_axis,
@@ -148,21 +157,24 @@ def _gtpo_rules(config: GTPOConfig) -> ShapingRules:
             spans_batch=config.entropy_scope == "batch",
             floor=config.entropy_floor,
             clip=config.entropy_clip,
-            finds_lowest=_pools_may_be_narrow(config),
+            inverts=sides[0].slope != 0,
+            may_be_narrow=_pools_may_be_narrow(config),
         ),
-        sides=shaping.formulation_sides(config.formulation, config.alpha1, config.alpha2, config.kappa),
+        sides=sides,
         pool=_pool_rule(config, config.advantage_scope),
     )
 
 
 def _grpo_s_rules(config: GRPOSConfig) -> ShapingRules:
+    sides = shaping.formulation_sides(config.formulation, config.beta1, config.beta2, config.kappa)
     return ShapingRules(
         share=ShareRule(
             is_geometric=config.entropy_mean == "geometric",
             spans_batch=config.entropy_scope == "batch",
             floor=0.0,  # the tokens' entropies have it already
+            inverts=sides[0].slope != 0,
         ),
-        sides=shaping.formulation_sides(config.formulation, config.beta1, config.beta2, config.kappa),
+        sides=sides,
         pool=_pool_rule(config, config.advantage_scope),
     )
 

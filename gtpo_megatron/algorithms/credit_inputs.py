@@ -7,7 +7,7 @@ from gtpo_megatron.algorithms import controls
 from gtpo_megatron.algorithms.checks import check_full_precision, check_mask, check_shape
 from gtpo_megatron.algorithms.rows import RowFacts, check_inputs, row_facts
 from gtpo_megatron.algorithms.sequence_entropy import sequence_entropy
-from gtpo_megatron.algorithms.share_grid import LEAST_KNOWN_FLOOR
+from gtpo_megatron.algorithms.share_grid import LEAST_WEIGHT, WIDEST_RATIO
 from gtpo_megatron.config.algorithm import AlgorithmConfig, EntropyCreditSettings, GRPOSConfig
 from gtpo_megatron.errors import DataError, ShapeError
 
@@ -28,7 +28,7 @@ class CreditInputs:
         self.config, self.rewards, self.group_ids = config, rewards, group_ids
         self.token_entropy, self.response_mask = token_entropy, response_mask
         self.old_logprobs, self.shaping_mask = old_logprobs, shaping_mask
-        self.weights = token_entropy
+        self.weights, self.weights_name = token_entropy, "token_entropy"
         self.padding_is_harmless, self.has_negatives = False, True
         self.entropy_total = torch.zeros(0, dtype=torch.float64)
 
@@ -70,19 +70,27 @@ class CreditInputs:
             self.weights = controls.neutralise_side(self.weights, is_neutral)
         if self.weights is self.token_entropy:
             return facts
-        name = "-old_logprobs" if source == "surprisal" else "weights"
-        facts = row_facts(name, self.weights, self.response_mask, finds_lowest=_needs_lowest(config))
+        is_surprisal = source == "surprisal"
+        self.weights_name = "old_logprobs" if is_surprisal else "token_entropy"
+        facts = row_facts(
+            self.weights_name,
+            self.weights,
+            self.response_mask,
+            finds_lowest=_needs_lowest(config),
+            is_negated=is_surprisal,
+        )
         self.padding_is_harmless, self.has_negatives = facts.padding_is_harmless, facts.has_negatives
         return facts
 
     def _sequence_means(self, config: GRPOSConfig, facts: RowFacts) -> Tensor:
         is_geometric = config.sequence_entropy_mean == "geometric"
         low = config.entropy_clip[0] if config.entropy_clip else 0.0
-        is_zero = (facts.lengths > 0) & (facts.lowest.clamp(min=low) + config.entropy_floor <= 0)
+        is_zero = (facts.lengths > 0) & (facts.lowest.clamp(min=low) + config.entropy_floor < LEAST_WEIGHT)
         if is_geometric and bool(is_zero.any()):
             row = int(torch.nonzero(is_zero)[0])
             raise DataError(
-                f"token_entropy[{row}] contains 0 and entropy_floor=0: its logarithm does not exist; raise the floor"
+                f"{self.weights_name}[{row}] contains 0 and entropy_floor=0: its logarithm does not exist; set "
+                "entropy_floor above 0"
             )
         averaged = None
         if self.shaping_mask is not None:
@@ -100,5 +108,7 @@ class CreditInputs:
 
 
 def _needs_lowest(config: EntropyCreditSettings) -> bool:
+    """Whether floor and clip alone do not bound weights well enough from below."""
     low = config.entropy_clip[0] if config.entropy_clip else 0.0
-    return low + config.entropy_floor < LEAST_KNOWN_FLOOR
+    compares_logs = config.entropy_mean == "geometric" and not isinstance(config, GRPOSConfig)
+    return low + config.entropy_floor < (1 / WIDEST_RATIO if compares_logs else LEAST_WEIGHT)

@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.reduction import Reduction
-from gtpo_megatron.algorithms.rows import length_blocks
-from gtpo_megatron.algorithms.scratch import Scratch
+from gtpo_megatron.algorithms.fixed_point import grid_scale
+from gtpo_megatron.algorithms.reduction import LocalReduction, Reduction
 from gtpo_megatron.algorithms.shares import Shares
 from gtpo_megatron.algorithms.table import ResponseTable
 
 
 def credit_metrics(
-    advantages: Tensor,
+    flips: Tensor,
     table: ResponseTable,
     entropy_total: Tensor,
     shares: Shares | None,
@@ -32,24 +31,23 @@ def credit_metrics(
     - ``credit/entropy_correct_nats``, ``_wrong``: mean token entropy.
 
     Args:
-        advantages: ``[B, T]`` float32, zero outside the mask.
+        flips: ``[B]`` float64, tokens of each local response whose advantage has the sign that its outcome has not.
         table: of the batch.
         entropy_total: ``[B]`` float64, sum of the entropies of each local response.
         shares: of this rank's tokens, or of all responses; None where the algorithm has none.
-        reduction: one ``sum`` over ranks.
+        reduction: one ``max`` and one ``sum`` over ranks.
         shares_are_global: ``shares`` holds all responses of the batch, on every rank.
     """
     mine = table.mine
     is_correct, is_live = table.is_correct[mine], table.is_live[mine]
-    flips = _sign_flips(advantages, is_correct, table.lengths[mine])
     local = [flips[is_correct], flips[is_live & ~is_correct], entropy_total[is_correct]]
     local.append(entropy_total[is_live & ~is_correct])
-    sums = [values.sum() for values in local]
     if shares is not None and not shares_are_global:
-        sums += _share_sums(shares, is_correct, is_live)
-    totals = reduction.sum(torch.stack(sums)).tolist()
+        local += _share_rows(shares, is_correct, is_live)
+    totals = _exact_totals(local, len(table.lengths), reduction)
     if shares is not None and shares_are_global:
-        totals += torch.stack(_share_sums(shares, table.is_correct, table.is_live)).tolist()
+        of_all = _share_rows(shares, table.is_correct, table.is_live)
+        totals += _exact_totals(of_all, len(table.lengths), LocalReduction())
     correct_tokens = int(table.lengths[table.is_correct].sum())
     wrong_tokens = int(table.lengths.sum()) - correct_tokens
     live_groups = torch.zeros(table.num_groups, dtype=torch.bool)
@@ -72,24 +70,31 @@ def credit_metrics(
     return metrics
 
 
-def _sign_flips(advantages: Tensor, is_correct: Tensor, lengths: Tensor) -> Tensor:
-    """``[B]`` float64: tokens of each row whose advantage has the sign that its outcome has not."""
-    flips = torch.zeros(len(advantages), dtype=torch.float64, device=advantages.device)
-    sign = torch.where(is_correct, 1.0, -1.0).to(advantages)[:, None]
-    _, blocks = length_blocks(lengths, advantages)
-    scratch = Scratch(advantages.device)
-    for block in blocks:
-        signed = block.pick(advantages, scratch, "picked").mul_(sign[block.rows])
-        flips[block.rows] = -signed.clamp_(max=0.0).sign_().sum(1, dtype=torch.float64)
-    return flips.cpu()
+def _exact_totals(rows: list[Tensor], num_rows: int, reduction: Reduction) -> list[float]:
+    """Totals over all ranks' rows, the same bit for bit for any dealing.
+
+    Args:
+        rows: ``[*]`` float64 each, on the CPU.
+        num_rows: of the whole batch.
+        reduction: one ``max`` and one ``sum``, a number for each of ``rows``.
+    """
+    peaks = torch.stack(
+        [values.abs().amax() if len(values) else torch.zeros((), dtype=torch.float64) for values in rows]
+    )
+    scale = grid_scale(reduction.max(peaks) * num_rows)
+    sums = [torch.round(values * factor).to(torch.int64).sum() for values, factor in zip(rows, scale, strict=True)]
+    totals: list[float] = (reduction.sum(torch.stack(sums)).to(torch.float64) / scale).tolist()
+    return totals
 
 
-def _share_sums(shares: Shares, is_correct: Tensor, is_live: Tensor) -> list[Tensor]:
-    """Number, sum and sum of squares of the shares of correct, then of wrong responses."""
-    sums = []
+def _share_rows(shares: Shares, is_correct: Tensor, is_live: Tensor) -> list[Tensor]:
+    """Number, sum and sum of squares of the shares of each correct, then of each wrong response."""
+    result = []
     for rows in (is_correct, is_live & ~is_correct):
-        sums += [shares.count[rows].sum(), shares.total[rows].sum(), shares.total_square[rows].sum()]
-    return sums
+        count, origin, total = shares.count[rows], shares.origin[rows], shares.total[rows]
+        square = count * origin * origin + 2 * origin * total + shares.total_square[rows]
+        result += [count, count * origin + total, square]
+    return result
 
 
 def _lone_survivors(table: ResponseTable) -> int:

@@ -45,19 +45,38 @@ def grid_scale(bound: Tensor, bits: int = INTEGER_BITS) -> Tensor:
     return torch.where(bound > 0, power_of_two(bits - exponent), 1.0)
 
 
-def rounding_constant(num_terms: int, bound_bits: int = 0) -> tuple[float, int]:
-    """A constant ``M`` such that ``(v + M) - M`` rounds ``|v| <= 2 ** b`` to a grid on which float64 sums are exact.
+def grid_unit(bound: Tensor, num_terms: int) -> Tensor:
+    """The step of a grid on which ``num_terms`` values of magnitude up to ``bound`` are added by ``integer_sums``.
 
     Args:
-        num_terms: terms of the longest sum.
-        bound_bits: ``b``.
+        bound: float64, non-negative.
+        num_terms: of the longest sum.
 
     Returns:
-        ``M`` and the number ``g`` of fraction bits of the grid ``2 ** -g``. ``num_terms`` grid points of magnitude
-        just over ``2 ** b`` sum to less than ``2 ** 53`` steps of the grid, so no partial sum is rounded.
+        Powers of two, same shape: ``2 ** -50`` of the bound, or ``2 ** -(61 - log2 num_terms)`` if that is larger.
     """
-    grid_bits = _FLOAT64_FRACTION_BITS - 1 - max(1, num_terms).bit_length() - bound_bits
-    return 1.5 * 2.0 ** (_FLOAT64_FRACTION_BITS - grid_bits), grid_bits
+    _, exponent = torch.frexp(bound)
+    return power_of_two(exponent - min(_FLOAT64_FRACTION_BITS - 1, INTEGER_BITS - max(1, num_terms).bit_length()))
+
+
+def integer_sums(values: Tensor, unit: Tensor, dim: int, *, out: Tensor) -> Tensor:
+    """``sum(round(values / unit))`` over a dimension, exactly, hence in any order.
+
+    Adding ``1.5 * 2 ** 52`` units rounds a float64 to a whole number of them and leaves that number in its low bits,
+    so that sums of the bits, as integers, are sums of the numbers: much faster than a conversion.
+
+    Args:
+        values: float64, of magnitude up to ``2 ** 51`` units.
+        unit: powers of two, of the shape of ``values`` with 1 in the place of ``dim``.
+        dim: to sum over.
+        out: of the shape of ``values``, overwritten; may be ``values``.
+
+    Returns:
+        int64, without ``dim``.
+    """
+    magic = unit * (1.5 * 2.0**_FLOAT64_FRACTION_BITS)
+    bits = torch.add(values, magic, out=out).view(torch.int64).sum(dim)
+    return bits - magic.view(torch.int64).squeeze(dim) * values.shape[dim]  # whatever wraps round, wraps back
 
 
 def to_limbs(values: Tensor) -> Tensor:

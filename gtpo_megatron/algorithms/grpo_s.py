@@ -18,6 +18,7 @@ def grpo_s_credit(
     *,
     penalties: Tensor,
     is_pooled: Tensor,
+    name: str = "mean token_entropy",
 ) -> tuple[Standardised, Shares]:
     """Shaped rewards and advantages of whole responses [S 5-6, 17-18; I 8-9].
 
@@ -30,6 +31,7 @@ def grpo_s_credit(
         rules: how they are compared (axis ``position``), shaped and standardised.
         penalties: ``[R]`` float64.
         is_pooled: ``[R]`` bool.
+        name: of the weights, for messages.
 
     Returns:
         ``[R, 1]`` on the CPU.
@@ -37,7 +39,7 @@ def grpo_s_credit(
     reduction = LocalReduction()
     column = one_token_table(table, sequence_weights)
     mask = table.is_live[:, None]
-    tokens = TokenWeights(values=sequence_weights[:, None].clone(), response_mask=mask)
+    tokens = TokenWeights(values=sequence_weights[:, None].clone(), response_mask=mask, name=name)
     shares = entropy_shares(tokens, column, rules.share, reduction)
     result = standardise(shares, mask, column, rules, reduction, penalties=penalties, is_pooled=is_pooled)
     return result, shares

@@ -4,10 +4,10 @@ Pools: ``joint_zero`` gives each side (correct, wrong) its own pool of all value
     0;
 ``per_set`` its own values only; ``combined`` makes one pool of both sides.
 
-Exactness: deviations from the middle of the pool's range are rounded to a grid on which their float64 sums over a row
-    are
-exact; rows are summed as integers. Range, sums and counts are the same for any dealing, and so are mean and std. The
-grid is at least 2 ** -30 of half the range, where the std is at least 1 / sqrt(number of values) of it.
+Exactness: sums over a row are of terms on a grid of its own (``row_sums``); from them follow those of the deviations
+from the middle of the pool's range, in units of half of it, and rows are added as integers. Range, sums and counts are
+the same for any dealing, and so are mean and std. Rows are added in steps of ``2 ** -(61 - log2 longest)``, where the
+std is at least 1 / sqrt(number of values).
 """
 
 import math
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.fixed_point import from_limbs, rounding_constant, to_limbs
+from gtpo_megatron.algorithms.fixed_point import INTEGER_BITS, from_limbs, to_limbs
 from gtpo_megatron.algorithms.reduction import Reduction
-from gtpo_megatron.algorithms.rows import LengthBlock, length_blocks
+from gtpo_megatron.algorithms.row_sums import sums_and_squares
+from gtpo_megatron.algorithms.rows import length_blocks
 from gtpo_megatron.algorithms.scratch import Scratch
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, SideRule
 from gtpo_megatron.algorithms.shares import Shares
@@ -34,10 +35,15 @@ SMALLEST_HALF = 1e-290
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standardised:
-    """Rewards and advantages of this rank's tokens, ``[B, T]`` float32, zero outside the mask."""
+    """Rewards and advantages of this rank's tokens, ``[B, T]`` float32, zero outside the mask.
+
+    Attributes:
+        flips: ``[B]`` float64 on the CPU, tokens whose advantage has the sign that the outcome has not.
+    """
 
     shaped_rewards: Tensor
     advantages: Tensor
+    flips: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,18 +97,15 @@ def standardise(
     inverse_half = torch.where(half > 0, 1.0 / half, 0.0)
     rows = _RowRewards(shares.values, response_mask, table.lengths[mine], is_correct, rules.sides, penalty)
     longest = int(table.lengths.max()) if len(table.lengths) else 0
-    magic, grid_bits = rounding_constant(longest)
-    if shares.totals_are_exact and not rows.is_clipped:
-        row_sums = rows.deviation_sums_of(shares, center[pools.of_row], inverse_half[pools.of_row])
-    else:
-        row_sums = rows.deviation_sums(center[pools.of_row], inverse_half[pools.of_row], magic)
-    totals = _pool_sums(row_sums, grid_bits, pools, included, reduction)
+    where = (center[pools.of_row], inverse_half[pools.of_row])
+    row_sums = rows.clipped_sums(*where, longest) if rows.is_clipped else rows.affine_sums(shares, *where)
+    totals = _pool_sums(row_sums, INTEGER_BITS - 1 - longest.bit_length(), pools, included, reduction)
     mean, std = _mean_and_std(pools, totals, center, half, rule)
     is_constant = std <= ZERO_STD * largest.clamp(min=1.0)
     factor = 1.0 / (std + rule.eps) if rule.divides_by_std else torch.ones_like(std)
     factor = torch.where(is_constant | (pools.num_own + pools.num_zeros <= rule.ddof), 0.0, factor)
     factor = torch.where(included, factor[pools.of_row], 0.0)
-    return rows.apply(mean[pools.of_row], factor, is_narrow=rules.share.finds_lowest)
+    return rows.apply(mean[pools.of_row], factor, may_be_narrow=rules.share.may_be_narrow)
 
 
 def _plan_pools(table: ResponseTable, rule: PoolRule, included: Tensor) -> _Pools:
@@ -180,7 +183,7 @@ class _RowRewards:
     ) -> None:
         self.values, self.response_mask = values, response_mask
         self.order, self.blocks = length_blocks(lengths, values)
-        self.num_live = int((lengths > 0).sum())
+        self.num_live, self.lengths, self.is_correct = int((lengths > 0).sum()), lengths, is_correct
         self.scratch = Scratch(values.device)
 
         def by_row(wrong: float, correct: float) -> Tensor:
@@ -221,61 +224,73 @@ class _RowRewards:
 
         return clipped
 
-    def deviation_sums(self, center: Tensor, inverse_half: Tensor, magic: float) -> Tensor:
-        """``[2, B]`` float64 on the CPU: exact sums over a row's tokens of gridded deviations and their squares."""
+    def clipped_sums(self, center: Tensor, inverse_half: Tensor, longest: int) -> Tensor:
+        """``[2, B]`` float64 on the CPU: sums over a row's tokens of deviations and of their squares.
+
+        Args:
+            center: ``[B]`` float64, of each row's pool.
+            inverse_half: ``[B]`` float64, of the width of each row's pool; deviations are counted in halves.
+            longest: tokens of the longest response of the batch.
+        """
         sums = torch.zeros(2, len(self.values), dtype=torch.float64, device=self.values.device)
         deviations = self._affine(center, inverse_half)
         for block in self.blocks:
-            shares = self._shares(block)
+            shares = self.scratch.copy("shares", block.pick(self.values, self.scratch, "picked"), torch.float64)
             deviation = deviations(shares, block.part, self._like("deviation", shares)).clamp_(-1.0, 1.0)
             block.clear_padding(deviation, self.response_mask)
-            square = torch.square(deviation, out=shares)
-            torch.sum(deviation.add_(magic).sub_(magic), 1, out=sums[0, block.part])
-            torch.sum(square.add_(magic).sub_(magic), 1, out=sums[1, block.part])
+            ones = torch.ones_like(sums[0, block.part])
+            sums_and_squares(deviation, ones, longest, squares=shares, out=sums[:, block.part])
         by_row = torch.empty(2, len(self.values), dtype=torch.float64)
         by_row[:, self.order] = sums.cpu()
         return by_row
 
-    def deviation_sums_of(self, shares: Shares, center: Tensor, inverse_half: Tensor) -> Tensor:
-        """The same from exact row sums of the shares, without another look at the tokens.
+    def affine_sums(self, shares: Shares, center: Tensor, inverse_half: Tensor) -> Tensor:
+        """The same where rewards are ``a + b x``, from the sums of the shares, without another look at the tokens.
 
-        ``sum (a + b x) = a n + b sum x``, ``sum (a + b x)^2 = a^2 n + 2 a b sum x + b^2 sum x^2``. Only where the range
-        of a pool is of the order of its values: in a narrow one the terms would cancel.
+        ``sum (a + b v) = a n + b sum v``, ``sum (a + b v)^2 = a^2 n + 2 a b sum v + b^2 sum v^2``, ``v = x - origin``.
         """
-        shift, slope = (self.base + self.penalty - center) * inverse_half, self.slope * inverse_half
-        first = shift * shares.count + slope * shares.total
-        second = shift * shift * shares.count + 2 * shift * slope * shares.total
+        slope = self.slope * inverse_half
+        shift = (self.base + self.slope * shares.origin + self.penalty - center) * inverse_half
+        first = shift * self.lengths + slope * shares.total
+        second = shift * shift * self.lengths + 2 * shift * slope * shares.total
         return torch.stack((first, second + slope * slope * shares.total_square))
 
-    def apply(self, mean: Tensor, factor: Tensor, *, is_narrow: bool) -> Standardised:
+    def apply(self, mean: Tensor, factor: Tensor, *, may_be_narrow: bool) -> Standardised:
         """Writes rewards and advantages; the latter over the shares where the dtype allows.
 
         Args:
             mean: ``[B]`` float64, of each row's pool.
             factor: ``[B]`` float64, inverse std of each row's pool.
-            is_narrow: pools may be so narrow that float32 would lose the difference from the mean.
+            may_be_narrow: rewards of a pool may be so close that float32 would lose their difference from the mean:
+                shares are then taken relative to 1, which float32 does without rounding where they are close to it.
         """
         values = self.values
-        dtype = torch.float64 if is_narrow else values.dtype
+        dtype = torch.float64 if may_be_narrow and self.is_clipped else values.dtype
+        is_relative = may_be_narrow and dtype == torch.float32
         shaped = torch.empty(values.shape, dtype=torch.float32, device=values.device)
-        shaped.index_fill_(0, self.order[self.num_live :].to(values.device), 0.0)
-        advantages = values if values.dtype == torch.float32 else torch.zeros_like(shaped)
-        outputs = (
-            (shaped, self._affine(torch.zeros_like(mean), torch.ones_like(mean), dtype)),
-            (advantages, self._affine(mean, factor, dtype)),
-        )
+        advantages = values if values.dtype == torch.float32 else torch.empty_like(shaped)
+        empty = self.order[self.num_live :].to(values.device)
+        shaped.index_fill_(0, empty, 0.0)
+        advantages.index_fill_(0, empty, 0.0)
+        to_reward = self._affine(torch.zeros_like(mean), torch.ones_like(mean), dtype)
+        to_advantage = self._affine(mean - self.slope if is_relative else mean, factor, dtype)
+        flips = torch.zeros(len(values), dtype=torch.float32, device=values.device)
+        outward = self._ordered(torch.where(self.is_correct, 1.0, -1.0), torch.float32)
         for block in self.blocks:
             shares = block.pick(values, self.scratch, "picked")
             shares = shares if shares.dtype == dtype else self.scratch.copy("shares", shares, dtype)
-            for target, function in outputs:
+            for function, target in ((to_reward, shaped), (to_advantage, advantages)):
+                if is_relative and target is advantages:
+                    shares.sub_(1.0)
                 exact = function(shares, block.part, self._like("affine", shares))
                 rounded = exact if dtype == torch.float32 else self.scratch.copy("rounded", exact, torch.float32)
                 block.clear_padding(rounded, self.response_mask)
                 block.put(rounded, target)
-        return Standardised(shaped_rewards=shaped, advantages=advantages)
-
-    def _shares(self, block: LengthBlock) -> Tensor:
-        return self.scratch.copy("shares", block.pick(self.values, self.scratch, "picked"), torch.float64)
+            inward = rounded.mul_(outward[block.part]).clamp_(max=0.0).sign_()
+            torch.sum(inward, 1, out=flips[block.part])
+        by_row = torch.empty(len(values), dtype=torch.float64)
+        by_row[self.order] = -flips.cpu().to(torch.float64)
+        return Standardised(shaped_rewards=shaped, advantages=advantages, flips=by_row)
 
     def _like(self, name: str, block: Tensor) -> Tensor:
         return self.scratch.take(name, tuple(block.shape), block.dtype)

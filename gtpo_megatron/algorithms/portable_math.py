@@ -6,19 +6,38 @@ same however responses are dealt. Slower than the vendors'; used for the geometr
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.fixed_point import power_of_two
+from gtpo_megatron.algorithms.scratch import Scratch
+
+LARGEST_LOG = 700.0
+"""Logs of what is compared are smaller; ``portable_exp`` takes no more."""
 
 _LN2_HIGH = 6.93147180369123816490e-01
 """The first 33 bits of ln 2: its product with an exponent is exact."""
 _LN2_LOW = 1.90821492927058770002e-10
-_SERIES_TERMS = 12
-"""atanh series at |s| <= 0.172: the first omitted term is below 1e-19."""
-_TAYLOR_TERMS = 15
-"""exp series at |r| <= 0.347: the first omitted term is below 1e-20."""
+_FRACTION_BITS = 52
+_SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
+"""sqrt(1/2) as the integer that its float64 is stored as."""
+_ATANH = (
+    6.666666666666735130e-01,
+    3.999999999940941908e-01,
+    2.857142874366239149e-01,
+    2.222219843214978396e-01,
+    1.818357216161805012e-01,
+    1.531383769920937332e-01,
+    1.479819860511658591e-01,
+)
+"""``2 atanh(s) = s (2 + c1 s^2 + c2 s^4 + ...)`` for ``|s| <= 0.1716``, best in the maximum norm: off by 2 ** -58 of s
+(the coefficients of fdlibm's ``log``)."""
+_PIECE = 1 << 16
+"""Elements at a time: few enough for the cache, enough to hide the cost of a call."""
+_TAYLOR_TERMS = 14
+"""exp series at |r| <= 0.347: the first omitted term is below 1e-19."""
 
 
 def portable_log(values: Tensor) -> Tensor:
@@ -27,21 +46,14 @@ def portable_log(values: Tensor) -> Tensor:
     ``log v = e ln 2 + 2 atanh((m - 1) / (m + 1))`` with ``v = m 2^e``, ``sqrt(1/2) <= m < sqrt 2``.
 
     Args:
-        values: float64, positive and finite.
+        values: float64, positive, finite and not subnormal; contiguous.
 
     Returns:
-        float64, same shape.
+        float64, same shape; finite nonsense where ``values`` are zero.
     """
-    mantissa, exponent = torch.frexp(values)
-    is_small = mantissa < math.sqrt(0.5)
-    mantissa = torch.where(is_small, mantissa * 2, mantissa)
-    exponent = (exponent - is_small.to(exponent.dtype)).to(torch.float64)
-    ratio = (mantissa - 1).div_(mantissa.add_(1))
-    square = ratio * ratio
-    series = torch.full_like(values, 1.0 / (2 * _SERIES_TERMS + 1))
-    for k in range(_SERIES_TERMS - 1, -1, -1):
-        series.mul_(square).add_(1.0 / (2 * k + 1))
-    return (exponent * _LN2_LOW).add_(series.mul_(ratio.mul_(2))).add_(exponent.mul_(_LN2_HIGH))
+    result = torch.empty_like(values)
+    _by_piece(_log_of_piece, values, result)
+    return result
 
 
 def portable_exp(values: Tensor) -> Tensor:
@@ -50,16 +62,49 @@ def portable_exp(values: Tensor) -> Tensor:
     ``exp v = 2^k exp(r)`` with ``r = v - k ln 2``, ``|r| <= ln(2) / 2``.
 
     Args:
-        values: float64; clamped to [-700, 700].
+        values: float64; clamped to [-700, 700]; contiguous.
 
     Returns:
         float64, same shape.
     """
-    values = values.clamp(-700.0, 700.0)
-    steps = torch.round(values * (1 / math.log(2)))
-    rest = values - steps * _LN2_HIGH
-    rest = rest - steps * _LN2_LOW
-    series = torch.ones_like(values)
-    for k in range(_TAYLOR_TERMS, 0, -1):
-        series.mul_(rest).div_(k).add_(1)
-    return series.mul_(power_of_two(steps))
+    result = torch.empty_like(values)
+    _by_piece(_exp_of_piece, values, result)
+    return result
+
+
+def _by_piece(function: Callable[[Tensor, Tensor, Scratch], None], values: Tensor, result: Tensor) -> None:
+    """Applies ``function`` to pieces whose temporaries stay in cache: a series is dozens of passes."""
+    flat, out, scratch = values.view(-1), result.view(-1), Scratch(values.device)
+    size = _PIECE if values.device.type == "cpu" else max(1, len(flat))
+    for start in range(0, len(flat), size):
+        function(flat[start : start + size], out[start : start + size], scratch)
+
+
+def _log_of_piece(values: Tensor, result: Tensor, scratch: Scratch) -> None:
+    shape = tuple(values.shape)
+    stored = values.view(torch.int64)
+    exponent = torch.sub(stored, _SQRT_HALF_BITS, out=scratch.take("exponent", shape, torch.int64))
+    exponent.bitwise_right_shift_(_FRACTION_BITS)
+    bits = torch.bitwise_left_shift(exponent, _FRACTION_BITS, out=scratch.take("bits", shape, torch.int64))
+    mantissa = torch.sub(stored, bits, out=bits).view(torch.float64)
+    ratio = torch.sub(mantissa, 1.0, out=scratch.take("ratio", shape, torch.float64))
+    ratio.div_(mantissa.add_(1.0))
+    square = torch.mul(ratio, ratio, out=mantissa)
+    torch.mul(square, _ATANH[-1], out=result)
+    for coefficient in reversed(_ATANH[:-1]):
+        result.add_(coefficient).mul_(square)
+    result.add_(2.0).mul_(ratio)
+    scaled = square.copy_(exponent)
+    result.add_(torch.mul(scaled, _LN2_LOW, out=ratio)).add_(scaled.mul_(_LN2_HIGH))
+
+
+def _exp_of_piece(values: Tensor, result: Tensor, scratch: Scratch) -> None:
+    shape = tuple(values.shape)
+    rest = torch.clamp(values, -LARGEST_LOG, LARGEST_LOG, out=scratch.take("rest", shape, torch.float64))
+    steps = torch.mul(rest, 1 / math.log(2), out=scratch.take("steps", shape, torch.float64)).round_()
+    product = scratch.take("product", shape, torch.float64)
+    rest.sub_(torch.mul(steps, _LN2_HIGH, out=product)).sub_(torch.mul(steps, _LN2_LOW, out=product))
+    result.fill_(1 / math.factorial(_TAYLOR_TERMS))
+    for k in range(_TAYLOR_TERMS - 1, -1, -1):
+        result.mul_(rest).add_(1 / math.factorial(k))
+    result.mul_(power_of_two(steps))

@@ -52,8 +52,8 @@ class Reduction(Protocol):
         """
         ...
 
-    def exchange(self, partial: Tensor, ranges: Sequence[SharedRange]) -> Tensor:
-        """Sums int64 ``[W]`` over the members of each range; ``ranges`` tile ``partial`` in order."""
+    def exchange(self, partial: Tensor, ranges: Sequence[SharedRange], *, keeps_largest: bool = False) -> Tensor:
+        """Sums (or maxima) of int64 ``[W]`` over the members of each range; ``ranges`` tile ``partial`` in order."""
         ...
 
     def sum(self, values: Tensor) -> Tensor:
@@ -73,7 +73,13 @@ class LocalReduction:
         table = read_rows()
         return GatheredRows(table=table, owners=torch.zeros(len(table), dtype=torch.int64), rank=0)
 
-    def exchange(self, partial: Tensor, ranges: Sequence[SharedRange]) -> Tensor:  # noqa: ARG002 - nothing is shared
+    def exchange(
+        self,
+        partial: Tensor,
+        ranges: Sequence[SharedRange],  # noqa: ARG002 - nothing is shared
+        *,
+        keeps_largest: bool = False,  # noqa: ARG002 - nothing is shared
+    ) -> Tensor:
         """See ``Reduction``."""
         return partial
 

@@ -29,24 +29,28 @@ def response_values(values: Tensor) -> Shares:
         values=column,
         lowest=values,
         highest=values,
+        origin=values,
         count=torch.ones_like(values),
-        total=values,
-        total_square=values.square(),
-        totals_are_exact=False,
+        total=torch.zeros_like(values),
+        total_square=torch.zeros_like(values),
     )
 
 
-def spread_over_tokens(result: Standardised, mine: Tensor, response_mask: Tensor) -> Standardised:
+def spread_over_tokens(result: Standardised, table: ResponseTable, response_mask: Tensor) -> Standardised:
     """Repeats one value a response on its tokens.
 
     Args:
         result: ``[R, 1]`` on the CPU.
-        mine: ``[B]`` int64, this rank's rows.
+        table: of the batch.
         response_mask: ``[B, T]`` bool.
 
     Returns:
         ``[B, T]`` float32 on the mask's device, zero outside it.
     """
-    live = response_mask.to(torch.float32)
+    live, mine = response_mask.to(torch.float32), table.mine
     shaped = live * result.shaped_rewards[mine].to(live)
-    return Standardised(shaped_rewards=shaped, advantages=live.mul_(result.advantages[mine].to(live)))
+    return Standardised(
+        shaped_rewards=shaped,
+        advantages=live.mul_(result.advantages[mine].to(live)),
+        flips=result.flips[mine] * table.lengths[mine],
+    )

@@ -14,16 +14,20 @@ from gtpo_megatron.algorithms.checks import (
     check_shape,
     check_tensor,
 )
+from gtpo_megatron.algorithms.row_sums import row_sums
 from gtpo_megatron.algorithms.scratch import Scratch
 from gtpo_megatron.errors import DataError, ShapeError
 
 LOWEST_ENTROPY = -1e-4
 """Nats. Rounding may leave an entropy slightly below 0 (it becomes 0); anything lower is a bug upstream."""
 
-_BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}
+_BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
 """Elements of a block: on the CPU its float64 temporaries stay in the L2 cache, on a GPU a block fills the device."""
 
 _MASK_BLOCK_ROWS = 64
+
+_MOST_TOKENS = 1 << 22
+"""No response is longer. A constant, so that sums over a row do not depend on the padding or on other rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +38,7 @@ class RowFacts:
         lengths: ``[B]`` int64.
         lowest: ``[B]`` float64, smallest value on a response token, at least 0; 0 where it was not asked for.
         highest: ``[B]`` float64, largest one.
-        total: ``[B]`` float64, sum over response tokens; for diagnostics (its last bits depend on padding).
+        total: ``[B]`` float64, sum over response tokens, the same bit for bit whatever the padding; for diagnostics.
         has_negatives: some value is below 0 by rounding.
         padding_is_harmless: everything outside the mask is finite and not negative, so that neither it nor its inverse
             (after the floor is added) turns into NaN when it is multiplied by 0.
@@ -183,7 +187,9 @@ def _first_false(mask: Tensor) -> Tensor:
     return low
 
 
-def row_facts(name: str, values: Tensor, response_mask: Tensor, *, finds_lowest: bool = False) -> RowFacts:
+def row_facts(
+    name: str, values: Tensor, response_mask: Tensor, *, finds_lowest: bool = False, is_negated: bool = False
+) -> RowFacts:
     """Validates ``values`` and summarises each row.
 
     Args:
@@ -191,26 +197,30 @@ def row_facts(name: str, values: Tensor, response_mask: Tensor, *, finds_lowest:
         values: ``[B, T]`` float32 or float64; anything outside the mask.
         response_mask: ``[B, T]`` bool.
         finds_lowest: also find each row's smallest value.
+        is_negated: ``values`` are minus what ``name`` names; messages then show the latter.
 
     Raises:
         DataError: a mask that is not left-aligned, or a value that is NaN, infinite or below ``LOWEST_ENTROPY``.
     """
     lengths = left_aligned_lengths(response_mask)
     order, blocks = length_blocks(lengths, values)
-    ends = torch.zeros(3, len(values), dtype=values.dtype, device=values.device)
+    ends = torch.zeros(2, len(values), dtype=values.dtype, device=values.device)
+    totals = torch.zeros(len(values), dtype=torch.float64, device=values.device)
     scratch = Scratch(values.device)
     for block in blocks:
         picked = block.clear_padding(block.pick(values, scratch, "picked"), response_mask)
         torch.amin(picked, 1, out=ends[0, block.part])
         torch.amax(picked, 1, out=ends[1, block.part])
-        torch.sum(picked, 1, out=ends[2, block.part])
+        bound = torch.maximum(ends[1, block.part], -ends[0, block.part]).to(torch.float64)
+        exact = scratch.copy("exact", picked, torch.float64)
+        totals[block.part] = row_sums(exact, bound, _MOST_TOKENS, out=exact)
         if finds_lowest:
             live = response_mask[:, : block.width].index_select(0, block.rows)
             torch.amin(picked.masked_fill(~live, torch.inf), 1, out=ends[0, block.part])
     by_row = torch.zeros(3, len(values), dtype=torch.float64)
-    by_row[:, order] = ends.cpu().to(torch.float64)
+    by_row[:2, order], by_row[2, order] = ends.cpu().to(torch.float64), totals.cpu()
     lowest, highest, total = by_row.unbind()
-    _raise_on_bad_row(name, values, lengths, lowest, highest)
+    _raise_on_bad_row(name, values, lengths, lowest, highest, is_negated=is_negated)
     return RowFacts(
         lengths=lengths,
         lowest=lowest.clamp(min=0.0) if finds_lowest else torch.zeros_like(lowest),
@@ -229,12 +239,14 @@ def _is_harmless(values: Tensor) -> bool:
     return bool((low >= 0) & torch.isfinite(high))
 
 
-def _raise_on_bad_row(name: str, values: Tensor, lengths: Tensor, lowest: Tensor, highest: Tensor) -> None:
+def _raise_on_bad_row(
+    name: str, values: Tensor, lengths: Tensor, lowest: Tensor, highest: Tensor, *, is_negated: bool
+) -> None:
     bad = (lengths > 0) & ~((lowest >= LOWEST_ENTROPY) & torch.isfinite(highest))
     if bool(bad.any()):
         row = int(torch.nonzero(bad)[0])
         tokens = values[row, : int(lengths[row])].cpu()
         position = int(torch.nonzero(~((tokens >= LOWEST_ENTROPY) & torch.isfinite(tokens)))[0])
-        raise DataError(
-            f"{name}[{row}, {position}] = {float(tokens[position])}: expected a finite value >= {LOWEST_ENTROPY}"
-        )
+        value = float(tokens[position])
+        shown, limit = (-value, f"<= {-LOWEST_ENTROPY}") if is_negated else (value, f">= {LOWEST_ENTROPY}")
+        raise DataError(f"{name}[{row}, {position}] = {shown}: expected a finite value {limit}")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.fixed_point import grid_scale
-from gtpo_megatron.algorithms.portable_math import portable_exp, portable_log
+from gtpo_megatron.algorithms.portable_math import LARGEST_LOG, portable_exp, portable_log
 from gtpo_megatron.algorithms.rows import RowFacts, length_blocks
 from gtpo_megatron.algorithms.scratch import Scratch
 
@@ -36,11 +36,8 @@ def sequence_entropy(
         ``[B]`` float64 on the CPU; 0 for rows without tokens.
     """
     low, high = clip or (0.0, torch.finfo(torch.float64).max)
-    smallest, largest = facts.lowest.clamp(low, high) + floor, facts.highest.clamp(low, high) + floor
-    bound = largest
-    if is_geometric:
-        bound = torch.maximum(portable_log(smallest).abs(), portable_log(largest).abs())
-    scale = grid_scale(bound * facts.lengths)
+    largest = facts.highest.clamp(low, high) + floor
+    scale = grid_scale((torch.full_like(largest, LARGEST_LOG) if is_geometric else largest) * facts.lengths)
     order, blocks = length_blocks(facts.lengths, weights)
     scratch = Scratch(weights.device)
     row_scale = scale[order].to(weights.device)[:, None]

@@ -5,63 +5,68 @@ Arithmetic: ``x[i,t] = H[i,t] / sum_{k in O+} H[k,t] * d_t`` [S 2; I 3] and ``y[
 compares with the response's own other tokens, ``matrix`` with all tokens of the set [S sec. 5]. ``H`` stands for
 ``clamp(H) + floor``.
 
-Exactness: every weight is truncated to a grid that its segment's largest weight and number of terms fix (``2 ** -62``
-    of
-their product), and shares are made of the truncated weights: sums are exact in any order and ``sum x = d_t`` holds.
+Exactness: sums are of integers, so no order of terms and no dealing changes a bit. What a weight is rounded to:
+
+- axis ``position``, where ``share_grid.fixed_scales`` finds one grid for all positions of a segment (the common case):
+  that grid. Shares are made of the rounded weights, so ``sum x = d_t`` holds to float64 rounding; a weight is off by
+  ``2 ** -26`` of itself at most, and by ``2 ** -50`` where it is of the order of the largest.
+- axis ``position`` otherwise: a grid for each position, from the largest weight there; ``k`` responses of the segment
+  leave the sum off by ``k^2 2 ** -62`` of itself at most (``2 ** -54`` for 16), and shares likewise: any finite
+  entropies, any floor. Where a segment is split, the largest weights travel before the sums do.
+- axes ``response`` and ``matrix``: a grid for each row, from its largest weight: ``n^2 2 ** -62`` for ``n`` tokens
+  (``2 ** -38`` for 4,096); for ``matrix`` the rows' sums are then added as above, like one position.
+- geometric: a grid of logs; the mean of the logs is off by ``2 ** -51`` times the number of terms at most.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gtpo_megatron.algorithms.fixed_point import grid_unit, integer_sums
 from gtpo_megatron.algorithms.portable_math import portable_exp, portable_log
 from gtpo_megatron.algorithms.reduction import Reduction
+from gtpo_megatron.algorithms.row_sums import row_sums, sums_and_squares
 from gtpo_megatron.algorithms.rows import block_elements
 from gtpo_megatron.algorithms.scratch import Scratch
 from gtpo_megatron.algorithms.segments import (
     NEVER,
     Chunk,
-    Segment,
     SegmentPlan,
     chunks,
     length_lists,
     live_counts,
     plan_segments,
 )
-from gtpo_megatron.algorithms.share_grid import (
-    LEAST_KNOWN_FLOOR,
-    ShareRule,
-    TokenWeights,
-    check_positive,
-    segment_scales,
-    total_magic,
-)
+from gtpo_megatron.algorithms.share_grid import LEAST_WEIGHT, ShareRule, TokenWeights, check_weights, fixed_scales
 from gtpo_megatron.algorithms.table import ResponseTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """Shares of this rank's tokens.
+    """Shares of this rank's tokens, and a few numbers of each row, ``[B]`` float64 on the CPU.
+
+    Sums are of ``x - origin``, rounded to a grid of the row's own ``2 ** -37`` below its largest, so that no order of
+    terms changes a bit of them.
 
     Attributes:
-        values: ``[B, T]``, zero outside the mask.
-        lowest: ``[B]`` float64 on the CPU; 0 for rows without tokens.
-        highest: ``[B]`` float64 likewise.
-        count: ``[B]`` float64, tokens that were compared, for diagnostics.
-        total: ``[B]`` float64, sum over tokens.
-        total_square: ``[B]`` float64, sum of squares.
-        totals_are_exact: these two sums are of grid points, so that no order of terms can change them.
+        values: ``[B, T]``; undefined outside the mask.
+        lowest: no share of the row is below it; 0 where ``ShareRule.may_be_narrow`` is False.
+        highest: no share of the row is above it.
+        origin: what deviations are taken from: 1, or 0 where pools are wide.
+        count: tokens that were compared, for diagnostics.
+        total: sum of the deviations; tokens that were not compared have none.
+        total_square: sum of their squares.
     """
 
     values: Tensor
     lowest: Tensor
     highest: Tensor
+    origin: Tensor
     count: Tensor
     total: Tensor
     total_square: Tensor
-    totals_are_exact: bool
 
 
 def entropy_shares(tokens: TokenWeights, table: ResponseTable, rule: ShareRule, reduction: Reduction) -> Shares:
@@ -71,7 +76,8 @@ def entropy_shares(tokens: TokenWeights, table: ResponseTable, rule: ShareRule, 
         tokens: of this rank.
         table: of the batch.
         rule: axis, mean, scope, floor, clip.
-        reduction: sums over ranks: one ``exchange`` (two with a shaping mask), of split segments only.
+        reduction: totals over ranks: one ``exchange`` of split segments, one more of their largest weights where no
+            fixed grid serves, one more of counts with a shaping mask.
 
     Returns:
         Shares of the dtype of the weights; a token alone in its comparison has share 1.
@@ -79,13 +85,13 @@ def entropy_shares(tokens: TokenWeights, table: ResponseTable, rule: ShareRule, 
     Raises:
         DataError: a weight of 0 where its inverse or its log is needed and the floor is 0; on all ranks alike.
     """
-    check_positive(table, rule)
+    check_weights(table, rule, tokens.name)
     plan = plan_segments(table, spans_batch=rule.spans_batch, shares_one_value=rule.axis == "matrix")
     return _ShareWorker(tokens, table, plan, rule).run(reduction)
 
 
 class _ShareWorker:
-    """Two passes over the chunks: sums of incomplete segments, then shares."""
+    """Passes over the chunks: largest weights and sums of incomplete segments, then shares."""
 
     def __init__(self, tokens: TokenWeights, table: ResponseTable, plan: SegmentPlan, rule: ShareRule) -> None:
         self.tokens, self.plan, self.rule = tokens, plan, rule
@@ -93,13 +99,19 @@ class _ShareWorker:
         self.scratch = Scratch(self.device)
         self.order = plan.order.to(self.device)
         self.lists = length_lists(table, plan).to(self.device)
-        self.scale = segment_scales(table, plan, rule)[table.mine][plan.order].to(self.device)[:, None]
-        self.offset = self.scale * rule.floor + 1.0  # + 1: no token weighs nothing, an all-tiny column is uniform
-        self.lengths = table.lengths[table.mine][plan.order].to(torch.float64).to(self.device)[:, None]
+        mine = table.mine[plan.order]
+        scale = fixed_scales(table, plan, rule)
+        self.scale = None if scale is None else scale[mine].to(self.device)[:, None]
+        """Of each row, in the plan's order; None: grids follow the weights."""
+        self.longest = int(table.lengths.max()) if len(table.lengths) else 0
+        self.most_responses = int(plan.counts.max()) if len(plan.counts) else 0
+        self.lengths = table.lengths[mine].to(torch.float64).to(self.device)[:, None]
         self.positions = torch.arange(tokens.values.shape[1], dtype=torch.float64, device=self.device)
         self.plain = torch.empty(0)
         """Weights of the last chunk as they are, kept for geometric means, whose grid is one of logs."""
-        self.total_magic = total_magic(tokens, table, plan, rule)
+        self.sums_deviations = rule.may_be_narrow or tokens.shaping_mask is not None
+        self.row_sums: dict[int, Tensor] = {}
+        self.peaks: dict[int, Tensor] = {}
         self.sums: dict[int, Tensor] = {}
         self.counts: dict[int, Tensor] = {}
         budget = block_elements(tokens.values)
@@ -107,42 +119,61 @@ class _ShareWorker:
         self.parts = [(bool(side), chunk) for side, part in enumerate(sides) for chunk in chunks(part, budget)]
 
     def run(self, reduction: Reduction) -> Shares:
-        """Both passes."""
+        """All passes."""
         if self.rule.axis != "response":
-            for is_correct, chunk in self.parts:
-                if not chunk.is_complete:
-                    self._add_up(chunk, is_correct)
+            incomplete = [(is_correct, chunk) for is_correct, chunk in self.parts if not chunk.is_complete]
+            if self.scale is None:
+                for is_correct, chunk in incomplete:
+                    self._find_peaks(chunk, is_correct)
+                self._exchange(self.peaks, reduction, keeps_largest=True)
+            for is_correct, chunk in incomplete:
+                self._add_up(chunk, is_correct)
             self._exchange(self.sums, reduction)
             if self.tokens.shaping_mask is not None:
                 self._exchange(self.counts, reduction)
         return self._apply()
 
-    def _grid(self, chunk: Chunk, is_correct: bool) -> tuple[Tensor, Tensor]:
-        """Weights in steps of the grid, float64 (for geometric means their logs), and 1.0 where a token is compared."""
+    # --------------------------------------------------------------------------------------------- weights of a chunk
+    def _weights(self, chunk: Chunk, is_correct: bool) -> tuple[Tensor, Tensor]:
+        """Weights ``[rows, width]`` float64, and 1.0 where a token is compared; both 0 elsewhere.
+
+        They are integers in steps of the fixed grid where there is one (of logs, for geometric means).
+        """
         scratch, width = self.scratch, chunk.width
         rows = self.order[chunk.first : chunk.last]
         shape = (len(rows), width)
         live = self._live(chunk, "live")
         values = self.tokens.values
         picked = torch.index_select(values[:, :width], 0, rows, out=scratch.take("picked", shape, values.dtype))
-        if not self.tokens.padding_is_harmless or self.rule.smallest < LEAST_KNOWN_FLOOR:
+        if not self.tokens.padding_is_harmless or self.rule.smallest < LEAST_WEIGHT:
             picked = torch.where(live > 0, picked, 1.0)  # 1 has an inverse, whatever the floor
         weights = scratch.copy("weights", picked, torch.float64)
         if self.rule.clip is not None or self.tokens.has_negatives:
             weights.clamp_(*self.rule.bounds)
-        scale = self.scale[chunk.first : chunk.last]
-        if self.rule.is_geometric:
-            safe = torch.where(live > 0, weights.add_(self.rule.floor), 1.0)
-            self.plain = safe if is_correct else safe.reciprocal()
-            log = portable_log(safe).mul_(scale)
-            weights.copy_(torch.round(log if is_correct else log.neg_()))
-        elif is_correct:
-            weights.mul_(scale).add_(self.offset[chunk.first : chunk.last])
-        else:
-            torch.div(scale, weights.add_(self.rule.floor), out=weights).add_(1.0)
+        self._raise_and_scale(weights, chunk, is_correct)
         if self.tokens.shaping_mask is not None:
             live.mul_(self.tokens.shaping_mask[:, :width].index_select(0, rows))
         return weights.mul_(live), live
+
+    def _raise_and_scale(self, weights: Tensor, chunk: Chunk, is_correct: bool) -> None:
+        """``H -> H + floor`` or its inverse, on the fixed grid if there is one; in place."""
+        raised_by = self.rule.raised_by
+        scale = None if self.scale is None else self.scale[chunk.first : chunk.last]
+        if self.rule.is_geometric and scale is not None:
+            weights.add_(raised_by)
+            self.plain = self.scratch.copy("plain", weights, torch.float64)
+            if not is_correct:
+                self.plain.reciprocal_()
+            log = portable_log(weights).mul_(scale)
+            torch.round(log if is_correct else log.neg_(), out=weights)
+        elif scale is None:
+            weights.add_(raised_by)
+            if not is_correct:
+                weights.reciprocal_()
+        elif is_correct:
+            weights.mul_(scale).add_(scale * raised_by).round_()
+        else:
+            torch.div(scale, weights.add_(raised_by), out=weights).round_()
 
     def _live(self, chunk: Chunk, name: str) -> Tensor:
         """1.0 on response tokens: ``clamp(length - position, 0, 1)``, faster than converting the mask."""
@@ -150,35 +181,55 @@ class _ShareWorker:
         live = self.scratch.take(name, (len(lengths), chunk.width), torch.float64)
         return torch.sub(lengths, self.positions[: chunk.width], out=live).clamp_(0.0, 1.0)
 
-    def _integers(self, grid: Tensor) -> Tensor:
-        return self.scratch.copy("integers", grid, torch.int64)
+    # ------------------------------------------------------------------------------------------------------ exact sums
+    def _terms(self, weights: Tensor) -> Tensor:
+        """What is added up over the rows of a segment: weights, or their sums over each row, ``[rows, 1]``."""
+        if self.rule.axis == "position":
+            return weights
+        if self.scale is not None:
+            return self.scratch.copy("integers", weights, torch.int64).sum(1, keepdim=True)
+        spare = self.scratch.take("spare", tuple(weights.shape), torch.float64)
+        return row_sums(weights, weights.amax(1), self.longest, out=spare)[:, None]
 
-    def _reduce(self, values: Tensor, chunk: Chunk) -> Tensor:
-        """Sums over what the axis compares: ``[segments, width]``, ``[rows, 1]`` or ``[segments, 1]``."""
-        if self.rule.axis == "response":
-            return values.sum(1, keepdim=True)
-        if self.rule.axis == "matrix":
-            values = values.sum(1, keepdim=True)
-        return chunk.by_segment(values).sum(1)
+    def _segment_unit(self, peaks: Tensor) -> Tensor:
+        """Grid ``[segments, width or 1]`` of sums whose largest terms are ``peaks``."""
+        return grid_unit(peaks, self.most_responses)
 
-    def _counts_by_length(self, segments: Sequence[Segment], width: int) -> Tensor:
-        """How many tokens of the whole batch each sum has, from lengths alone: ``[segments, width or 1]``."""
-        lengths = self.lists[[s.index for s in segments]]
+    def _segment_sums(self, terms: Tensor, chunk: Chunk, unit: Tensor | None) -> Tensor:
+        """int64 ``[segments, width or 1]``."""
+        if unit is None:
+            return chunk.by_segment(self.scratch.copy("integers", terms, torch.int64)).sum(1)
+        cube = chunk.by_segment(terms)
+        spare = self.scratch.take("spare", tuple(cube.shape), torch.float64)
+        return integer_sums(cube, unit[:, None], 1, out=spare)
+
+    def _find_peaks(self, chunk: Chunk, is_correct: bool) -> None:
+        """Largest terms of segments that other chunks or other ranks share; as integers, which have the same order."""
+        weights, _ = self._weights(chunk, is_correct)
+        terms = self._terms(weights)
         if self.rule.axis == "matrix":
-            return torch.where(lengths < NEVER, lengths, 0).sum(1, keepdim=True)
-        return live_counts(lengths, width)
+            self.row_sums[chunk.first] = terms
+        peaks = chunk.by_segment(terms).amax(1).view(torch.int64)
+        self._keep(self.peaks, peaks, chunk, torch.maximum)
 
     def _add_up(self, chunk: Chunk, is_correct: bool) -> None:
-        """First pass: sums of segments that other chunks or other ranks share."""
-        grid, live = self._grid(chunk, is_correct)
-        pairs = [(self.sums, grid)]
-        if self.tokens.shaping_mask is not None:
-            pairs.append((self.counts, live))
-        for store, values in pairs:
-            parts = self._reduce(self._integers(values), chunk)
-            for segment, part in zip(chunk.segments, parts, strict=True):
-                own = part[: segment.width]
-                store[segment.index] = store[segment.index] + own if segment.index in store else own.clone()
+        """Sums of the same."""
+        terms, live = self.row_sums.get(chunk.first), None
+        if terms is None or self.tokens.shaping_mask is not None:
+            weights, live = self._weights(chunk, is_correct)
+            terms = self._terms(weights) if terms is None else terms
+        unit = self._segment_unit(self._stored(self.peaks, chunk).view(torch.float64)) if self.scale is None else None
+        self._keep(self.sums, self._segment_sums(terms, chunk, unit), chunk, torch.add)
+        if self.tokens.shaping_mask is not None and live is not None:
+            compared = live if self.rule.axis == "position" else live.sum(1, keepdim=True)
+            self._keep(self.counts, self._segment_sums(compared, chunk, None), chunk, torch.add)
+
+    def _keep(
+        self, store: dict[int, Tensor], parts: Tensor, chunk: Chunk, combine: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        for segment, part in zip(chunk.segments, parts, strict=True):
+            own = part[: segment.width]
+            store[segment.index] = combine(store[segment.index], own) if segment.index in store else own.clone()
 
     def _stored(self, store: dict[int, Tensor], chunk: Chunk) -> Tensor:
         """``[segments, width]`` int64 (one column for axis ``matrix``), 0 beyond a segment's own width."""
@@ -187,97 +238,111 @@ class _ShareWorker:
         width = 1 if self.rule.axis == "matrix" else chunk.width
         stacked = torch.zeros(len(chunk.segments), width, dtype=torch.int64, device=self.device)
         for row, segment in zip(stacked, chunk.segments, strict=True):
-            sums = store[segment.index]
-            row[: len(sums)] = sums
+            kept = store[segment.index]
+            row[: len(kept)] = kept
         return stacked
 
-    def _exchange(self, store: dict[int, Tensor], reduction: Reduction) -> None:
-        """Replaces this rank's sums of shared segments by those of the whole batch, where several ranks have tokens."""
+    def _exchange(self, store: dict[int, Tensor], reduction: Reduction, *, keeps_largest: bool = False) -> None:
+        """Replaces this rank's numbers of shared segments by those of the whole batch, where several have tokens."""
         flat = torch.zeros(self.plan.num_shared, dtype=torch.int64, device=self.device)
         shared = [s for s in self.plan.segments if s.shared_width]
         for s in shared:
             part = store[s.index][: s.shared_width]
             flat[s.offset : s.offset + len(part)] = part
-        flat = reduction.exchange(flat, self.plan.ranges)
+        flat = reduction.exchange(flat, self.plan.ranges, keeps_largest=keeps_largest)
         for s in shared:
             part = store[s.index][: s.shared_width]
             part.copy_(flat[s.offset : s.offset + len(part)])
 
+    # ---------------------------------------------------------------------------------------------------------- shares
     def _apply(self) -> Shares:
-        """Second pass: shares, their extremes and their sums."""
+        """Last pass: shares, their extremes and their sums."""
         values = torch.empty_like(self.tokens.values)
-        is_empty = torch.ones(len(values), dtype=torch.bool)
-        is_empty[self.plan.order] = False
-        values[is_empty.to(self.device)] = 0.0
-        magic = self.total_magic
         facts = torch.zeros(5, len(self.order), dtype=torch.float64, device=self.device)
-        ends = torch.zeros(2, len(self.order), dtype=values.dtype, device=self.device)
         for is_correct, chunk in self.parts:
             share, live = self._chunk_shares(chunk, is_correct)
             rows, part = self.order[chunk.first : chunk.last], slice(chunk.first, chunk.last)
+            if self.tokens.shaping_mask is not None:
+                torch.sum(live, 1, out=facts[2, part])
+                others = self._live(chunk, "response").sub_(live)
+                share.add_(others)  # tokens that are not compared have share 1
+                live = others.add_(live)
             rounded = self.scratch.copy("rounded", share, values.dtype)
             values[:, : chunk.width].index_copy_(0, rows, rounded)
-            values[:, chunk.width :].index_fill_(0, rows, 0.0)
-            torch.amax(rounded, 1, out=ends[1, part])
-            if self.rule.finds_lowest:
-                torch.amin(rounded.masked_fill(self._live(chunk, "response") == 0, torch.inf), 1, out=ends[0, part])
-            if self.tokens.shaping_mask is not None:
-                share.mul_(live)
-                torch.sum(live, 1, out=facts[2, part])
-            square = torch.square(share, out=live)
-            if magic is not None:
-                share.add_(magic[0]).sub_(magic[0])
-                square.add_(magic[1]).sub_(magic[1])
-            torch.sum(share, 1, out=facts[3, part])
-            torch.sum(square, 1, out=facts[4, part])
-        facts[:2] = ends.to(torch.float64)
+            if self.sums_deviations:
+                share.sub_(live)
+                torch.amin(share, 1, out=facts[0, part])
+                torch.amax(share, 1, out=facts[1, part])
+            else:
+                facts[1, part] = rounded.amax(1).to(torch.float64)
+            bound = torch.maximum(facts[1, part], -facts[0, part])
+            sums_and_squares(share, bound, self.longest, squares=live, out=facts[3:, part])
         by_row = torch.zeros(5, len(values), dtype=torch.float64)
         by_row[:, self.plan.order] = facts.cpu()
         lowest, highest, count, total, total_square = by_row.unbind()
         if self.tokens.shaping_mask is None:
             count[self.plan.order] = self.lengths[:, 0].cpu()
+        origin = torch.full_like(count, float(self.sums_deviations))
+        if self.sums_deviations:  # padding, and so 1, lies between the two whatever the padded length
+            lowest, highest = origin + lowest.clamp(max=0.0), origin + highest.clamp(min=0.0)
         return Shares(
             values=values,
             lowest=lowest,
             highest=highest,
+            origin=origin,
             count=count,
             total=total,
             total_square=total_square,
-            totals_are_exact=self.total_magic is not None,
         )
 
     def _chunk_shares(self, chunk: Chunk, is_correct: bool) -> tuple[Tensor, Tensor]:
-        grid, live = self._grid(chunk, is_correct)
-        if chunk.is_complete or self.rule.axis == "response":
-            sums, counts = self._reduce(self._integers(grid), chunk), self._reduce(live, chunk)
-        else:
-            sums = self._stored(self.sums, chunk)
-            has_counts = self.tokens.shaping_mask is not None
-            counts = (
-                self._stored(self.counts, chunk) if has_counts else self._counts_by_length(chunk.segments, chunk.width)
-            )
-        counts = counts.to(torch.float64).clamp(min=1)
+        """Shares ``[rows, width]`` float64 of compared tokens, and 1.0 where a token is compared; 0 elsewhere."""
+        weights, live = self._weights(chunk, is_correct)
+        totals = self._totals(weights, chunk)
+        counts = self._counts(live, chunk).to(torch.float64).clamp_(min=1)
         if self.rule.is_geometric:
-            scale = self.scale[chunk.first : chunk.last]
-            mean = sums.to(torch.float64) / counts
-            inverse = portable_exp(-mean / self._scale_by_segment(scale, chunk))
-            grid = self._apply_by_segment(torch.mul, self.plain.mul_(live), inverse, chunk)
+            factor = portable_exp(-totals / counts)
+            weights = self.plain.mul_(live)
         else:
-            self._apply_by_segment(torch.mul, grid, counts.div_(sums.clamp(min=1)), chunk)
-        if self.tokens.shaping_mask is not None:
-            grid += self._live(chunk, "response") - live  # tokens that are not compared have share 1
-        return grid, live
-
-    def _scale_by_segment(self, scale: Tensor, chunk: Chunk) -> Tensor:
-        """``[rows, 1]`` to one row a segment, whose rows have one scale; unchanged where each row has its own."""
-        return scale if self.rule.axis == "response" else chunk.by_segment(scale)[:, 0]
-
-    def _apply_by_segment(
-        self, function: Callable[..., Tensor], values: Tensor, by_segment: Tensor, chunk: Chunk
-    ) -> Tensor:
-        """``function(values, by_segment)`` in place, each row with its segment's values (or its own, by response)."""
+            factor = counts.div_(totals)
         if self.rule.axis == "response":
-            return function(values, by_segment, out=values)
-        cube = chunk.by_segment(values)
-        function(cube, by_segment[:, None], out=cube)
-        return values
+            return weights.mul_(factor), live
+        cube = chunk.by_segment(weights)
+        torch.mul(cube, factor[:, None], out=cube)
+        return weights, live
+
+    def _totals(self, weights: Tensor, chunk: Chunk) -> Tensor:
+        """What a share is relative to, in the unit of the weights: ``[segments, width]``, or ``[rows or segments, 1]``.
+
+        For geometric means the sum of the logs. At least the smallest step of the grid elsewhere, where all is padding.
+        """
+        fixed = None if self.scale is None else self.scale[chunk.first : chunk.last]
+        if self.rule.axis == "response":
+            sums = self._terms(weights).to(torch.float64)
+            return sums.div_(fixed) if fixed is not None else sums.clamp_(min=LEAST_WEIGHT)
+        unit = None
+        if chunk.is_complete:
+            terms = self._terms(weights)
+            unit = self._segment_unit(chunk.by_segment(terms).amax(1)) if fixed is None else None
+            sums = self._segment_sums(terms, chunk, unit)
+        else:
+            if fixed is None:
+                unit = self._segment_unit(self._stored(self.peaks, chunk).view(torch.float64))
+            sums = self._stored(self.sums, chunk)
+        if self.rule.is_geometric and fixed is not None:
+            return sums.to(torch.float64).div_(chunk.by_segment(fixed)[:, 0])
+        totals = sums.clamp(min=1).to(torch.float64)
+        return totals if unit is None else totals.mul_(unit)
+
+    def _counts(self, live: Tensor, chunk: Chunk) -> Tensor:
+        """How many tokens each total has."""
+        if self.rule.axis == "response":
+            return live.sum(1, keepdim=True)
+        if chunk.is_complete:
+            return chunk.by_segment(live if self.rule.axis == "position" else live.sum(1, keepdim=True)).sum(1)
+        if self.tokens.shaping_mask is not None:
+            return self._stored(self.counts, chunk)
+        lengths = self.lists[[s.index for s in chunk.segments]]
+        if self.rule.axis == "matrix":
+            return torch.where(lengths < NEVER, lengths, 0).sum(1, keepdim=True)
+        return live_counts(lengths, chunk.width)

@@ -132,11 +132,11 @@ def prepare_update(
         check_inputs(no_rewards, token_entropy, response_mask, group_ids)
         check_shape(tuple(response_mask.shape), old_logprobs=old_logprobs, advantages=credit.advantages)
         check_full_precision(old_logprobs=old_logprobs)
-        facts = row_facts("-old_logprobs", -old_logprobs.detach(), response_mask)
+        facts = row_facts("old_logprobs", -old_logprobs.detach(), response_mask, is_negated=True)
         if rollout_logprobs is not None:
             check_shape(tuple(response_mask.shape), rollout_logprobs=rollout_logprobs)
             check_full_precision(rollout_logprobs=rollout_logprobs)
-            row_facts("-rollout_logprobs", -rollout_logprobs.detach(), response_mask)
+            row_facts("rollout_logprobs", -rollout_logprobs.detach(), response_mask, is_negated=True)
         elif config.off_policy.mode != "off":
             raise DataError(f"rollout_logprobs: got None, needed for off_policy.mode={config.off_policy.mode!r}")
         return no_rewards, group_ids, facts, no_rewards

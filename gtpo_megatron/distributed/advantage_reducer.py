@@ -87,7 +87,7 @@ class ProcessGroupReduction:
                 f"(digests {headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
             )
 
-    def exchange(self, partial: Tensor, ranges: Sequence[SharedRange]) -> Tensor:
+    def exchange(self, partial: Tensor, ranges: Sequence[SharedRange], *, keeps_largest: bool = False) -> Tensor:
         """See ``Reduction``. Collectives: two ``all_to_all_single`` of int64.
 
         Each member of a range owns an equal slice of it: partial sums go to the owners, who add them and send totals
@@ -103,7 +103,8 @@ class ProcessGroupReduction:
             position = 0
             for a, b, members in owned:
                 if r in members:
-                    totals[a] += values[position : position + b - a]
+                    values_of_r = values[position : position + b - a]
+                    totals[a] = torch.maximum(totals[a], values_of_r) if keeps_largest else totals[a] + values_of_r
                     position += b - a
         to_members = [[totals[a] for a, _, members in owned if r in members] for r in range(self.size)]
         sizes_back = [sum(b - a for a, b, owner, _ in pieces if owner == r) for r in range(self.size)]

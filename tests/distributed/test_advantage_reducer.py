@@ -55,11 +55,13 @@ CONFIGS: list[AlgorithmConfig] = [
 class Inputs:
     """A batch with log-probs and a formatting mask; NaN outside the response mask."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_wide: bool = False) -> None:
         batch: Batch = random_batch(seed, num_groups=5, group_size=7, max_tokens=13)
         self.arguments = batch.arguments(padding=float("nan"))
         generator = torch.Generator().manual_seed(seed)
         shape = self.arguments["token_entropy"].shape
+        if is_wide:  # entropies of 1e-25 to 1e20 beside zeros
+            self.arguments["token_entropy"] *= 10 ** (45 * torch.rand(shape, generator=generator) - 25)
         self.old = -3 * torch.rand(shape, generator=generator)
         self.sampled = (self.old + 0.1 * torch.randn(shape, generator=generator)).clamp(max=0)
         self.kept = torch.rand(shape, generator=generator) < 0.8
@@ -93,10 +95,9 @@ def outcome(config: AlgorithmConfig, inputs: Inputs, rows: Tensor, width: int, d
 
 
 def deal_and_run(
-    rank: int, world_size: int, seed: int, owners: list[Tensor], chosen: list[AlgorithmConfig]
+    rank: int, world_size: int, inputs: Inputs, owners: list[Tensor], chosen: list[AlgorithmConfig]
 ) -> list[list[list[object]]]:
     """One result a dealing and config."""
-    inputs = Inputs(seed)
     group = dist.group.WORLD
     results = []
     for owner in owners:
@@ -118,13 +119,12 @@ def assert_same_rows(actual: list[object], wanted: list[object], rows: Tensor) -
         else:
             assert one is None
     assert isinstance(actual[-1], dict)
-    assert actual[-1] == pytest.approx(wanted[-1], rel=1e-9, abs=1e-12)
+    assert actual[-1] == wanted[-1]
 
 
-def check_dealings(world_size: int, owners: list[Tensor], configs: list[AlgorithmConfig]) -> None:
-    inputs = Inputs(world_size)
+def check_dealings(inputs: Inputs, world_size: int, owners: list[Tensor], configs: list[AlgorithmConfig]) -> None:
     everyone = torch.arange(len(inputs.old))
-    results = run_ranks(deal_and_run, world_size, world_size, owners, configs)
+    results = run_ranks(deal_and_run, world_size, inputs, owners, configs)
     wanted = [outcome(config, inputs, everyone, inputs.old.shape[1], None) for config in configs]
     for rank in range(world_size):
         for dealing, owner in enumerate(owners):
@@ -139,7 +139,27 @@ NUM_ROWS = len(Inputs(0).old)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_algorithm_gives_the_bits_of_one_process(world_size: int) -> None:
     generator = torch.Generator().manual_seed(world_size)
-    check_dealings(world_size, [torch.randint(0, world_size, (NUM_ROWS,), generator=generator)], CONFIGS)
+    owners = [torch.randint(0, world_size, (NUM_ROWS,), generator=generator)]
+    check_dealings(Inputs(world_size), world_size, owners, CONFIGS)
+
+
+WIDE = [
+    GTPOConfig(entropy_floor=1e-25),
+    GTPOConfig(entropy_floor=1e-12, entropy_axis="matrix", entropy_scope="batch"),
+    GTPOConfig(entropy_floor=1e-30, entropy_scope="batch", advantage_pool="per_set"),
+    GTPOConfig(entropy_floor=1e-30, entropy_axis="response"),
+    GTPOConfig(entropy_floor=0.0, formulation="v1"),
+    GTPOConfig(entropy_floor=0.0, entropy_clip=(1e-14, 1e14), entropy_mean="geometric", entropy_axis="matrix"),
+    GRPOSConfig(entropy_floor=1e-30, sequence_entropy_mean="geometric"),
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_any_range_of_entropies_gives_the_bits_of_one_process(world_size: int) -> None:
+    rows = torch.arange(NUM_ROWS)
+    check_dealings(
+        Inputs(world_size, is_wide=True), world_size, [rows % world_size, rows * world_size // NUM_ROWS], WIDE
+    )
 
 
 def test_every_dealing_gives_the_bits_of_one_process() -> None:
@@ -152,7 +172,7 @@ def test_every_dealing_gives_the_bits_of_one_process() -> None:
         torch.full((NUM_ROWS,), world_size - 1),
         torch.arange(NUM_ROWS) % 2 + 1,  # the outer ranks empty
     ]
-    check_dealings(world_size, owners, [CONFIGS[0], CONFIGS[3], CONFIGS[6], GRPOSConfig()])
+    check_dealings(Inputs(world_size), world_size, owners, [CONFIGS[0], CONFIGS[3], CONFIGS[6], GRPOSConfig()])
 
 
 def run_in_subgroup(rank: int, world_size: int, seed: int) -> object:

@@ -24,7 +24,7 @@ def test_parts_make_the_whole() -> None:
         signature="",
     )
     rules = ShapingRules(
-        share=ShareRule(finds_lowest=False),
+        share=ShareRule(may_be_narrow=False),
         sides=formulation_sides("v6", 1.0, 0.1, None),
         pool=PoolRule(spans_batch=True),
     )

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtpo_megatron.algorithms.portable_math import portable_exp, portable_log
+from gtpo_megatron.algorithms.portable_math import LARGEST_LOG, portable_exp, portable_log
+from gtpo_megatron.algorithms.share_grid import LEAST_WEIGHT
 
 
 def one(function, value: float) -> float:
@@ -28,7 +29,9 @@ def test_the_ends() -> None:
     assert one(portable_log, 1.0) == 0.0
     assert one(portable_exp, 0.0) == 1.0
     assert one(portable_exp, 1e9) == one(portable_exp, 700.0)
-    assert one(portable_log, 5e-324) == pytest.approx(math.log(5e-324), rel=1e-15)
+    for edge in (2.0**-1022, LEAST_WEIGHT, 1 / LEAST_WEIGHT, 0.5**0.5, math.nextafter(0.5**0.5, 0), 2.0, 1e308):
+        assert one(portable_log, edge) == pytest.approx(math.log(edge), rel=5e-16)
+    assert abs(math.log(LEAST_WEIGHT)) < LARGEST_LOG
 
 
 def test_a_result_does_not_depend_on_where_it_stands() -> None:

@@ -1,5 +1,7 @@
 """One value a response, and back to its tokens."""
 
+from dataclasses import replace
+
 import torch
 
 from gtpo_megatron.algorithms.pools import Standardised
@@ -14,15 +16,20 @@ def test_every_response_has_one_token() -> None:
     assert table.highest.tolist() == table.lowest.tolist() == [4.0, 5.0, 0.0]
     assert table.mine.tolist() == [0, 1, 2]
     shares = response_values(values)
+    assert torch.equal(shares.origin, values)  # deviations from itself: none
     assert shares.values.shape == (3, 1)
     assert shares.values.data_ptr() != values.data_ptr()
 
 
 def test_spread() -> None:
     column = Standardised(
-        shaped_rewards=torch.tensor([[1.0], [2.0], [3.0]]), advantages=torch.tensor([[4.0], [5.0], [6.0]])
+        shaped_rewards=torch.tensor([[1.0], [2.0], [3.0]]),
+        advantages=torch.tensor([[4.0], [5.0], [6.0]]),
+        flips=torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64),
     )
     mask = torch.tensor([[True, False], [True, True]])
-    spread = spread_over_tokens(column, torch.tensor([2, 0]), mask)
-    assert spread.shaped_rewards.tolist() == [[3.0, 0.0], [1.0, 1.0]]
-    assert spread.advantages.tolist() == [[6.0, 0.0], [4.0, 4.0]]
+    table = replace(build([1, 0, 0], [0, 0, 0], [1, 3, 2]), owners=torch.tensor([1, 0, 1]), rank=1)
+    spread = spread_over_tokens(column, table, mask.flip(0))
+    assert spread.shaped_rewards.tolist() == [[1.0, 1.0], [3.0, 0.0]]
+    assert spread.advantages.tolist() == [[4.0, 4.0], [6.0, 0.0]]
+    assert spread.flips.tolist() == [1, 2]  # a response's sign is that of all its tokens
