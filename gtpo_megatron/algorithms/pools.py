@@ -95,10 +95,10 @@ def standardise(
     center, half, largest = _pool_ranges(pools, included, low, high, reduction)
     half = torch.where(half > SMALLEST_HALF, half, 0.0)
     inverse_half = torch.where(half > 0, 1.0 / half, 0.0)
-    rows = _RowRewards(shares.values, response_mask, table.lengths[mine], is_correct, rules.sides, penalty)
+    rows = _RowRewards(shares, response_mask, table.lengths[mine], is_correct, rules.sides, penalty)
     longest = int(table.lengths.max()) if len(table.lengths) else 0
     where = (center[pools.of_row], inverse_half[pools.of_row])
-    row_sums = rows.clipped_sums(*where, longest) if rows.is_clipped else rows.affine_sums(shares, *where)
+    row_sums = rows.clipped_sums(*where, longest) if rows.is_clipped else rows.affine_sums(*where)
     totals = _pool_sums(row_sums, INTEGER_BITS - 1 - longest.bit_length(), pools, included, reduction)
     mean, std = _mean_and_std(pools, totals, center, half, rule)
     is_constant = std <= ZERO_STD * largest.clamp(min=1.0)
@@ -174,22 +174,23 @@ class _RowRewards:
 
     def __init__(
         self,
-        values: Tensor,
+        shares: Shares,
         response_mask: Tensor,
         lengths: Tensor,
         is_correct: Tensor,
         sides: tuple[SideRule, SideRule],
         penalty: Tensor,
     ) -> None:
-        self.values, self.response_mask = values, response_mask
-        self.order, self.blocks = length_blocks(lengths, values)
+        self.shares, self.values, self.response_mask = shares, shares.values, response_mask
+        self.order, self.blocks = length_blocks(lengths, self.values)
         self.num_live, self.lengths, self.is_correct = int((lengths > 0).sum()), lengths, is_correct
-        self.scratch = Scratch(values.device)
+        self.scratch = Scratch(self.values.device)
 
         def by_row(wrong: float, correct: float) -> Tensor:
             return torch.where(is_correct, correct, wrong).to(torch.float64)
 
-        self.base, self.slope = by_row(sides[0].base, sides[1].base), by_row(sides[0].slope, sides[1].slope)
+        self.slope = by_row(sides[0].slope, sides[1].slope)
+        self.base = by_row(sides[0].base, sides[1].base) + self.slope * shares.origin
         self.penalty = penalty
         self.is_clipped = sides[0].is_clipped or sides[1].is_clipped
         self.low, self.high = by_row(sides[0].low, sides[1].low), by_row(sides[0].high, sides[1].high)
@@ -201,7 +202,7 @@ class _RowRewards:
     def _affine(
         self, shift: Tensor, factor: Tensor, dtype: torch.dtype = torch.float64
     ) -> Callable[[Tensor, slice, Tensor], Tensor]:
-        """A function that writes ``(reward - shift) * factor`` of a block of shares.
+        """A function that writes ``(reward - shift) * factor`` of a block of shares less their origin.
 
         Args:
             shift: ``[B]`` float64.
@@ -244,13 +245,13 @@ class _RowRewards:
         by_row[:, self.order] = sums.cpu()
         return by_row
 
-    def affine_sums(self, shares: Shares, center: Tensor, inverse_half: Tensor) -> Tensor:
-        """The same where rewards are ``a + b x``, from the sums of the shares, without another look at the tokens.
+    def affine_sums(self, center: Tensor, inverse_half: Tensor) -> Tensor:
+        """The same where rewards are ``a + b v``, from the sums of the shares, without another look at the tokens.
 
-        ``sum (a + b v) = a n + b sum v``, ``sum (a + b v)^2 = a^2 n + 2 a b sum v + b^2 sum v^2``, ``v = x - origin``.
+        ``sum (a + b v) = a n + b sum v``, ``sum (a + b v)^2 = a^2 n + 2 a b sum v + b^2 sum v^2``.
         """
-        slope = self.slope * inverse_half
-        shift = (self.base + self.slope * shares.origin + self.penalty - center) * inverse_half
+        shares, slope = self.shares, self.slope * inverse_half
+        shift = (self.base + self.penalty - center) * inverse_half
         first = shift * self.lengths + slope * shares.total
         second = shift * shift * self.lengths + 2 * shift * slope * shares.total
         return torch.stack((first, second + slope * slope * shares.total_square))
@@ -261,27 +262,24 @@ class _RowRewards:
         Args:
             mean: ``[B]`` float64, of each row's pool.
             factor: ``[B]`` float64, inverse std of each row's pool.
-            may_be_narrow: rewards of a pool may be so close that float32 would lose their difference from the mean:
-                shares are then taken relative to 1, which float32 does without rounding where they are close to it.
+            may_be_narrow: rewards of a pool may be so close that float32 would lose their difference from the mean. In
+                ``a + b v`` it does not, since ``v`` is a difference already; clipping needs the reward itself.
         """
         values = self.values
         dtype = torch.float64 if may_be_narrow and self.is_clipped else values.dtype
-        is_relative = may_be_narrow and dtype == torch.float32
         shaped = torch.empty(values.shape, dtype=torch.float32, device=values.device)
         advantages = values if values.dtype == torch.float32 else torch.empty_like(shaped)
         empty = self.order[self.num_live :].to(values.device)
         shaped.index_fill_(0, empty, 0.0)
         advantages.index_fill_(0, empty, 0.0)
         to_reward = self._affine(torch.zeros_like(mean), torch.ones_like(mean), dtype)
-        to_advantage = self._affine(mean - self.slope if is_relative else mean, factor, dtype)
+        to_advantage = self._affine(mean, factor, dtype)
         flips = torch.zeros(len(values), dtype=torch.float32, device=values.device)
         outward = self._ordered(torch.where(self.is_correct, 1.0, -1.0), torch.float32)
         for block in self.blocks:
             shares = block.pick(values, self.scratch, "picked")
             shares = shares if shares.dtype == dtype else self.scratch.copy("shares", shares, dtype)
             for function, target in ((to_reward, shaped), (to_advantage, advantages)):
-                if is_relative and target is advantages:
-                    shares.sub_(1.0)
                 exact = function(shares, block.part, self._like("affine", shares))
                 rounded = exact if dtype == torch.float32 else self.scratch.copy("rounded", exact, torch.float32)
                 block.clear_padding(rounded, self.response_mask)

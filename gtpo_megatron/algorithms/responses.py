@@ -24,9 +24,8 @@ def one_token_table(table: ResponseTable, values: Tensor) -> ResponseTable:
 
 def response_values(values: Tensor) -> Shares:
     """Values ``[R]`` float64 in the place of shares, for ``standardise``."""
-    column = values[:, None].clone()
     return Shares(
-        values=column,
+        values=torch.zeros_like(values)[:, None],
         lowest=values,
         highest=values,
         origin=values,

@@ -45,16 +45,15 @@ from gtpo_megatron.algorithms.table import ResponseTable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """Shares of this rank's tokens, and a few numbers of each row, ``[B]`` float64 on the CPU.
+    """Shares ``x`` of this rank's tokens, as ``x - origin``, and a few numbers of each row, ``[B]`` float64 on the CPU.
 
-    Sums are of ``x - origin``, rounded to a grid of the row's own ``2 ** -37`` below its largest, so that no order of
-    terms changes a bit of them.
+    Sums are of deviations on a grid of the row's own, so that no order of terms changes a bit of them (``row_sums``).
 
     Attributes:
-        values: ``[B, T]``; undefined outside the mask.
+        values: ``[B, T]``, ``x - origin``; undefined outside the mask.
         lowest: no share of the row is below it; 0 where ``ShareRule.may_be_narrow`` is False.
         highest: no share of the row is above it.
-        origin: what deviations are taken from: 1, or 0 where pools are wide.
+        origin: 1, so that shares close to it keep their digits in float32; 0 where pools are wide.
         count: tokens that were compared, for diagnostics.
         total: sum of the deviations; tokens that were not compared have none.
         total_square: sum of their squares.
@@ -267,13 +266,13 @@ class _ShareWorker:
                 others = self._live(chunk, "response").sub_(live)
                 share.add_(others)  # tokens that are not compared have share 1
                 live = others.add_(live)
-            rounded = self.scratch.copy("rounded", share, values.dtype)
-            values[:, : chunk.width].index_copy_(0, rows, rounded)
             if self.sums_deviations:
                 share.sub_(live)
                 torch.amin(share, 1, out=facts[0, part])
                 torch.amax(share, 1, out=facts[1, part])
-            else:
+            rounded = self.scratch.copy("rounded", share, values.dtype)
+            values[:, : chunk.width].index_copy_(0, rows, rounded)
+            if not self.sums_deviations:
                 facts[1, part] = rounded.amax(1).to(torch.float64)
             bound = torch.maximum(facts[1, part], -facts[0, part])
             sums_and_squares(share, bound, self.longest, squares=live, out=facts[3:, part])

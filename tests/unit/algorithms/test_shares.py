@@ -49,7 +49,7 @@ BATCH = Batch([[1.0, 3.0], [3.0], [1.0, 4.0], [3.0, 1.0]], [1, 1, 0, 0], [0] * 4
 def test_by_hand(rule: ShareRule, wanted: list[list[float]]) -> None:
     shares = shares_of(BATCH, rule)
     mask = BATCH.arguments()["response_mask"]
-    torch.testing.assert_close(shares.values[mask], torch.tensor(wanted)[mask])
+    torch.testing.assert_close(1 + shares.values[mask], torch.tensor(wanted)[mask])
     assert shares.highest.tolist() == pytest.approx([max(1.0, *row) for row in wanted])  # 1 is always between
     assert shares.lowest.tolist() == pytest.approx([min(1.0, *(v for v in row if v)) for row in wanted])
     assert shares.origin.tolist() == [1, 1, 1, 1]
@@ -62,6 +62,7 @@ def test_plain_sums_where_pools_are_wide() -> None:
     shares = shares_of(BATCH, ShareRule(floor=0.0, may_be_narrow=False))
     assert shares.origin.tolist() == [0, 0, 0, 0]
     assert shares.lowest.tolist() == [0, 0, 0, 0]
+    torch.testing.assert_close(shares.values[2], torch.tensor([1.5, 0.4]))
     assert shares.total.tolist() == pytest.approx([1.5, 1.5, 1.9, 2.1], abs=1e-12)
     assert shares.total_square.tolist() == pytest.approx([1.25, 2.25, 2.41, 2.81], abs=1e-12)
 
@@ -71,7 +72,7 @@ def test_excluded_tokens_have_share_one() -> None:
     shares = shares_of(BATCH, ShareRule(floor=0.0), kept)
     mask = BATCH.arguments()["response_mask"]
     wanted = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.5, 1.0], [0.5, 1.0]])
-    torch.testing.assert_close(shares.values[mask], wanted[mask])
+    torch.testing.assert_close(1 + shares.values[mask], wanted[mask])
     assert shares.total.tolist() == pytest.approx([0, 0, 0.5, -0.5], abs=1e-12)
     assert shares.count.tolist() == [2, 0, 2, 1]
 

@@ -71,7 +71,7 @@ def test_shares_are_right_whatever_the_range(
     axis: str, spans_batch: bool, floor: float, smallest: float, largest: float
 ) -> None:
     batch = wide_batch(1, group_size=9, max_tokens=40, smallest=smallest, largest=largest)
-    rule = ShareRule(axis=axis, spans_batch=spans_batch, floor=floor)
+    rule = ShareRule(axis=axis, spans_batch=spans_batch, floor=floor, may_be_narrow=False)
     shares = shares_of(batch, rule)
     mask = batch.arguments()["response_mask"]
     wanted = exact_shares(batch, rule)
@@ -79,16 +79,16 @@ def test_shares_are_right_whatever_the_range(
     assert float(error.max()) < 2 * FLOAT32
     # the mean share of each comparison is 1: to float64 rounding, not to float32's
     count = float(mask.sum())
-    assert abs(float(shares.total.sum())) / count < 1e-12
-    assert shares.total.tolist() == pytest.approx(
-        torch.where(mask, wanted - 1, 0.0).sum(1).tolist(), rel=1e-7, abs=1e-7
-    )
+    assert abs(float(shares.total.sum()) / count - 1) < 1e-12
+    assert shares.total.tolist() == pytest.approx(torch.where(mask, wanted, 0.0).sum(1).tolist(), rel=1e-7)
+    narrow = shares_of(batch, ShareRule(axis=axis, spans_batch=spans_batch, floor=floor))
+    assert float((narrow.values.double() - (wanted - 1)).abs()[mask].max()) < 2 * FLOAT32 * float(wanted.max())
 
 
 def test_a_long_matrix_keeps_its_digits() -> None:
     """16 x 1,024 tokens at a floor of 1e-12, where one grid for the whole matrix was 0.4% off."""
     batch = wide_batch(2, group_size=16, max_tokens=1024, smallest=1e-9, largest=8.0)
-    shares = shares_of(batch, ShareRule(axis="matrix", floor=1e-12)).values.double()
+    shares = shares_of(batch, ShareRule(axis="matrix", floor=1e-12, may_be_narrow=False)).values.double()
     arguments = batch.arguments()
     raised = arguments["token_entropy"].double() + 1e-12
     for group in (0, 1):
@@ -103,7 +103,7 @@ def test_a_long_matrix_keeps_its_digits() -> None:
 
 def test_one_extreme_token_ruins_no_other_position() -> None:
     tiny = Batch([[1e-20, 0.5], [1.0, 2.0]], [0, 0], [0, 0])
-    shares = shares_of(tiny, ShareRule(floor=0.0)).values
+    shares = shares_of(tiny, ShareRule(floor=0.0, may_be_narrow=False)).values
     torch.testing.assert_close(shares, torch.tensor([[2.0, 1.6], [2e-20, 0.4]]), rtol=1e-6, atol=0)
     huge = Batch([[1e30, 0.5], [1.0, 2.0], [1.0, 1.0]], [1, 1, 0], [0] * 3)
     config = GTPOConfig(formulation="v1", entropy_floor=0.0)
@@ -113,14 +113,14 @@ def test_one_extreme_token_ruins_no_other_position() -> None:
 
 @pytest.mark.parametrize("floor", [1e-8, 1e-16, 1e-30, 0.0])
 @pytest.mark.parametrize("axis", ["position", "matrix", "response"])
-def test_lone_tokens_and_columns_of_zeros_have_share_one_exactly(axis: str, floor: float) -> None:
+def test_lone_tokens_and_columns_of_zeros_have_share_one(axis: str, floor: float) -> None:
     batch = Batch([[0.3], [7.0, 1e-9]], [0, 1], [0, 1])
     if axis == "position":
         shares = shares_of(batch, ShareRule(axis=axis, floor=floor))
-        assert shares.values[0, 0] == shares.values[1, 0] == shares.values[1, 1] == 1
+        assert float(shares.values[batch_mask(batch)].abs().max()) < 5e-16  # above or below 1
     zeros = Batch([[0.0, 0.0], [0.0, 0.0], [0.0]], [1, 1, 1], [0, 0, 0])
     shares = shares_of(zeros, ShareRule(axis=axis, floor=floor))
-    assert shares.values[batch_mask(zeros)].tolist() == [1.0] * 5
+    assert float(shares.values[batch_mask(zeros)].abs().max()) < 5e-16
     config = GTPOConfig(entropy_axis=axis, entropy_floor=floor, advantage_pool="per_set", one_sided_groups="keep")
     assert not assign_credit(config, **zeros.arguments()).advantages.any()  # a constant pool
 
@@ -167,4 +167,4 @@ def test_narrow_pools_keep_their_digits() -> None:
         for rows_of_side, sign in ((exact[:4], 1), (exact[4:], -1)):
             wanted = sign * (rows_of_side - rows_of_side.mean()) / rows_of_side.std(correction=0)
             got = found[:4] if sign == 1 else found[4:]
-            torch.testing.assert_close(got, wanted, rtol=0, atol=3 * FLOAT32 / float(rows_of_side.std()))
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
