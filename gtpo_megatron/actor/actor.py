@@ -32,11 +32,13 @@ from gtpo_megatron.batch import (
     TokenRecord,
     TrainBatch,
 )
+from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
+from gtpo_megatron.data.unshaped_tokens import UnshapedTokens, unshaped_tokens_of
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.observability.metrics import Max, Metric
+from gtpo_megatron.observability.metrics import Max, Mean, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import converted_weights
@@ -98,6 +100,9 @@ class MegatronActor:
         self._update = PolicyUpdate(
             config, self._model, self._optimizer, self._schedule, self._head, self.place, self._stages
         )
+        self._unshaped: UnshapedTokens | None = None
+        if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
+            self._unshaped = unshaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
         self._sender: WeightSender | None = None
         self._policy_version = 0
 
@@ -239,6 +244,9 @@ class MegatronActor:
         index = torch.tensor(scored.rows, dtype=torch.int64)
         mine = scored.rollouts
         judged = mine.response_mask & ~rewards.failed[index][:, None]
+        shaping_mask = None
+        if self._unshaped is not None:
+            shaping_mask = self._unshaped.shaping_mask(mine.response_ids, mine.response_lengths)
         credit = advantage_reducer.assign_credit(
             self._config.algorithm,
             rewards=rewards.rewards[index],
@@ -246,6 +254,7 @@ class MegatronActor:
             response_mask=judged,
             group_ids=mine.group_ids,
             old_logprobs=scored.scores.old_logprobs,
+            shaping_mask=shaping_mask,
             dp_group=self._groups.dp,
         )
         in_loss = judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged
@@ -253,7 +262,11 @@ class MegatronActor:
             scored=scored,
             credit=TokenCredit(shaped_rewards=credit.shaped_rewards, advantages=credit.advantages, loss_mask=in_loss),
         )
-        return batch, {name: Max(value) for name, value in credit.metrics.items()}
+        metrics: Metrics = {name: Max(value) for name, value in credit.metrics.items()}
+        if shaping_mask is not None:
+            left_out = float((judged & ~shaping_mask).sum())
+            metrics["credit/unshaped_tokens_frac"] = Mean(left_out, float(judged.sum()))
+        return batch, metrics
 
     # -------------------------------------------------------------------------------------------------- (7)(8) update
     def update(self, batch: TrainBatch, step: int) -> Metrics:

@@ -3,9 +3,21 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.errors import ShapeError
+from gtpo_megatron.config.algorithm import ALGORITHMS
+from gtpo_megatron.errors import ConfigError, ShapeError
 
 _FLOATS = (torch.float32, torch.float64)
+
+
+def check_config(config: object) -> None:
+    """The configuration is one of an algorithm.
+
+    Raises:
+        ConfigError: it is something else, such as an algorithm's name.
+    """
+    if not isinstance(config, ALGORITHMS):
+        known = ", ".join(kind.__name__ for kind in ALGORITHMS)
+        raise ConfigError(f"config: got {type(config).__name__} ({config!r}), expected one of {known}")
 
 
 def check_tensor(**tensors: Tensor) -> None:

@@ -21,6 +21,7 @@ from gtpo_megatron.algorithms.share_grid import ShareRule, TokenWeights
 from gtpo_megatron.algorithms.shares import Shares
 from gtpo_megatron.algorithms.table import ResponseTable, gather_table
 from gtpo_megatron.config.algorithm import (
+    ALGORITHMS,
     AlgorithmConfig,
     DrGRPOConfig,
     EntropyAdvantageConfig,
@@ -88,7 +89,7 @@ def assign_credit(
     reduction = reduction or LocalReduction()
     with torch.no_grad():
         table = gather_table(
-            inputs.read, success_threshold=config.success_threshold, reduction=reduction, signature=signature
+            inputs.read, success_threshold=success_threshold(config), reduction=reduction, signature=signature
         )
         penalties = length_penalties(config.length_penalty, table)
         result, shares = _dispatch(config, inputs, table, penalties, reduction)
@@ -101,6 +102,11 @@ def assign_credit(
             shares_are_global=isinstance(config, GRPOSConfig),
         )
     return Credit(shaped_rewards=result.shaped_rewards, advantages=result.advantages, metrics=metrics)
+
+
+def success_threshold(config: AlgorithmConfig) -> float:
+    """From which reward on a response is correct; any number for what is no configuration, so that all ranks raise."""
+    return config.success_threshold if isinstance(config, ALGORITHMS) else 0.0
 
 
 def _dispatch(

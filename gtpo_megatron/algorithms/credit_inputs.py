@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms import controls
-from gtpo_megatron.algorithms.checks import check_full_precision, check_mask, check_shape
+from gtpo_megatron.algorithms.checks import check_config, check_full_precision, check_mask, check_shape
 from gtpo_megatron.algorithms.rows import RowFacts, check_inputs, row_facts
 from gtpo_megatron.algorithms.sequence_entropy import sequence_entropy
 from gtpo_megatron.algorithms.share_grid import LEAST_WEIGHT, WIDEST_RATIO
@@ -34,6 +34,7 @@ class CreditInputs:
 
     def read(self) -> tuple[Tensor, Tensor, RowFacts, Tensor]:
         """Rewards, labels, row facts and mean weights of the rows here."""
+        check_config(self.config)
         check_inputs(self.rewards, self.token_entropy, self.response_mask, self.group_ids)
         shape = tuple(self.token_entropy.shape)
         if self.old_logprobs is not None:
@@ -48,6 +49,11 @@ class CreditInputs:
         self.padding_is_harmless, self.has_negatives = facts.padding_is_harmless, facts.has_negatives
         means = torch.zeros(len(self.rewards), dtype=torch.float64)
         if isinstance(self.config, EntropyCreditSettings):
+            if self.config.unshaped_patterns and self.shaping_mask is None:
+                raise ShapeError(
+                    f"shaping_mask: got None, needed for unshaped_patterns={self.config.unshaped_patterns!r}; "
+                    "data.unshaped_tokens makes it from the sampled tokens"
+                )
             facts = self._replace_weights(self.config, facts)
         elif self.shaping_mask is not None:
             raise ShapeError(f"shaping_mask: {type(self.config).__name__} shapes nothing; pass None")

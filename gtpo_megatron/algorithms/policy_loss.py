@@ -6,13 +6,21 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.checks import check_full_precision, check_labels, check_mask, check_rank, check_shape
+from gtpo_megatron.algorithms.checks import (
+    check_config,
+    check_full_precision,
+    check_labels,
+    check_mask,
+    check_rank,
+    check_shape,
+)
 from gtpo_megatron.algorithms.cispo import cispo_loss
 from gtpo_megatron.algorithms.clipped_surrogate import clip_statistics, clipped_surrogate
 from gtpo_megatron.algorithms.covariance import kl_cov_loss
 from gtpo_megatron.algorithms.denominators import Denominator, row_weights
 from gtpo_megatron.algorithms.loss_terms import BatchTerms, LossTerms, sum_count
 from gtpo_megatron.algorithms.ratios import log_ratio, sequence_ratio
+from gtpo_megatron.algorithms.rows import check_finite, left_aligned_lengths
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     CISPOConfig,
@@ -56,6 +64,11 @@ def policy_loss(
 ) -> LossTerms:
     """Loss of some rows of the batch, as a sum and its part of the denominator.
 
+    Values are checked where ``batch_terms`` is None. ``prepare_update`` has checked everything that is fixed for the
+    batch, on all ranks alike; with its terms only shapes and dtypes are looked at here, so that no GPU is waited for. A
+    current log-prob that is NaN or infinite then makes ``loss_sum`` and the gradient NaN, which the update skips and
+    counts on all ranks.
+
     ``batch_terms`` is what depends on the whole batch: ``prepare_update`` computes it before micro-batches are cut, and
     its ``rows`` hands over the right rows. A call with all rows of a batch needs it only where tokens are chosen
     batch-wide (top-entropy, Clip-Cov, KL-Cov) or corrected for the sampler's policy.
@@ -81,12 +94,18 @@ def policy_loss(
 
     Raises:
         ShapeError: a shape or dtype does not fit, or something batch-wide is missing.
+        DataError: without ``batch_terms``: the mask is not left-aligned, or a value of a response token is not finite.
+        ConfigError: ``config`` is none.
     """
+    check_config(config)
     check_rank(2, logprobs=logprobs)
     shape = tuple(logprobs.shape)
     check_shape(shape, old_logprobs=old_logprobs, advantages=advantages, response_mask=response_mask)
     check_full_precision(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     check_mask(response_mask=response_mask)
+    if batch_terms is None:
+        left_aligned_lengths(response_mask)
+        check_finite(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     terms = _resolve(config, response_mask, group_ids, batch_terms)
     advantages = advantages.detach().to(logprobs.dtype)
     log_ratios = log_ratio(logprobs, old_logprobs, response_mask)

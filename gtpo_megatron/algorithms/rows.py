@@ -156,6 +156,24 @@ def check_inputs(rewards: Tensor, token_entropy: Tensor, response_mask: Tensor, 
             raise DataError(f"rewards[{row}] = {value}: must be finite; mark the response as failed instead")
 
 
+def check_finite(response_mask: Tensor, **tensors: Tensor) -> None:
+    """Values of response tokens are finite; looks at every value, hence waits for a GPU.
+
+    Args:
+        response_mask: ``[B, T]`` bool.
+        tensors: ``[B, T]`` float by name.
+
+    Raises:
+        DataError: one is not; field, row, position and value.
+    """
+    for name, tensor in tensors.items():
+        values = tensor.detach()
+        bad = response_mask & ~torch.isfinite(values)
+        if bool(bad.any()):
+            row, position = torch.nonzero(bad)[0].tolist()
+            raise DataError(f"{name}[{row}, {position}] = {float(values[row, position])}: expected a finite value")
+
+
 def left_aligned_lengths(response_mask: Tensor) -> Tensor:
     """Number of tokens of each row, ``[B, T]`` bool -> ``[B]`` int64 on the CPU.
 

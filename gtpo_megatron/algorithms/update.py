@@ -7,9 +7,9 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.checks import check_full_precision, check_shape
+from gtpo_megatron.algorithms.checks import check_config, check_full_precision, check_shape
 from gtpo_megatron.algorithms.covariance import token_covariance
-from gtpo_megatron.algorithms.credit import Credit
+from gtpo_megatron.algorithms.credit import Credit, success_threshold
 from gtpo_megatron.algorithms.denominators import row_weights
 from gtpo_megatron.algorithms.fixed_point import from_limbs, grid_scale, to_limbs
 from gtpo_megatron.algorithms.hashing import row_seeds, token_hashes
@@ -17,7 +17,7 @@ from gtpo_megatron.algorithms.loss_terms import BatchTerms, SumCount
 from gtpo_megatron.algorithms.off_policy import correction_ratio, correction_statistics, correction_weights
 from gtpo_megatron.algorithms.policy_loss import is_sequence_level, loss_denominator
 from gtpo_megatron.algorithms.reduction import LocalReduction, Reduction
-from gtpo_megatron.algorithms.rows import RowFacts, check_inputs, row_facts
+from gtpo_megatron.algorithms.rows import RowFacts, check_finite, check_inputs, row_facts
 from gtpo_megatron.algorithms.selection import largest, ordered_integers
 from gtpo_megatron.algorithms.table import ResponseTable, gather_table
 from gtpo_megatron.config.algorithm import (
@@ -123,15 +123,22 @@ def prepare_update(
 
     Raises:
         ShapeError: a shape or dtype does not fit.
-        DataError: a log-prob of a response token is not finite or above 0. Both on all ranks alike.
+        DataError: on a response token a log-prob is not finite or above 0, an advantage is not finite, or (where
+            tokens are chosen by it) an entropy is bad; or the mask is not left-aligned.
+        ConfigError: ``config`` is none. All on all ranks alike. What is checked here once a batch, ``policy_loss`` does
+            not look at again.
     """
     reduction = reduction or LocalReduction()
 
     def read() -> tuple[Tensor, Tensor, RowFacts, Tensor]:
+        check_config(config)
         no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # outcomes are in the advantages already
         check_inputs(no_rewards, token_entropy, response_mask, group_ids)
         check_shape(tuple(response_mask.shape), old_logprobs=old_logprobs, advantages=credit.advantages)
-        check_full_precision(old_logprobs=old_logprobs)
+        check_full_precision(old_logprobs=old_logprobs, advantages=credit.advantages)
+        check_finite(response_mask, advantages=credit.advantages)
+        if isinstance(config, TopEntropyConfig):
+            row_facts("token_entropy", token_entropy, response_mask)
         facts = row_facts("old_logprobs", -old_logprobs.detach(), response_mask, is_negated=True)
         if rollout_logprobs is not None:
             check_shape(tuple(response_mask.shape), rollout_logprobs=rollout_logprobs)
@@ -143,7 +150,7 @@ def prepare_update(
 
     with torch.no_grad():
         table = gather_table(
-            read, success_threshold=config.success_threshold, reduction=reduction, signature=f"update {config!r}"
+            read, success_threshold=success_threshold(config), reduction=reduction, signature=f"update {config!r}"
         )
         weights = row_weights(
             loss_denominator(config), table.lengths, table.group_index, is_sequence_level=is_sequence_level(config)

@@ -4,10 +4,17 @@ Equation numbers: [S n] arXiv 2508.04349v1, [I n] arXiv 2508.04349v6.
 """
 
 import math
+import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from gtpo_megatron.config.checks import require_choice, require_fraction, require_non_negative, require_positive
+from gtpo_megatron.config.checks import (
+    require_choice,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+    require_types,
+)
 from gtpo_megatron.config.length_penalty import LengthPenaltyConfig, NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.errors import ConfigError
 
@@ -41,8 +48,7 @@ class OffPolicyConfig:
     upper: float = 2.0
 
     def __post_init__(self) -> None:
-        require_choice("mode", self.mode, ("off", "truncate", "mask"))
-        require_choice("level", self.level, ("token", "sequence", "geometric"))
+        require_types(self)
         require_non_negative(lower=self.lower)
         require_positive(upper=self.upper)
         if self.lower >= self.upper:
@@ -63,6 +69,7 @@ class DynamicSamplingConfig:
     max_refills: int = 10
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(max_refills=self.max_refills)
 
 
@@ -87,6 +94,7 @@ class CommonSettings:
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
 
     def __post_init__(self) -> None:
+        require_types(self)  # the fields of the class that this is part of, too
         require_choice("std_ddof", self.std_ddof, (0, 1))
         require_non_negative(std_eps=self.std_eps)
         if not math.isfinite(self.success_threshold):
@@ -145,6 +153,8 @@ class EntropyCreditSettings(SurrogateSettings):
             (minus the token's old log-prob).
         weight_seed: of ``shuffled``.
         shaped_sides: ``positive`` or ``negative`` shapes correct or wrong responses only; the others weigh uniformly.
+        unshaped_patterns: regular expressions; tokens that hold a part of a match in the response's text (formatting:
+            ``</?think>``, ``Final answer:``) are compared with nothing and get the neutral share 1.
         loss_denominator: ``batch``: all tokens (responses, for GRPO-S) of the mini-batch; ``group``: mean over groups
             of each group's mean.
     """
@@ -160,25 +170,29 @@ class EntropyCreditSettings(SurrogateSettings):
     weight_source: WeightSource = "entropy"
     weight_seed: int = 0
     shaped_sides: Side = "both"
+    unshaped_patterns: tuple[str, ...] = ()
     loss_denominator: Scope = "batch"
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
-        require_choice("formulation", self.formulation, ("v1", "v1_clipped", "v2", "v6"))
-        require_choice("entropy_scope", self.entropy_scope, ("group", "batch"))
-        require_choice("entropy_mean", self.entropy_mean, ("arithmetic", "geometric"))
-        require_choice("advantage_pool", self.advantage_pool, ("joint_zero", "per_set", "combined"))
-        require_choice("one_sided_groups", self.one_sided_groups, ("zero", "keep"))
-        require_choice("weight_source", self.weight_source, ("entropy", "uniform", "shuffled", "surprisal"))
-        require_choice("shaped_sides", self.shaped_sides, ("both", "positive", "negative"))
-        require_choice("loss_denominator", self.loss_denominator, ("batch", "group"))
         require_non_negative(entropy_floor=self.entropy_floor, weight_seed=self.weight_seed)
+        for pattern in self.unshaped_patterns:
+            _check_pattern(pattern)
         if self.entropy_clip is not None:
             low, high = self.entropy_clip
             if not (0 <= low < high and math.isfinite(high)):
                 raise ConfigError(
                     f"entropy_clip={self.entropy_clip}: must be (lowest, highest) with 0 <= lowest < highest"
                 )
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        matches_nothing = re.compile(pattern).search("") is not None
+    except re.error as error:
+        raise ConfigError(f"unshaped_patterns: {pattern!r} is no regular expression: {error}") from error
+    if matches_nothing:
+        raise ConfigError(f"unshaped_patterns: {pattern!r} matches the empty text; it must name at least a character")
 
 
 def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: float | None) -> None:
@@ -224,8 +238,6 @@ class GTPOConfig(EntropyCreditSettings):
 
     def __post_init__(self) -> None:
         EntropyCreditSettings.__post_init__(self)
-        require_choice("entropy_axis", self.entropy_axis, ("position", "response", "matrix"))
-        require_choice("advantage_scope", self.advantage_scope, ("group", "batch"))
         _check_bonus("alpha", self.alpha1, self.alpha2, self.formulation, self.kappa)
 
 
@@ -249,9 +261,6 @@ class GRPOSConfig(EntropyCreditSettings):
 
     def __post_init__(self) -> None:
         EntropyCreditSettings.__post_init__(self)
-        require_choice("sequence_entropy_mean", self.sequence_entropy_mean, ("arithmetic", "geometric"))
-        require_choice("ratio_mean", self.ratio_mean, ("arithmetic", "geometric"))
-        require_choice("advantage_scope", self.advantage_scope, ("group", "batch"))
         _check_bonus("beta", self.beta1, self.beta2, self.formulation, self.kappa)
         _check_sequence_correction(self.off_policy)
 
@@ -278,10 +287,6 @@ class GRPOConfig(SurrogateSettings):
     clip_eps_high: float = 0.2
     loss_denominator: Literal["response", "batch", "group"] = "response"
 
-    def __post_init__(self) -> None:
-        SurrogateSettings.__post_init__(self)
-        require_choice("loss_denominator", self.loss_denominator, ("response", "batch", "group"))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DAPOConfig(SurrogateSettings):
@@ -294,10 +299,6 @@ class DAPOConfig(SurrogateSettings):
     length_penalty: LengthPenaltyConfig = SoftOverlongPenalty(applies_to="all")
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig(enabled=True)
     loss_denominator: Scope = "batch"
-
-    def __post_init__(self) -> None:
-        SurrogateSettings.__post_init__(self)
-        require_choice("loss_denominator", self.loss_denominator, ("batch", "group"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -436,3 +437,6 @@ AlgorithmConfig: TypeAlias = (
     | ClipCovConfig
     | KLCovConfig
 )
+
+ALGORITHMS: tuple[type, ...] = get_args(AlgorithmConfig)
+"""Every class that names an algorithm."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,5 +20,6 @@ class CheckpointConfig:
     export_hf: bool = True
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_non_negative(every_steps=self.every_steps)
         require_positive(keep=self.keep)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
 from gtpo_megatron.errors import ConfigError
 
 
@@ -34,6 +34,7 @@ class ClusterConfig:
     stage_deadline_s: float = 1800.0
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(
             num_nodes=self.num_nodes,
             num_cpus=self.num_cpus,

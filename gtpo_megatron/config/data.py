@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
 
 
@@ -28,6 +28,7 @@ class DataConfig:
     contamination_ngram_words: int = 13
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_text(train_path=self.train_path)
         require_positive(prompts_per_step=self.prompts_per_step, max_prompt_tokens=self.max_prompt_tokens)
         require_non_negative(contamination_ngram_words=self.contamination_ngram_words)

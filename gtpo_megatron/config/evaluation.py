@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
 from gtpo_megatron.config.rollout import SamplingConfig
@@ -37,6 +37,7 @@ class EvaluationConfig:
     prompt_template: str = BOXED_TEMPLATE
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(samples=self.samples)
         require_non_negative(every_steps=self.every_steps, num_problems=self.num_problems, seed=self.seed)
         check_template("prompt_template", self.prompt_template)

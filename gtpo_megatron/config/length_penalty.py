@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gtpo_megatron.config.checks import require_choice, require_positive
+from gtpo_megatron.config.checks import require_positive, require_types
 from gtpo_megatron.errors import ConfigError
 
 
@@ -33,9 +33,8 @@ class SoftOverlongPenalty:
     applies_to: Literal["correct", "all"] = "correct"
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(max_tokens=self.max_tokens, buffer_tokens=self.buffer_tokens)
-        require_choice("denominator", self.denominator, ("l1", "l2"))
-        require_choice("applies_to", self.applies_to, ("correct", "all"))
         if self.buffer_tokens > self.max_tokens:
             raise ConfigError(f"buffer_tokens={self.buffer_tokens}: must be at most max_tokens={self.max_tokens}")
 
@@ -60,7 +59,7 @@ class GroupRelativeLengthPenalty:
     correct_minority: Literal["none", "incorrect"] = "none"
 
     def __post_init__(self) -> None:
-        require_choice("correct_minority", self.correct_minority, ("none", "incorrect"))
+        require_types(self)
         if not 0.5 < self.easy_threshold <= 1:
             raise ConfigError(
                 f"easy_threshold={self.easy_threshold!r}: must lie in (0.5, 1], or groups would be both easy and hard"

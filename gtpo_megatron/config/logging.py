@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_choice, require_non_negative, require_positive, require_text
+from gtpo_megatron.config.checks import (
+    require_choice,
+    require_non_negative,
+    require_positive,
+    require_text,
+    require_types,
+)
 from gtpo_megatron.errors import ConfigError
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -36,6 +42,7 @@ class LoggingConfig:
     peak_tflops_per_rank: float = 0.0
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_choice("log_level", self.log_level, LOG_LEVELS)
         require_choice("wandb_mode", self.wandb_mode, WANDB_MODES)
         require_non_negative(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_choice, require_positive, require_text
+from gtpo_megatron.config.checks import require_choice, require_positive, require_text, require_types
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,7 @@ class ModelConfig:
     recompute: Literal["none", "selective", "full"] = "none"
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_text(path=self.path)
         require_choice("recompute", self.recompute, ("none", "selective", "full"))
         require_positive(max_sequence_tokens=self.max_sequence_tokens, head_chunk_tokens=self.head_chunk_tokens)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive, require_types
 from gtpo_megatron.errors import ConfigError
 
 
@@ -41,6 +41,7 @@ class OptimizerConfig:
     max_skipped_updates: int = 3
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(learning_rate=self.learning_rate, adam_eps=self.adam_eps, clip_grad=self.clip_grad)
         require_non_negative(
             min_learning_rate=self.min_learning_rate,
@@ -81,5 +82,6 @@ class UpdateConfig:
     mask_truncated: bool = False
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(updates_per_rollout=self.updates_per_rollout, micro_batch_tokens=self.micro_batch_tokens)
         require_non_negative(mini_batch_prompts=self.mini_batch_prompts)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import divisors, require_positive
+from gtpo_megatron.config.checks import divisors, require_positive, require_types
 from gtpo_megatron.errors import ConfigError
 
 
@@ -31,6 +31,7 @@ class ParallelConfig:
     distributed_optimizer: bool = False
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(
             num_ranks=self.num_ranks,
             tensor_parallel_size=self.tensor_parallel_size,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
 from gtpo_megatron.errors import ConfigError
 
 
@@ -23,6 +23,7 @@ class RewardConfig:
     memory_limit_mib: int = 4096
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(timeout_s=self.timeout_s)
         require_non_negative(num_workers=self.num_workers, memory_limit_mib=self.memory_limit_mib)
         module, colon, name = self.function.partition(":")

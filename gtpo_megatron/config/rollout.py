@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_choice, require_fraction, require_non_negative, require_positive
+from gtpo_megatron.config.checks import (
+    require_choice,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+    require_types,
+)
 from gtpo_megatron.errors import ConfigError
 
 
@@ -28,6 +34,7 @@ class SamplingConfig:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(temperature=self.temperature, top_p=self.top_p, max_response_tokens=self.max_response_tokens)
         require_fraction(top_p=self.top_p)
         require_non_negative(top_k=self.top_k)
@@ -62,6 +69,7 @@ class RolloutConfig:
     entropy_source: Literal["actor", "rollout"] = "actor"
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_choice("entropy_source", self.entropy_source, ("actor", "rollout"))
         require_positive(
             kv_cache_mib=self.kv_cache_mib,
@@ -95,6 +103,7 @@ class WeightSyncConfig:
     logprob_gap_limit: float = 1.0
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(
             bucket_mib=self.bucket_mib,
             deadline_s=self.deadline_s,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.checkpoint import CheckpointConfig
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
 from gtpo_megatron.config.evaluation import EvaluationConfig
@@ -47,6 +47,7 @@ class RunConfig:
     cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_text(name=self.name)
         require_positive(num_steps=self.num_steps)
         require_non_negative(seed=self.seed)

@@ -22,7 +22,7 @@ from gtpo_megatron.config.algorithm import (
 from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
-from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.errors import ConfigError, DataError, GTPOError
 from tests.dist_utils import run_ranks
 from tests.strategies import Batch, random_batch
 
@@ -193,6 +193,10 @@ def test_any_subgroup_will_do() -> None:
             assert_same_rows(result[1], wanted, result[0])
 
 
+def spoilt_advantages(advantages: Tensor, row: int) -> Tensor:
+    return advantages.index_fill(0, torch.tensor([row]), float("nan"))
+
+
 def run_with_bad_values(rank: int, world_size: int) -> list[str]:
     """Rank 1 is given something else wrong every time; then all is well again."""
     inputs = Inputs(1)
@@ -222,6 +226,14 @@ def run_with_bad_values(rank: int, world_size: int) -> list[str]:
             )
         except GTPOError as error:
             messages.append(f"{type(error).__name__}: {error}")
+    wrong_type = "gtpo" if rank == 1 else GTPOConfig()
+    with pytest.raises(ConfigError, match="data-parallel rank 1: config: got str"):
+        advantage_reducer.assign_credit(wrong_type, **good, dp_group=dist.group.WORLD)
+    credit = assign_credit(GTPOConfig(), **good)
+    bad = replace(credit, advantages=spoilt_advantages(credit.advantages, row)) if rank == 1 else credit
+    rest = {name: value for name, value in good.items() if name != "rewards"}
+    with pytest.raises(DataError, match=r"data-parallel rank 1: advantages\[.*\] = nan"):
+        advantage_reducer.prepare_update(KLCovConfig(), credit=bad, **rest, dp_group=dist.group.WORLD)
     config = GTPOConfig() if rank else replace(GTPOConfig(), alpha2=0.2)
     with pytest.raises(GTPOError, match="different algorithm configurations"):
         advantage_reducer.assign_credit(config, **good, dp_group=dist.group.WORLD)

@@ -125,12 +125,13 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
         tmp_path / "run",
         *("--parallel.num-ranks", "4", "--update.mask-truncated"),
         *("--rollout.sampling.max-response-tokens", "56", "--data.prompts-per-step", "7"),
-        *("--logging.rollout-groups-per-step", "7"),
+        *("--logging.rollout-groups-per-step", "7", "--algorithm.unshaped-patterns", r"\\boxed\{", "<.*>"),
         num_steps=2,
     )
     run.succeed()
     rows = steps(run.folder)[1:]
     assert [row["step"] for row in rows] == [1, 2]
+    assert all(0 < row["credit/unshaped_tokens_frac"] < 1 for row in rows)
     assert all(0 < row["rollout/truncated_frac"] < 1 for row in rows)
     tokenizer = load_tokenizer(str(ASSETS / "tiny_qwen2"))
     for step in (1, 2):
@@ -138,6 +139,9 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
         lengths = [len(tokenizer.encode(record.prompt)) + len(record.tokens) for record in records]
         first, second = ({records[row].group_id for row in rows} for rows in deal_contiguous(lengths, 2))
         assert len(records) == 28
+        for record in records:  # formatting earns the outcome alone: alpha1 + alpha2 on either side
+            formatting = [r for t, r in zip(record.tokens, record.shaped_rewards, strict=True) if t.startswith("<|")]
+            assert all(abs(abs(reward) - 1.1) < 1e-5 for reward in formatting)
         assert first & second, "no group is split over the replicas"
     assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
     assert all(row["optimizer/grad_norm"] > 0 for row in rows)

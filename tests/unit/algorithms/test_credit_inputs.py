@@ -1,9 +1,12 @@
 """What an algorithm weighs tokens by, before any other rank is asked."""
 
+import pytest
 import torch
 
+from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.credit_inputs import CreditInputs
 from gtpo_megatron.config.algorithm import AlgorithmConfig, GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.errors import ConfigError, DataError, ShapeError
 from tests.strategies import Batch
 
 BATCH = Batch([[1.0, 3.0], [-5e-5], []], [1, 0, 0], [4, 4, 5])
@@ -50,3 +53,34 @@ def test_facts_are_those_of_what_takes_entropys_place() -> None:
     assert facts.highest.tolist() == [7.0, 1.0, 0.0]
     assert not inputs.has_negatives
     assert inputs.entropy_total[0] == 4.0  # diagnostics tell of entropy itself
+
+
+def test_messages_name_the_tensor_that_was_given() -> None:
+    surprisal = {"weight_source": "surprisal", "entropy_floor": 0.0}
+    old = torch.tensor([[-2.0, -7.0], [0.0, 0.0], [0.0, 0.0]])
+    arguments = {**BATCH.arguments(), "old_logprobs": old}
+    with pytest.raises(DataError, match=r"^old_logprobs of response 1 of the batch contains 0\.0 with entropy_floor=0"):
+        assign_credit(GTPOConfig(**surprisal), **arguments)
+    with pytest.raises(DataError, match=r"^mean old_logprobs of response 1 of the batch contains 0\.0"):
+        assign_credit(GRPOSConfig(**surprisal), **arguments)
+    with pytest.raises(DataError, match=r"^old_logprobs\[1\] contains 0 and entropy_floor=0"):
+        assign_credit(GRPOSConfig(**surprisal, sequence_entropy_mean="geometric"), **arguments)
+    with pytest.raises(DataError, match=r"^token_entropy of response 1 of the batch contains 0\.0"):
+        assign_credit(GTPOConfig(entropy_floor=0.0), **BATCH.arguments())
+    arguments["old_logprobs"] = torch.tensor([[-2.0, 0.5], [0.0, 0.0], [0.0, 0.0]])
+    with pytest.raises(DataError, match=r"^old_logprobs\[0, 1\] = 0\.5: expected a finite value <= 0\.0001"):
+        assign_credit(GTPOConfig(weight_source="surprisal"), **arguments)
+
+
+def test_what_is_no_configuration_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"config: got str \('gtpo'\), expected one of GTPOConfig, GRPOSConfig, "):
+        assign_credit("gtpo", **BATCH.arguments())
+
+
+@pytest.mark.parametrize("kind", [GTPOConfig, GRPOSConfig])
+def test_configured_patterns_are_never_ignored(kind: type) -> None:
+    config = kind(unshaped_patterns=("<think>",))
+    with pytest.raises(ShapeError, match=r"shaping_mask: got None, needed for unshaped_patterns=\('<think>',\)"):
+        assign_credit(config, **BATCH.arguments())
+    kept = torch.ones(3, 2, dtype=torch.bool)
+    assert assign_credit(config, **BATCH.arguments(), shaping_mask=kept).advantages.any()

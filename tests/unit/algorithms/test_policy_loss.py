@@ -24,7 +24,7 @@ from gtpo_megatron.config.algorithm import (
     OffPolicyConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.errors import ShapeError
+from gtpo_megatron.errors import ConfigError, DataError, ShapeError
 from tests.reference import losses as reference
 from tests.strategies import Batch, random_batch
 
@@ -288,6 +288,43 @@ def test_bad_input(config: AlgorithmConfig, changes: dict, message: str) -> None
     }
     with pytest.raises(ShapeError, match=message):
         policy_loss(config, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("name", ["logprobs", "old_logprobs", "advantages"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_bad_values_are_named(name: str, value: float) -> None:
+    _, arguments, old, new, _ = problem(5)
+    given = {"logprobs": new, "old_logprobs": old, "advantages": torch.ones_like(old)}
+    mask = arguments["response_mask"]
+    row = int(torch.nonzero(mask[:, 1])[0])
+    given[name] = given[name].clone()
+    given[name][~mask] = math.nan  # nobody looks there
+    policy_loss(GTPOConfig(), **given, response_mask=mask)
+    given[name][row, 1] = value
+    with pytest.raises(DataError, match=rf"^{name}\[{row}, 1\] = {value}: expected a finite value"):
+        policy_loss(GTPOConfig(), **given, response_mask=mask)
+
+
+def test_a_mask_with_a_gap_and_a_name_for_a_configuration_are_refused() -> None:
+    given = {name: torch.zeros(2, 3) for name in ("logprobs", "old_logprobs", "advantages")}
+    mask = torch.tensor([[True, True, False], [True, False, True]])
+    with pytest.raises(DataError, match=r"response_mask\[1\] is not left-aligned"):
+        policy_loss(GTPOConfig(), **given, response_mask=mask)
+    with pytest.raises(ConfigError, match="config: got str"):
+        policy_loss("gtpo", **given, response_mask=torch.ones(2, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_bad_current_logprob_makes_the_loss_nan_instead_of_waiting_for_a_gpu(
+    config: AlgorithmConfig, value: float
+) -> None:
+    _, arguments, old, new, sampled = problem(5)
+    update = prepared(config, arguments, old, sampled)
+    logprobs = new.clone()
+    row = int(torch.nonzero(arguments["response_mask"][:, 0])[0])
+    logprobs[row, 0] = value
+    assert policy_loss(config, logprobs=logprobs, **update.rows(range(len(old)))).loss_sum.isnan()
 
 
 def test_credit_is_a_constant_of_the_loss() -> None:

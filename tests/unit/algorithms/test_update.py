@@ -15,11 +15,17 @@ from gtpo_megatron.config.algorithm import (
     OffPolicyConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.errors import DataError, ShapeError
+from gtpo_megatron.errors import ConfigError, DataError, ShapeError
 from tests.strategies import Batch
 
 BATCH = Batch([[1.0, 5.0, 2.0], [4.0, 3.0], [0.5, 6.0], []], [1, 0, 1, 0], [0, 0, 1, 1])
 OLD = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -1.5, 0.0], [-2.0, -4.0, 0.0], [0.0, 0.0, 0.0]])
+
+
+def spoilt(tensor: torch.Tensor, row: int, column: int, value: float) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor[row, column] = value
+    return tensor
 
 
 def prepare(config: AlgorithmConfig, *, advantages: torch.Tensor | None = None, **changes: object):
@@ -122,8 +128,31 @@ def test_rows_are_cut_together() -> None:
         (GTPOConfig(), {"rollout_logprobs": OLD[:2]}, ShapeError, "rollout_logprobs: got shape"),
         (GTPOConfig(), {"rollout_logprobs": OLD * math.nan}, DataError, r"rollout_logprobs\[0, 0\] = nan"),
         (GTPOConfig(off_policy=OffPolicyConfig(mode="mask")), {}, DataError, "rollout_logprobs: got None"),
+        (KLCovConfig(), {"advantages": OLD / 0.0}, DataError, r"advantages\[0, 0\] = -inf"),
+        (GTPOConfig(), {"advantages": spoilt(OLD, 1, 1, math.nan)}, DataError, r"advantages\[1, 1\] = nan"),
+        (GTPOConfig(), {"advantages": OLD.bfloat16()}, ShapeError, "advantages: got torch.bfloat16"),
+        (
+            TopEntropyConfig(),
+            {"token_entropy": spoilt(-OLD, 2, 1, math.nan)},
+            DataError,
+            r"token_entropy\[2, 1\] = nan: expected a finite value >= -0.0001",
+        ),
+        (GTPOConfig(), {"response_mask": OLD < -1.0}, DataError, r"response_mask\[0\] is not left-aligned"),
     ],
 )
 def test_bad_input(config: AlgorithmConfig, changes: dict, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         prepare(config, **changes)
+
+
+def test_values_outside_the_mask_do_not_matter() -> None:
+    advantages = spoilt(torch.zeros(4, 3), 1, 2, math.nan)
+    entropy = spoilt(BATCH.arguments()["token_entropy"], 3, 0, math.nan)
+    assert prepare(TopEntropyConfig(), advantages=advantages, token_entropy=entropy).token_selection.any()
+
+
+def test_a_name_is_no_configuration() -> None:
+    credit = assign_credit(GTPOConfig(), **BATCH.arguments())
+    rest = {name: value for name, value in BATCH.arguments().items() if name != "rewards"}
+    with pytest.raises(ConfigError, match=r"config: got str \('gtpo'\), expected one of GTPOConfig, GRPOSConfig"):
+        prepare_update("gtpo", credit=credit, old_logprobs=OLD, **rest)

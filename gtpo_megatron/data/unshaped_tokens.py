@@ -1,0 +1,88 @@
+"""Which response tokens are formatting: they earn the outcome, but their entropy is compared with nobody's."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.data.chat_template import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ANCHOR = "a"
+"""Decoded in front of a token: many tokenizers drop the space that a text begins with."""
+
+
+class UnshapedTokens:
+    """Finds the tokens that hold a part of a match.
+
+    Patterns are matched against the response's text with special tokens in it. The text is put together from the text
+    of single tokens, so that every character has its token; of a character that several tokens share (parts of UTF-8),
+    each token has a replacement character.
+
+    Args:
+        tokenizer: of the model.
+        patterns: regular expressions, as ``re`` has them; they may span lines.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", patterns: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._texts: dict[int, str] = {}
+        self._anchor_id: int = tokenizer.encode(_ANCHOR, add_special_tokens=False)[-1]
+        self._anchor_text = self._decode([self._anchor_id])
+
+    def shaping_mask(self, response_ids: Tensor, response_lengths: Tensor) -> Tensor:
+        """True on tokens that are shaped, and at padding.
+
+        Args:
+            response_ids: ``[B, T]`` int64.
+            response_lengths: ``[B]`` int64.
+
+        Returns:
+            ``[B, T]`` bool on the CPU, the ``shaping_mask`` of ``assign_credit``.
+        """
+        mask = torch.ones(response_ids.shape, dtype=torch.bool)
+        for row, (ids, length) in enumerate(zip(response_ids.tolist(), response_lengths.tolist(), strict=True)):
+            for first, last in self._token_spans(ids[:length]):
+                mask[row, first:last] = False
+        return mask
+
+    def _token_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """First and last-plus-one token of every match that is not empty."""
+        texts = [self._text(token) for token in ids]
+        text = "".join(texts)
+        matches = [match.span() for pattern in self._patterns for match in pattern.finditer(text)]
+        matches = [(first, last) for first, last in matches if first < last]
+        if not matches:
+            return []
+        ends = torch.cumsum(torch.tensor([len(one) for one in texts]), 0)
+        bounds = torch.tensor(matches)
+        first = torch.searchsorted(ends, bounds[:, 0].contiguous(), right=True)  # ends after the match begins
+        last = torch.searchsorted(ends, bounds[:, 1].contiguous()) + 1  # the first to reach its end
+        return list(zip(first.tolist(), last.tolist(), strict=True))
+
+    def _text(self, token: int) -> str:
+        """What a token adds to a text; each is decoded once."""
+        if token not in self._texts:
+            together = self._decode([self._anchor_id, token])
+            has_anchor = together.startswith(self._anchor_text)
+            self._texts[token] = together[len(self._anchor_text) :] if has_anchor else self._decode([token])
+        return self._texts[token]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+def unshaped_tokens_of(model_path: str, patterns: Sequence[str]) -> UnshapedTokens:
+    """With the tokenizer of a Hugging Face folder.
+
+    Raises:
+        DataError: it has none.
+    """
+    return UnshapedTokens(load_tokenizer(model_path), patterns)

@@ -1,0 +1,58 @@
+"""Formatting tokens are found in the text that the model wrote."""
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from gtpo_megatron.data.unshaped_tokens import UnshapedTokens, unshaped_tokens_of
+from recipes.tiny_cpu import ASSETS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
+
+PIECES = ["▁", "▁Final", "▁answer", ":", "▁4", "2", "Final", "a", "▁a", "<think>", "</think>", "x", "\n"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words that carry the space before them, as SentencePiece has them; a lone word decodes without it."""
+    model = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="x"))
+    model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    model.decoder = decoders.Metaspace(prepend_scheme="always")
+    model.add_special_tokens([AddedToken("<think>", special=True), AddedToken("</think>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=model, clean_up_tokenization_spaces=False)
+
+
+def shaped(tokenizer: PreTrainedTokenizerFast, patterns: list[str], *rows: list[str]) -> list[list[int]]:
+    lengths = torch.tensor([len(row) for row in rows])
+    width = int(lengths.max()) + 1
+    ids = torch.tensor([[PIECES.index(piece) for piece in row] + [0] * (width - len(row)) for row in rows])
+    mask = UnshapedTokens(tokenizer, patterns).shaping_mask(ids, lengths)
+    assert mask[:, -1].all()  # padding
+    return [[t for t in range(len(row)) if not mask[i, t]] for i, row in enumerate(rows)]
+
+
+def test_words_with_their_spaces(tokenizer: PreTrainedTokenizerFast) -> None:
+    row = ["▁a", "▁Final", "▁answer", ":", "▁4", "2"]
+    assert shaped(tokenizer, ["Final answer:"], row, ["x"], row[3:]) == [[1, 2, 3], [], []]
+    assert shaped(tokenizer, [" Final answer: "], row) == [[1, 2, 3, 4]]  # the token that holds the last space
+    assert shaped(tokenizer, ["answer", "[0-9]+$"], row) == [[2, 4, 5]]
+
+
+def test_special_tokens_and_several_matches(tokenizer: PreTrainedTokenizerFast) -> None:
+    row = ["<think>", "x", "\n", "x", "</think>", "x", "<think>"]
+    assert shaped(tokenizer, ["</?think>"], row) == [[0, 4, 6]]
+    assert shaped(tokenizer, ["(?s)<think>.*</think>"], row) == [[0, 1, 2, 3, 4]]
+
+
+def test_a_part_of_a_token_is_enough(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert shaped(tokenizer, ["nal ans"], ["Final", "▁answer", ":"]) == [[0, 1]]
+    assert shaped(tokenizer, ["(?=a)"], ["Final", "▁answer"]) == [[]]  # matches that are empty
+
+
+def test_the_tokens_of_a_byte_level_model() -> None:
+    finder = unshaped_tokens_of(str(ASSETS / "tiny_qwen2"), ["= 4"])
+    ids = finder._tokenizer.encode("1 + 3 = 4 é", add_special_tokens=False)
+    mask = finder.shaping_mask(torch.tensor([ids]), torch.tensor([len(ids)]))[0]
+    chosen = finder._tokenizer.decode([token for token, keeps in zip(ids, mask.tolist(), strict=True) if not keeps])
+    assert chosen.strip() == "= 4"
