@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_choice, require_positive
+from gtpo_megatron.config.checks import require_choice, require_positive, require_types
 from gtpo_megatron.errors import ConfigError
 
 
@@ -29,6 +29,7 @@ class ProfileConfig:
     with_memory: bool = False
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_choice("tool", self.tool, ("none", "torch", "nsys"))
         require_positive(first_step=self.first_step, num_steps=self.num_steps)
         if not self.ranks or min(self.ranks) < 0 or len(set(self.ranks)) < len(self.ranks):
