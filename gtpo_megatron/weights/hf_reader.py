@@ -2,7 +2,6 @@
 
 import difflib
 import json
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,8 @@ SINGLE_FILE = "model.safetensors"
 RECOMPUTED = ".rotary_emb.inv_freq"
 """Ends the names of buffers that old Llama folders hold; nothing reads them."""
 
-OPEN_FILES = 2
-"""Files mapped at a time: tensors come in the model's order, so a third would only hold memory."""
+MAPPED_BYTES = 64 << 20
+"""Read from mapped files before they are mapped anew: what was read stays resident for as long."""
 
 ROWS_AT_ONCE_BYTES = 16 << 20
 """Of a tensor, when two are compared."""
@@ -81,7 +80,8 @@ class WeightFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._open: OrderedDict[Path, Any] = OrderedDict()
+        self._open: dict[Path, Any] = {}
+        self._num_read = 0
         self.tensors: dict[str, StoredTensor] = {}
         for path in weight_files(folder):
             file = self._file(path)
@@ -112,21 +112,22 @@ class WeightFolder:
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
-            while len(self._open) >= OPEN_FILES:
-                self._open.popitem(last=False)
             try:
                 self._open[path] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{path} cannot be read: {error}; fetch it again") from error
-        self._open.move_to_end(path)
         return self._open[path]
 
     def read(self, name: str, box: Box) -> Tensor:
         """A box of a tensor, as a matrix."""
         stored = self.tensors[name]
+        if self._num_read > MAPPED_BYTES:
+            self._open.clear()
+            self._num_read = 0
         view = self._file(stored.path).get_slice(name)
         rows, columns = box.slices
         found: Tensor = view[rows] if len(stored.shape) == 1 else view[rows, columns]
+        self._num_read += found.nbytes
         return as_matrix(found)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -123,7 +123,7 @@ def write_shards(
     Args:
         target: folder.
         sizes: bytes of every tensor, in file order.
-        read: makes the tensors of a file, each with storage of its own.
+        read: makes the tensors of a file; they may share memory with those of the next.
         shard_bytes: of the largest file; ``SHARD_BYTES`` if not given.
     """
     shards = plan_shards(sizes, shard_bytes or SHARD_BYTES)

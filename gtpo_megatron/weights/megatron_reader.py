@@ -1,5 +1,6 @@
 """Reads the model's parameters out of a Megatron checkpoint, chunk by chunk and without Megatron."""
 
+import itertools
 import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,10 @@ _KEY_OF_ONE_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 """Megatron also writes layers one by one, where it was told to."""
 
 
+ALIGNMENT_BYTES = 64
+"""Start of every tensor in memory, one cache line."""
+
+
 def is_checkpoint(folder: Path) -> bool:
     """A folder in Megatron's format; it may still be damaged."""
     return (folder / "metadata.json").is_file() and (folder / ".metadata").is_file()
@@ -45,6 +50,7 @@ class MegatronCheckpoint:
     def __init__(self, folder: Path, arch: Architecture) -> None:
         self.folder = folder
         self._arch = arch
+        self._room = torch.empty(0, dtype=torch.uint8)
         self._reader = FileSystemReader(folder)
         try:
             metadata = self._reader.read_metadata()
@@ -115,7 +121,7 @@ class MegatronCheckpoint:
     def read(
         self, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], advance: Callable[[int], None]
     ) -> dict[str, Tensor]:
-        """Some of the Hugging Face tensors, whole.
+        """Some of the Hugging Face tensors, whole, in memory that the next call overwrites.
 
         Args:
             names: of the tensors.
@@ -125,7 +131,7 @@ class MegatronCheckpoint:
         Raises:
             CheckpointError: a file cannot be read.
         """
-        tensors = {name: torch.empty(shapes[name], dtype=self.dtypes[name]) for name in names}
+        tensors = self._make_room({name: shapes[name] for name in names})
         indices = dict.fromkeys(index for name in tensors for index in self._by_hf_name[name])
         items = [_read_item(index, self._stored[index]) for index in indices]
         try:
@@ -133,6 +139,17 @@ class MegatronCheckpoint:
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"{self.folder} cannot be read: {type(error).__name__}: {error}") from error
         return tensors
+
+    def _make_room(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Tensors side by side in one piece of memory, which is kept: fresh memory costs as much as a copy."""
+        sizes = {name: torch.Size(shape).numel() * self.dtypes[name].itemsize for name, shape in shapes.items()}
+        starts = [0, *itertools.accumulate(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes.values())]
+        if self._room.numel() < starts[-1]:
+            self._room = torch.empty(starts[-1], dtype=torch.uint8)
+        return {
+            name: self._room[start : start + size].view(self.dtypes[name]).view(shapes[name])
+            for start, (name, size) in zip(starts, sizes.items(), strict=False)
+        }
 
 
 class _Scatter(LoadPlanner):
@@ -147,24 +164,31 @@ class _Scatter(LoadPlanner):
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Room for one chunk, which the next one overwrites: fresh memory costs more than the copy."""
-        dtype = self._tensors[self._wanted(self._chunks[read_item.storage_index])[0].hf_name].dtype
+        """Where one tensor wants the whole chunk, its place there; else room that the next chunk overwrites."""
+        chunk, wanted = self._wanted(read_item)
+        if wanted[0].megatron_box.shape == chunk.box.shape:
+            return self._place(wanted[0]).view(read_item.lengths)
+        dtype = self._tensors[wanted[0].hf_name].dtype
         num_bytes = read_item.lengths.numel() * dtype.itemsize
         if self._room.numel() < num_bytes:
             self._room = torch.empty(num_bytes, dtype=torch.uint8)
         return self._room[:num_bytes].view(dtype).view(read_item.lengths)
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Copies what is wanted of the chunk."""
-        chunk = self._chunks[read_item.storage_index]
-        matrix = tensor.reshape(chunk.box.num_rows, chunk.box.num_columns)
-        for copy in self._wanted(chunk):
-            target = as_matrix(self._tensors[copy.hf_name])[copy.hf_box.slices]
-            target.copy_(matrix[copy.megatron_box.slices])
-            self._advance(target.numel() * target.itemsize)
+        """Copies what is wanted of the chunk, unless it was read into its place."""
+        chunk, wanted = self._wanted(read_item)
+        matrix = tensor.reshape(chunk.box.shape)
+        for copy in wanted:
+            if copy.megatron_box.shape != chunk.box.shape:
+                self._place(copy).copy_(matrix[copy.megatron_box.slices])
+            self._advance(self._place(copy).nbytes)
 
-    def _wanted(self, chunk: Chunk) -> list[SliceCopy]:
-        return [copy for copy in chunk.part.copies(chunk.box) if copy.hf_name in self._tensors]
+    def _wanted(self, read_item: ReadItem) -> tuple[Chunk, list[SliceCopy]]:
+        chunk = self._chunks[read_item.storage_index]
+        return chunk, [copy for copy in chunk.part.copies(chunk.box) if copy.hf_name in self._tensors]
+
+    def _place(self, copy: SliceCopy) -> Tensor:
+        return as_matrix(self._tensors[copy.hf_name])[copy.hf_box.slices]
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         """Plans have tensors only."""
