@@ -103,6 +103,9 @@ class MegatronActor:
         self._unshaped: UnshapedTokens | None = None
         if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
             self._unshaped = unshaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
+        self._checkpoint = checkpoint.RankCheckpoint(
+            chunks=self._chunks, optimizer=self._optimizer, schedule=self._schedule
+        )
         self._sender: WeightSender | None = None
         self._policy_version = 0
 
@@ -324,21 +327,21 @@ class MegatronActor:
                 records.append((batch.scored.rows[i], record))
         return records
 
-    def save(self, folder: str) -> None:
-        """Writes this rank's part of a checkpoint."""
-        checkpoint.save(
-            Path(folder),
-            chunks=self._chunks,
-            optimizer=self._optimizer,
-            schedule=self._schedule,
-            num_updates=self._update.num_updates,
-        )
+    def begin_save(self, folder: str, in_background: bool) -> None:
+        """Takes a snapshot and starts to write this rank's part of a checkpoint; see ``RankCheckpoint``."""
+        self._checkpoint.begin(Path(folder), counters=self._update.state_dict(), in_background=in_background)
 
-    def load(self, folder: str) -> None:
+    def is_save_written(self) -> bool:
+        """This rank's part is on the disk, or failed to get there."""
+        return self._checkpoint.is_written()
+
+    def finish_save(self) -> dict[str, str]:
+        """Waits for this rank's part; returns its files' checksums."""
+        return self._checkpoint.finish()
+
+    def load(self, folder: str, checksums: dict[str, str]) -> None:
         """Restores this rank's part of a checkpoint."""
-        self._update.num_updates = checkpoint.load(
-            Path(folder), chunks=self._chunks, optimizer=self._optimizer, schedule=self._schedule
-        )
+        self._update.load_state_dict(self._checkpoint.load(Path(folder), checksums=checksums))
 
     def close(self) -> None:
         """Ends a trace that is still running, and leaves the trainer's world."""

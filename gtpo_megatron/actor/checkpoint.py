@@ -1,111 +1,286 @@
-"""A rank's part of a checkpoint: model, optimizer, schedule and random states as one Megatron dist checkpoint."""
+"""A rank's part of a checkpoint: model, optimizer, schedule, counters and random states as a Megatron dist checkpoint.
 
-import queue
+Keys of the sharded state, the same for every layout (names are Megatron's, layers numbered in the whole model)::
+
+    decoder.layers.*, embedding.*, output_layer.*      weights, stacked over layers
+    optimizer.state.{exp_avg,exp_avg_sq}.<weight>      Adam's moments
+    optimizer.state.{fp32_param,param}.<weight>        float32 masters: bfloat16 models, sharded optimizers
+    random                                             one object a rank, at its place in the layout
+
+and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``.
+"""
+
+import inspect
+import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy, load_sharded_metadata
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
+from gtpo_megatron.actor.checkpoint_writer import ForkedWrite, results_queue
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.file_checksum import file_checksum
+
+RANDOM_KEY = "random"
 
 
-def save(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, num_updates: int) -> None:
-    """Writes this rank's shards into an existing, empty folder.
+class RankCheckpoint:
+    """Saves and restores what a rank trains.
 
-    Raises:
-        CheckpointError: the disk is full or not writable; the folder is then unusable and must be dropped.
+    Args:
+        chunks: the rank's parts of the model, in order.
+        optimizer: Megatron's.
+        schedule: Megatron's.
 
-    Collectives: Megatron's own over the world.
+    All methods but ``is_written`` are called on all ranks at once.
     """
-    _hand_results_over_in_process()
-    try:
-        dist_checkpointing.save(_state(chunks, optimizer, schedule, num_updates, is_loading=False), str(folder))
-    except (OSError, RuntimeError, CheckpointException) as error:
-        free_gib = shutil.disk_usage(folder).free / 2**30 if folder.exists() else 0.0
-        raise CheckpointError(
-            f"checkpoint {folder} could not be written ({free_gib:.2f} GiB free): {error}; earlier ones stay valid"
-        ) from error
+
+    def __init__(self, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
+        self._chunks = chunks
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._write: ForkedWrite | None = None
+        self._folder = Path()
+        self._is_validated = False
+
+    # ------------------------------------------------------------------------------------------------------------ saving
+    def begin(self, folder: Path, *, counters: Mapping[str, int], in_background: bool) -> None:
+        """Takes a snapshot, and starts to write it into an existing, empty folder; training may go on at once.
+
+        Raises:
+            CheckpointError: the disk is full or not writable; the folder is then unusable and must be dropped.
+
+        Collectives: Megatron's own over the world.
+        """
+        assert self._write is None, "finish comes first"
+        results_queue()
+        self._folder = folder
+        try:
+            request = dist_checkpointing.save(
+                self._state(counters, is_loading=False),
+                str(folder),
+                sharded_strategy=_save_strategy(),
+                # that shards cover every tensor once is a matter of the layout: once a process is enough
+                validate_access_integrity=not self._is_validated,
+                async_sharded_save=True,
+                **_ASYNC_ARGUMENTS,
+            )
+            self._is_validated = True
+            self._write = ForkedWrite(request, folder, in_background=in_background)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise self._not_written(str(error)) from error
+
+    def is_written(self) -> bool:
+        """This rank's files are on the disk, or failed to get there. Communication: none."""
+        return self._write is None or self._write.is_done()
+
+    def finish(self) -> dict[str, str]:
+        """Waits for this rank's files, then writes the index over all ranks' files.
+
+        Returns:
+            Checksum by name of this rank's files.
+
+        Raises:
+            CheckpointError: a rank could not write; the same error on every rank.
+
+        Collectives: one gather of texts and Megatron's own over the world.
+        """
+        assert self._write is not None, "begin comes first"
+        write, self._write = self._write, None
+        checksums, trouble = write.wait()
+        troubles = _of_all_ranks(trouble)
+        if troubles:
+            raise self._not_written(troubles)
+        try:
+            write.finish()
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise self._not_written(str(error)) from error
+        return checksums
+
+    def _not_written(self, reason: str) -> CheckpointError:
+        free_gib = shutil.disk_usage(self._folder).free / 2**30 if self._folder.exists() else 0.0
+        return CheckpointError(
+            f"checkpoint {self._folder} could not be written ({free_gib:.2f} GiB free): {reason}; earlier ones stay "
+            f"valid"
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- loading
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> dict[str, int]:
+        """Restores what was saved, in this layout or in another.
+
+        In the layout of the checkpoint every random state comes back, and the run goes on to the last bit; in another
+        the random states stay as they were seeded.
+
+        Args:
+            folder: of the checkpoint.
+            checksums: by file name, checked before anything is read; each rank reads a share of the files.
+
+        Returns:
+            The counters that were saved.
+
+        Raises:
+            CheckpointError: missing, damaged, truncated, or of another model.
+
+        Collectives: one gather of texts and Megatron's own over the world.
+        """
+        _check_files(folder, checksums)
+        _ensure_adam_state(self._optimizer)
+        try:
+            # looked up before the wish is written: the shards say which layout they are of
+            stored = load_sharded_metadata(str(folder))
+            wanted = self._state({}, is_loading=True)
+            same_layout = wanted[RANDOM_KEY].unique_key in stored
+            if not same_layout:
+                del wanted[RANDOM_KEY]
+            state, left_over, absent = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RETURN_ALL)
+        except (Exception, CheckpointException) as error:  # torch's is no Exception
+            raise CheckpointError(f"checkpoint {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+        _refuse_mismatch(folder, absent=absent, left_over=left_over - {RANDOM_KEY})
+        for index, chunk in enumerate(self._chunks):
+            chunk.load_state_dict(state["model"][str(index)])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        if same_layout:
+            _restore_random_states(state[RANDOM_KEY])
+        return dict(state["counters"])
+
+    def _state(self, counters: Mapping[str, int], *, is_loading: bool) -> dict[str, Any]:
+        metadata = _metadata()
+        model_state = model_state_dict(self._chunks)
+        return {
+            "model": model_state,
+            "optimizer": self._optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata),
+            "schedule": self._schedule.state_dict(),
+            RANDOM_KEY: _random_states(),
+            "counters": dict(counters),
+        }
 
 
-def load(folder: Path, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> int:
-    """Restores what ``save`` wrote.
+def model_state_dict(chunks: Sequence[Any]) -> dict[str, Any]:
+    """The sharded state of a rank's parts of the model, as checkpoints hold it.
 
-    Returns:
-        The number of optimizer updates made so far.
+    Layers are numbered in the whole model, so it does not matter which chunk of which rank holds them.
+    """
+    return {str(index): chunk.sharded_state_dict(metadata=_metadata()) for index, chunk in enumerate(chunks)}
+
+
+def load_weights(folder: Path, chunks: Sequence[Any]) -> None:
+    """Fills a rank's parts of the model from a checkpoint of any layout; everything else in it is left alone.
 
     Raises:
         CheckpointError: missing, truncated, or of another model.
 
     Collectives: Megatron's own over the world.
     """
-    _ensure_adam_state(optimizer)
-    wanted = _state(chunks, optimizer, schedule, 0, is_loading=True)
+    wanted = {"model": model_state_dict(chunks)}
     try:
-        state = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RAISE_ALL)
-    except (Exception, CheckpointException) as error:  # torch's is no Exception
+        state, _, absent = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RETURN_UNEXPECTED)
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(f"checkpoint {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+    _refuse_mismatch(folder, absent=absent, left_over=set())
     for index, chunk in enumerate(chunks):
         chunk.load_state_dict(state["model"][str(index)])
-    optimizer.load_state_dict(state["optimizer"])
-    schedule.load_state_dict(state["schedule"])
-    torch.set_rng_state(state["random"]["torch"])
-    get_cuda_rng_tracker().set_states(state["random"]["tracker"])
-    return int(state["num_updates"])
 
 
-def _hand_results_over_in_process() -> None:
-    """Gives Megatron's writer a queue of this process.
-
-    It would start an interpreter for a queue between processes, seconds and 200 MiB a rank, which only an asynchronous
-    save needs; a synchronous one puts and gets in the same process.
-    """
-    if filesystem_async._results_queue is None:
-        filesystem_async._results_queue = queue.Queue()
+_ASYNC_ARGUMENTS = (
+    # from 0.17 on the default is a package of its own; Megatron's own way is the same in all versions
+    {"async_strategy": "mcore"} if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters else {}
+)
 
 
-def _state(
-    chunks: Sequence[Any], optimizer: Any, schedule: Any, num_updates: int, *, is_loading: bool
-) -> dict[str, Any]:
-    metadata = {
+def _save_strategy() -> Any:
+    strategy = get_default_save_sharded_strategy()
+    strategy.thread_count = 1  # one file a rank: a node's ranks write at once as it is
+    return strategy
+
+
+def _metadata() -> dict[str, Any]:
+    return {
         # the only form of a sharded optimizer that loads into every layout
         "distrib_optim_sharding_type": "fully_reshardable",
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
     }
-    # layers are numbered in the whole model, so it does not matter which chunk of which rank holds them
-    model_state = {str(index): chunk.sharded_state_dict(metadata=metadata) for index, chunk in enumerate(chunks)}
-    return {
-        "model": model_state,
-        "optimizer": optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata),
-        "schedule": schedule.state_dict(),
-        "random": _random_states(),
-        "num_updates": num_updates,
-    }
 
 
 def _random_states() -> ShardedObject:
-    """One entry a (pipeline stage, tensor rank); data-parallel replicas hold the same."""
-    states = {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
-    place = (
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_tensor_model_parallel_rank(),
-    )
-    extent = (
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_tensor_model_parallel_world_size(),
-    )
-    return ShardedObject(
-        "random", states, extent, place, replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True)
-    )
+    """Every rank's own, at its place along (pipeline, tensor, context, data)."""
+    states = {
+        "torch": torch.get_rng_state(),
+        "tracker": get_cuda_rng_tracker().get_states(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),  # noqa: NPY002 - the global state is what libraries draw from
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    axes = ("pipeline_model_parallel", "tensor_model_parallel", "context_parallel", "data_parallel")
+    extent = tuple(getattr(parallel_state, f"get_{axis}_world_size")() for axis in axes)
+    place = tuple(getattr(parallel_state, f"get_{axis}_rank")() for axis in axes)
+    return ShardedObject(RANDOM_KEY, states, extent, place)
+
+
+def _restore_random_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    get_cuda_rng_tracker().set_states(states["tracker"])
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _check_files(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Reads every file once over all ranks.
+
+    Raises:
+        CheckpointError: a file is missing or has other content; the same error on every rank.
+
+    Collectives: one gather of texts.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    trouble = ""
+    for name in sorted(checksums)[rank::num_ranks]:
+        try:
+            found = file_checksum(folder / name)
+        except OSError as error:
+            trouble = f"{name} cannot be read: {error.strerror}"
+            break
+        if found != checksums[name]:
+            trouble = f"{name} has checksum {found}, expected {checksums[name]}: its content changed on the disk"
+            break
+    troubles = _of_all_ranks(trouble)
+    if troubles:
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {troubles}; go on from an earlier one by writing its name into "
+            f"{folder.parent / 'latest'}"
+        )
+
+
+def _refuse_mismatch(folder: Path, *, absent: set[str], left_over: set[str]) -> None:
+    """Raises CheckpointError where model and checkpoint do not hold the same."""
+    for what, keys in (("lacks", absent), ("has, and this run does not know,", left_over)):
+        if keys:
+            raise CheckpointError(
+                f"checkpoint {folder} {what} {sorted(keys)[0]!r} ({len(keys)} in all): it is of another model or "
+                f"optimizer; resume with the configuration it was made with"
+            )
+
+
+def _of_all_ranks(trouble: str) -> str:
+    """What went wrong anywhere, with the rank's number. Collectives: one gather of texts over the world."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, trouble)
+    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text)
 
 
 def _ensure_adam_state(optimizer: Any) -> None:

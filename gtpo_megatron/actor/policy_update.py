@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,14 @@ class PolicyUpdate:
         self._has_scoring_pass = config.rollout.entropy_source == "actor"
         self.num_updates = 0
         self._skipped_in_a_row = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The counters, for a checkpoint."""
+        return {"num_updates": self.num_updates, "skipped_in_a_row": self._skipped_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes on counting where ``state`` was taken."""
+        self.num_updates, self._skipped_in_a_row = state["num_updates"], state["skipped_in_a_row"]
 
     def run(self, batch: TrainBatch, *, step: int) -> Metrics:
         """All updates of a step.

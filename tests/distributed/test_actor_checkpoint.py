@@ -55,9 +55,10 @@ def unbroken(rank, world_size, init_method, config, folder):
     actor = start(rank, init_method, config)
     for step in (1, 2):
         one_step(actor, config, step)
-    actor.save(folder)
+    actor.begin_save(folder, False)
+    checksums = actor.finish_save()
     metrics = [one_step(actor, config, step) for step in (3, 4)]
-    return metrics, parameters(actor)
+    return metrics, parameters(actor), checksums
 
 
 def resumed(rank, world_size, init_method, config, folder):

@@ -1,0 +1,109 @@
+"""Writes what Megatron has planned to write in a forked process, so that training goes on meanwhile.
+
+The child sees the tensors as they were when it was forked. It reports through a pipe: the places of what it wrote, which
+Megatron's metadata needs, and a checksum a file. Megatron's own caller does the same with a queue between processes for
+which it starts an interpreter, seconds and 200 MiB a rank.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import queue
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+from gtpo_megatron.weights.file_checksum import file_checksum
+
+BACKGROUND_NICENESS = 10
+"""Of a writer that training shares the cores with."""
+
+
+def results_queue() -> "queue.Queue[Any]":
+    """The queue that Megatron's writer hands its results over in, of this process; made where there is none yet.
+
+    Megatron would make one between processes here. Ours are put in by :meth:`ForkedWrite.finish`, in this process.
+    """
+    if filesystem_async._results_queue is None:
+        filesystem_async._results_queue = queue.Queue()
+    found: queue.Queue[Any] = filesystem_async._results_queue
+    return found
+
+
+class ForkedWrite:
+    """This rank's files of one checkpoint on their way to the disk.
+
+    Args:
+        request: Megatron's ``AsyncRequest``; tensors are copied to the host here, if they are not there.
+        folder: of the checkpoint.
+        in_background: the caller goes on training, so the writer steps back.
+    """
+
+    def __init__(self, request: Any, folder: Path, *, in_background: bool) -> None:
+        self._request = request
+        self._process: Any = None
+        if request.async_fn is None:  # a replica has nothing to write
+            return
+        arguments = list(request.async_fn_args)
+        if request.preload_fn is not None:
+            arguments[1] = request.preload_fn()
+        context = multiprocessing.get_context("fork")
+        self._results, child_end = context.Pipe(duplex=False)
+        # not daemonic, since Megatron's function forks again; a rank that ends in good order waits for it
+        self._process = context.Process(
+            target=self._write, args=(arguments, folder, child_end, in_background), name=f"checkpoint {folder.name}"
+        )
+        self._process.start()
+        child_end.close()  # so that a child that died reads as the end of the pipe
+
+    def is_done(self) -> bool:
+        """Written, or failed; ``finish`` will not wait."""
+        return self._process is None or bool(self._results.poll(0))
+
+    def wait(self) -> tuple[dict[str, str], str]:
+        """Waits for the child.
+
+        Returns:
+            Checksum by file name, and what went wrong, or an empty text.
+        """
+        if self._process is None:
+            return {}, ""
+        try:
+            written, checksums, error = pickle.loads(self._results.recv_bytes())
+        except (EOFError, OSError):
+            self._process.join()
+            written, checksums, error = None, {}, f"its writer died (exit code {self._process.exitcode})"
+        self._process.join()
+        self._results.close()
+        if not error:
+            results_queue().put(written)
+        return checksums, error
+
+    def finish(self) -> None:
+        """Writes the index of all files; on all ranks, after ``wait`` went well on all of them.
+
+        Collectives: Megatron's over the world.
+        """
+        for finalize in self._request.finalize_fns:
+            finalize()
+
+    def _write(self, arguments: list[Any], folder: Path, child_end: Any, in_background: bool) -> None:
+        """The child: never returns into the parent's code."""
+        if in_background:
+            with contextlib.suppress(OSError):  # where the system forbids it, the writer competes
+                os.nice(BACKGROUND_NICENESS)
+        outcome: tuple[Any, dict[str, str], str]
+        try:
+            self._request.async_fn(*arguments, **self._request.async_fn_kwargs)
+            written = results_queue().get_nowait()
+            if isinstance(written, Exception):
+                raise written
+            mine = sorted(folder.glob(f"__{dist.get_rank()}_*"))
+            outcome = (written, {path.name: file_checksum(path) for path in mine}, "")
+        except Exception as error:  # noqa: BLE001 - carried to the parent, which reports it on all ranks
+            outcome = (None, {}, f"{type(error).__name__}: {error}")
+        child_end.send_bytes(pickle.dumps(outcome))
+        child_end.close()
