@@ -17,9 +17,12 @@ from gtpo_megatron.observability.report import write_report
 from gtpo_megatron.observability.sinks import open_sinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration import run_state
+from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint
 from gtpo_megatron.orchestration.controller import Controller, RunInputs, RunSummary
+from gtpo_megatron.orchestration.disk_space import check_disk_space
 from gtpo_megatron.orchestration.inputs import read_inputs
 from gtpo_megatron.orchestration.local_run import local_parts
+from gtpo_megatron.orchestration.manifest import RunFacts, check_model, layout_changes, run_facts
 from gtpo_megatron.orchestration.ray_run import ray_parts
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.stop_request import StopRequest
@@ -51,12 +54,16 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
     folder.open(config, resume=resume)
     set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
     log_provenance(config)
-    checkpoint = folder.latest_checkpoint() if resume else None
-    first = checkpoint[1].step if checkpoint else 0
     with ExitStack() as stack:
         stack.callback(folder.close)
         ending = stack.enter_context(run_state.recorded_end(run_dir))
         stop = stack.enter_context(StopRequest(run_dir))
+        architecture = read_architecture(Path(config.model.path))
+        facts = run_facts(config, architecture)
+        check_disk_space(config, architecture, run_dir, used_bytes=folder.checkpoints.num_bytes)
+        checkpoint = folder.checkpoints.latest(config.checkpoint.verify) if resume else None
+        first = checkpoint.state.step if checkpoint else 0
+        notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
         sinks = stack.enter_context(
             open_sinks(run_dir, config.logging, run_config=to_plain(config), resume_after=first if resume else None)
         )
@@ -69,14 +76,16 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
                 console=console,
             )
         )
-        for note in inputs.notes:
+        for note in notes:
             logger.info(note)
             display.note(note)
         timers = StageTimers(display.stage)
         make_parts = ray_parts if config.cluster.mode == "ray" else local_parts
         parts = stack.enter_context(make_parts(config, run_dir, timers))
         stop.listen()  # Ray has taken SIGTERM for itself
-        summary = Controller(config, folder, inputs, parts, sinks, display, stop_reason=stop.reason).run(checkpoint)
+        summary = Controller(
+            config, folder, facts, inputs, parts, sinks, display, stop_reason=stop.reason
+        ).run(checkpoint)
         ending.outcome = _outcome(summary)
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")
@@ -97,6 +106,25 @@ def _outcome(summary: RunSummary) -> str:
     if summary.stopped_after is None:
         return run_state.FINISHED
     return f"stopped after step {summary.stopped_after}: {summary.stop_reason}"
+
+
+def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
+    """What a person should know who goes on from this checkpoint.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
+    if checkpoint.manifest is None:
+        return [f"{checkpoint.path} is taken as it is: neither its files nor its model are checked"]
+    check_model(checkpoint.path, checkpoint.manifest, facts)
+    changes = layout_changes(checkpoint.manifest, facts)
+    if not changes:
+        return []
+    return [
+        f"ANOTHER LAYOUT ({', '.join(changes)}): weights, optimizer, schedule, sampler and counters go on; random "
+        f"states start from the seed and sums round in another order, so the run is not equal to the last bit to one "
+        f"that was not resumed"
+    ]
 
 
 def check_inputs(config: RunConfig) -> RunInputs:

@@ -53,7 +53,7 @@ class RankCheckpoint:
         self._folder = Path()
         self._is_validated = False
 
-    # ------------------------------------------------------------------------------------------------------------ saving
+    # ----------------------------------------------------------------------------------------------------------- saving
     def begin(self, folder: Path, *, counters: Mapping[str, int], in_background: bool) -> None:
         """Takes a snapshot, and starts to write it into an existing, empty folder; training may go on at once.
 
@@ -114,7 +114,7 @@ class RankCheckpoint:
             f"valid"
         )
 
-    # ----------------------------------------------------------------------------------------------------------- loading
+    # ---------------------------------------------------------------------------------------------------------- loading
     def load(self, folder: Path, *, checksums: Mapping[str, str]) -> dict[str, int]:
         """Restores what was saved, in this layout or in another.
 

@@ -1,8 +1,8 @@
 """Writes what Megatron has planned to write in a forked process, so that training goes on meanwhile.
 
-The child sees the tensors as they were when it was forked. It reports through a pipe: the places of what it wrote, which
-Megatron's metadata needs, and a checksum a file. Megatron's own caller does the same with a queue between processes for
-which it starts an interpreter, seconds and 200 MiB a rank.
+The child sees the tensors as they were when it was forked. It reports through a pipe: the places of what it wrote,
+which Megatron's metadata needs, and a checksum a file. Megatron's own caller does the same with a queue between
+processes for which it starts an interpreter, seconds and 200 MiB a rank.
 """
 
 import contextlib
@@ -105,5 +105,6 @@ class ForkedWrite:
             outcome = (written, {path.name: file_checksum(path) for path in mine}, "")
         except Exception as error:  # noqa: BLE001 - carried to the parent, which reports it on all ranks
             outcome = (None, {}, f"{type(error).__name__}: {error}")
-        child_end.send_bytes(pickle.dumps(outcome))
+        with contextlib.suppress(BrokenPipeError):  # the rank was killed: nobody listens, and nobody will use the files
+            child_end.send_bytes(pickle.dumps(outcome))
         child_end.close()

@@ -61,6 +61,7 @@ class RunConfig:
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "
                 f"parallel.distributed_optimizer=True; got {self.parallel}"
             )
+        self._check_best_checkpoints()
         if self.cluster.mode == "local" and self.parallel.num_ranks != 1:
             raise ConfigError(
                 f"cluster.mode='local' runs one rank, got {self.parallel}; use mode='ray' or parallel.num_ranks=1"
@@ -124,4 +125,20 @@ class RunConfig:
                 f"rollout.entropy_source='rollout' with algorithm.off_policy.mode={self.algorithm.off_policy.mode!r}: "
                 f"the correction needs the trainer's log-probs before its update; use mode='off' or "
                 f"entropy_source='actor'"
+            )
+
+    def _check_best_checkpoints(self) -> None:
+        """Which checkpoint is best can be said only of those whose step was measured."""
+        checkpoint, evaluation = self.checkpoint, self.evaluation
+        if not checkpoint.keep_best:
+            return
+        if not any(checkpoint.best_metric.startswith(f"eval/{label}_") for label in evaluation.sets):
+            raise ConfigError(
+                f"checkpoint.best_metric={checkpoint.best_metric!r}: measured are "
+                f"{', '.join(f'eval/{label}_*' for label in evaluation.sets)}"
+            )
+        if checkpoint.every_steps and not evaluation.every_steps:
+            raise ConfigError(
+                f"checkpoint.keep_best={checkpoint.keep_best} needs measurements during the run, and "
+                f"evaluation.every_steps=0 makes none; let both fall on the same steps"
             )

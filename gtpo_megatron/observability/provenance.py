@@ -25,11 +25,16 @@ DISTRIBUTIONS = (
 
 def log_provenance(config: RunConfig) -> None:
     """Logs the resolved configuration, the versions of what computes, the commit, and the machine."""
-    versions = {name: _version(name) for name in DISTRIBUTIONS}
-    logger.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
-    logger.info("commit %s, Python %s, %s", _commit(), platform.python_version(), platform.platform())
+    logger.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
+    logger.info("commit %s, Python %s, %s", commit(), platform.python_version(), platform.platform())
     logger.info("layout: %s, seed %d", config.parallel, config.seed)
     logger.debug("configuration:\n%s", to_yaml(config))
+
+
+def versions() -> dict[str, str]:
+    """Of what computes, by distribution; those that are not installed are left out."""
+    found = {name: _version(name) for name in DISTRIBUTIONS}
+    return {name: version for name, version in found.items() if version}
 
 
 def _version(distribution: str) -> str:
@@ -39,7 +44,7 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _commit() -> str:
+def commit() -> str:
     """Of the checkout that this package is imported from, with a mark where it has changes."""
     here = Path(__file__).parent
     try:

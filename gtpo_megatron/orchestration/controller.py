@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,9 +16,12 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import MetricSinks
+from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint, DriverState
+from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
+from gtpo_megatron.orchestration.manifest import RunFacts
 from gtpo_megatron.orchestration.parts import StepParts
 from gtpo_megatron.orchestration.policy_check import check_gap, check_version
-from gtpo_megatron.orchestration.run_folder import DriverState, RunFolder
+from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.training_step import StepReport, training_step
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Controller:
     Args:
         config: of the run.
         folder: of the run, already opened.
+        facts: for the checkpoints' manifests.
         inputs: read and checked.
         parts: who does the work.
         sinks: where the numbers go.
@@ -76,6 +79,7 @@ class Controller:
         self,
         config: RunConfig,
         folder: RunFolder,
+        facts: RunFacts,
         inputs: RunInputs,
         parts: StepParts,
         sinks: MetricSinks,
@@ -84,7 +88,6 @@ class Controller:
         stop_reason: Callable[[], str] = str,
     ) -> None:
         self._config = config
-        self._folder = folder
         self._inputs = inputs
         self._parts = parts
         self._sinks = sinks
@@ -92,13 +95,14 @@ class Controller:
         self._stop_reason = stop_reason
         self._sampler = PromptSampler(inputs.train, config.seed)
         self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
+        self._saver = CheckpointSaver(config.checkpoint, folder.checkpoints, facts, parts.actor)
         self._rollout_log = RolloutLog(
             folder.path,
             groups_per_step=config.logging.rollout_groups_per_step,
             every_steps=config.logging.rollout_every_steps,
         )
 
-    def run(self, checkpoint: tuple[Path, DriverState] | None) -> RunSummary:
+    def run(self, checkpoint: Checkpoint | None) -> RunSummary:
         """All steps from the start, or from a checkpoint.
 
         Raises:
@@ -107,6 +111,7 @@ class Controller:
         first = self._restore(checkpoint) if checkpoint else 0
         with ExitStack() as stack:
             memory = stack.enter_context(PeakMemory(stage=lambda: self._parts.timers.current))
+            stack.enter_context(self._saver)  # a run that ends well ends with its last checkpoint whole
             with self._parts.timers.stage("weight_sync"):
                 self._parts.weight_sync.push(version=first)
             before = None
@@ -120,15 +125,17 @@ class Controller:
             after = before
             for step in range(first + 1, self._config.num_steps + 1):
                 scalars = self._step(step)
+                scores: dict[str, float] = {}
                 if self._is_due(step, self._config.evaluation.every_steps):
                     after = self._measure()
-                    scalars |= _metrics(after)
+                    scores = _metrics(after)
                 # the row first: a checkpoint without its row would leave a gap in the metrics for good, while a row
                 # without its checkpoint is written again
-                self._write(step, scalars | memory.take())
+                self._write(step, scalars | scores | memory.take())
+                self._saver.poll()
                 reason = self._stop_reason() if step < self._config.num_steps else ""
                 if reason or self._is_due(step, self._config.checkpoint.every_steps):
-                    self._save(step)
+                    self._save(step, scores)
                 if reason:
                     logger.info("asked to stop (%s): saved after step %d of %d", reason, step, self._config.num_steps)
                     return RunSummary(before=before, after=None, stopped_after=step, stop_reason=reason)
@@ -189,21 +196,19 @@ class Controller:
                 self._display.note(f"{result.num_failed} {result.label} responses have no verdict and count as wrong")
         return results
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, scores: dict[str, float]) -> None:
         with self._parts.timers.stage("checkpoint"):
-            scratch = self._folder.begin_checkpoint(step)
-            self._parts.actor.save(scratch)
             state = DriverState(step=step, sampler=dict(self._sampler.state_dict()), counters=dict(self._counters))
-            self._folder.finish_checkpoint(scratch, state, keep=self._config.checkpoint.keep)
+            self._saver.save(state, scores)
 
-    def _restore(self, checkpoint: tuple[Path, DriverState]) -> int:
-        path, state = checkpoint
+    def _restore(self, checkpoint: Checkpoint) -> int:
         self._display.stage("checkpoint")
-        self._parts.actor.load(path)
+        self._saver.restore(checkpoint)
+        state = checkpoint.state
         self._sampler.load_state_dict(state.sampler)
         self._counters = dict(state.counters)
         self._rollout_log.truncate_after(state.step)
-        logger.info("resumed after step %d from %s", state.step, path)
+        logger.info("resumed after step %d from %s", state.step, checkpoint.path)
         return state.step
 
     def _is_due(self, step: int, every_steps: int) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,13 +120,22 @@ class LocalActor:
         """The chosen groups' responses."""
         return [record for _, record in self._actor.sample_records(batch.payloads[0], list(group_ids))]
 
-    def save(self, folder: Path) -> None:
-        """Writes the trainer's part of a checkpoint."""
-        self._actor.save(str(folder))
+    def begin_save(self, folder: Path, *, in_background: bool) -> None:
+        """Takes a snapshot and starts to write the trainer's part of a checkpoint."""
+        self._actor.begin_save(str(folder), in_background)
 
-    def load(self, folder: Path) -> None:
+    def is_save_written(self) -> bool:
+        """The trainer's part is written."""
+        return bool(self._actor.is_save_written())
+
+    def finish_save(self) -> dict[str, str]:
+        """Waits for the trainer's part."""
+        checksums: dict[str, str] = self._actor.finish_save()
+        return checksums
+
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
         """Restores the trainer's part of a checkpoint."""
-        self._actor.load(str(folder))
+        self._actor.load(str(folder), dict(checksums))
 
 
 class _Transfer:

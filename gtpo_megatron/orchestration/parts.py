@@ -4,7 +4,7 @@ A handle stands for data that lives where it is used: in one process it is the d
 The driver sees the handles' summaries only, a few numbers a response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,12 +103,20 @@ class Actor(Protocol):
         """What the algorithm saw of the chosen groups' tokens."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Every rank writes its part of a checkpoint."""
+    def begin_save(self, folder: Path, *, in_background: bool) -> None:
+        """Every rank takes a snapshot and starts to write its part of a checkpoint."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Every rank restores its part of a checkpoint."""
+    def is_save_written(self) -> bool:
+        """Every rank has written its part, or failed to."""
+        ...
+
+    def finish_save(self) -> dict[str, str]:
+        """Waits until every rank has written its part; the checksum of every file, by name."""
+        ...
+
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
+        """Every rank restores its part of a checkpoint, after the files have been compared with their checksums."""
         ...
 
 

@@ -1,6 +1,6 @@
 """The parts of a step over Ray: a call goes to the processes that do it and comes back as handles and small numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,13 +179,22 @@ class RayActorGroup:
         found = [row for rank, part in enumerate(rows) if self._places[rank].reports for row in part]
         return [record for _, record in sorted(found, key=lambda row: row[0])]
 
-    def save(self, folder: Path) -> None:
-        """Every rank writes its part."""
-        self._all("checkpoint", "save", lambda _: (str(folder),))
+    def begin_save(self, folder: Path, *, in_background: bool) -> None:
+        """Every rank takes its snapshot."""
+        self._all("checkpoint", "begin_save", lambda _: (str(folder), in_background))
 
-    def load(self, folder: Path) -> None:
+    def is_save_written(self) -> bool:
+        """Every rank is done."""
+        return all(self._all("checkpoint", "is_save_written", lambda _: ()))
+
+    def finish_save(self) -> dict[str, str]:
+        """The files of all ranks."""
+        parts = self._all("checkpoint", "finish_save", lambda _: ())
+        return {name: checksum for part in parts for name, checksum in part.items()}
+
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
         """Every rank restores its part."""
-        self._all("checkpoint", "load", lambda _: (str(folder),))
+        self._all("checkpoint", "load", lambda _: (str(folder), dict(checksums)))
 
     def _stage(self, stage: str, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> RankHandle:
         """A method that returns (payload, metrics): payloads stay where they are, metrics come back."""

@@ -42,6 +42,9 @@ def test_the_defaults_are_valid(kind):
     [
         (CheckpointConfig, "every_steps", -1),
         (CheckpointConfig, "keep", 0),
+        (CheckpointConfig, "keep_best", -1),
+        (CheckpointConfig, "best_metric", " "),
+        (CheckpointConfig, "verify", "sometimes"),
         (ClusterConfig, "num_cpus", 0),
         (ClusterConfig, "object_store_mib", 0),
         (ClusterConfig, "threads_per_rank", 0),

@@ -57,6 +57,11 @@ def changed(**parts):
             },
             "algorithm.off_policy.mode='truncate'",
         ),
+        ({"checkpoint": {"keep_best": 1}, "evaluation": {"every_steps": 0}}, "checkpoint.keep_best=1 needs"),
+        (
+            {"checkpoint": {"keep_best": 1, "best_metric": "eval/aime24_mean_at_k"}},
+            "checkpoint.best_metric='eval/aime24_mean_at_k': measured are eval/heldout_",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_together(parts, message):

@@ -17,6 +17,7 @@ from gtpo_megatron.orchestration.parts import RankHandle, StepParts
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.weights.sync import WeightSync
 from recipes import tiny_cpu
+from tests.unit.orchestration.checkpoints import facts
 from tests.unit.orchestration.test_sampling import WrittenDown
 
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(6)]
@@ -55,11 +56,17 @@ class World(WrittenDown):
     def forget_prefixes(self):
         pass
 
-    def save(self, folder):
+    def begin_save(self, folder, *, in_background):
         self.on_save()
-        self.saved.append(folder.name)
+        self.saved.append(folder.name.split(".")[1])
 
-    def load(self, folder):
+    def is_save_written(self):
+        return True
+
+    def finish_save(self):
+        return {}
+
+    def load(self, folder, *, checksums):
         self.saved.append(f"loaded {folder.name}")
 
 
@@ -87,11 +94,11 @@ def run(folder, world, checkpoint=None, **options):
     other = HeldOutSet(label="aime24", problems=PROBLEMS[2:5])
     inputs = RunInputs(tokenizer=None, train=PROBLEMS, heldout=(heldout, other))
     if checkpoint:
-        truncate_after(folder.path / "metrics.jsonl", checkpoint[1].step)
+        truncate_after(folder.path / "metrics.jsonl", checkpoint.state.step)
     display = TrainingDisplay(num_steps=4, title="test", is_live=False)
     try:
         with MetricSinks({"jsonl": JsonlSink(folder.path / "metrics.jsonl")}) as sinks:
-            return Controller(config, folder, inputs, parts, sinks, display, **options).run(checkpoint)
+            return Controller(config, folder, facts(), inputs, parts, sinks, display, **options).run(checkpoint)
     finally:
         folder.close()
 
@@ -122,26 +129,27 @@ def test_a_resumed_run_counts_groups_on(tmp_path):
     world.on_save = stop_at_the_second_save
     with pytest.raises(KeyboardInterrupt):
         run(folder, world)
-    path, state = folder.latest_checkpoint()
+    checkpoint = folder.checkpoints.latest()
+    state = checkpoint.state
     assert state.step == 2
     assert state.counters["groups"] == 4
     assert state.sampler["position"] == 4
     world.on_save = lambda: None
     again = World()
-    summary = run(folder, again, (path, state))
+    summary = run(folder, again, checkpoint)
     assert again.saved[0] == "loaded step_2"
     assert summary.before is None
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
-    assert folder.latest_checkpoint()[1].counters["groups"] == 8
+    assert folder.checkpoints.latest().state.counters["groups"] == 8
 
 
 def test_a_run_that_is_asked_to_stop_is_saved_there_and_goes_on(tmp_path):
     folder, world = RunFolder(tmp_path), World()
     summary = run(folder, world, stop_reason=lambda: "time limit" if world.version == 3 else "")
     assert (summary.stopped_after, summary.stop_reason, summary.after) == (3, "time limit", None)
-    assert world.saved == [".step_2.partial", ".step_3.partial"]
-    checkpoint = folder.latest_checkpoint()
-    assert checkpoint[1].step == 3
+    assert world.saved == ["step_2", "step_3"]
+    checkpoint = folder.checkpoints.latest()
+    assert checkpoint.state.step == 3
     summary = run(folder, world, checkpoint)
     assert summary.stopped_after is None
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]

@@ -1,0 +1,270 @@
+"""``checkpoints/`` of a run: whole checkpoints by name, and which of them is the last and which the best.
+
+::
+
+    checkpoints/step_N/{manifest.json, driver.json, *.distcp, .metadata, metadata.json, common.pt}
+    checkpoints/latest   checkpoints/best
+
+A checkpoint appears under its name only when it is whole: it is written aside, renamed, then ``latest`` is replaced.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.orchestration.manifest import (
+    MANIFEST_FILE,
+    FileEntry,
+    Manifest,
+    RunFacts,
+    check_sizes,
+    new_manifest,
+    read_manifest,
+)
+from gtpo_megatron.weights.file_checksum import file_checksum
+
+logger = logging.getLogger(__name__)
+
+LATEST, BEST = "latest", "best"
+DRIVER_FILE = "driver.json"
+
+_NAME = re.compile(r"step_(\d+)")
+_PARTIAL = ".step_*.partial"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverState:
+    """The driver's part of a checkpoint.
+
+    Nothing else lives from one step to the next: no request is in flight at a step's end, and dynamic sampling draws
+    exactly what it lacks, so it leaves no group over.
+
+    Attributes:
+        step: finished steps.
+        sampler: the prompt sampler's position.
+        counters: totals over the run, such as responses generated.
+    """
+
+    step: int
+    sampler: dict[str, Any]
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """One to go on from.
+
+    Attributes:
+        path: its folder.
+        state: of the driver.
+        manifest: None where the run goes on without one (``verify='none'``).
+    """
+
+    path: Path
+    state: DriverState
+    manifest: Manifest | None
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        path: need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+    def latest(self, verify: Literal["full", "sizes", "none"] = "sizes") -> Checkpoint | None:
+        """The last complete checkpoint, or None where there is none yet.
+
+        Raises:
+            CheckpointError: what ``latest`` names is not whole; others that seem whole are named.
+        """
+        marker = self.path / LATEST
+        if not marker.exists():
+            return None
+        folder = self.path / marker.read_text(encoding="utf-8").strip()
+        try:
+            manifest = self._manifest(folder, verify)
+            state = _driver_state(folder)
+        except CheckpointError as error:
+            others = [name for name in self._whole() if name != folder.name]
+            remedy = f"; whole are {', '.join(others)}: write one of these names into {marker}" if others else ""
+            raise CheckpointError(f"{error}{remedy}") from error
+        return Checkpoint(path=folder, state=state, manifest=manifest)
+
+    @staticmethod
+    def _manifest(folder: Path, verify: str) -> Manifest | None:
+        if verify == "none":
+            return None
+        manifest = read_manifest(folder)
+        check_sizes(folder, manifest)
+        return manifest
+
+    def _whole(self) -> list[str]:
+        """Names of the checkpoints whose manifest and file sizes agree, by step."""
+        whole = []
+        for _, folder in sorted(self._numbered().items()):
+            try:
+                check_sizes(folder, read_manifest(folder))
+            except CheckpointError:
+                continue
+            whole.append(folder.name)
+        return whole
+
+    def _numbered(self) -> dict[int, Path]:
+        return {
+            int(match.group(1)): path
+            for path in self.path.iterdir()
+            if path.is_dir() and (match := _NAME.fullmatch(path.name))
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Of everything in the folder, checkpoints of killed saves included."""
+        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+    def begin(self, step: int) -> Path:
+        """An empty folder for the ranks to write to.
+
+        Its name is new every time: a writer that outlived a killed run cannot reach the files of this one.
+        """
+        scratch = self.path / f".step_{step}.{uuid.uuid4().hex[:8]}.partial"
+        try:
+            for left_over in self.path.glob(_PARTIAL):
+                shutil.rmtree(left_over, ignore_errors=True)
+            scratch.mkdir(parents=True)
+        except OSError as error:
+            raise CheckpointError(f"{scratch} cannot be made: {error.strerror}") from error
+        return scratch
+
+    def finish(
+        self,
+        scratch: Path,
+        state: DriverState,
+        *,
+        run: RunFacts,
+        checksums: Mapping[str, str],
+        scores: Mapping[str, float],
+        config: CheckpointConfig,
+    ) -> Path:
+        """Adds the driver's part and the manifest, names the checkpoint, and drops those that need not be kept.
+
+        Args:
+            scratch: from ``begin``; the ranks' files are in it.
+            state: of the driver at the step's end.
+            run: for the manifest.
+            checksums: by name, of the files that the ranks wrote; the few others are read here.
+            scores: held-out metrics of the step; empty where it was not measured.
+            config: what to keep.
+
+        Raises:
+            CheckpointError: the disk is full or gone, or a file is missing; the last good one stays.
+        """
+        final = self.path / f"step_{state.step}"
+        try:
+            write_aside(scratch / DRIVER_FILE, json.dumps(asdict(state), indent=1))
+            files = _files(scratch, checksums)
+            manifest = new_manifest(run, step=state.step, scores=scores, files=files)
+            write_aside(scratch / MANIFEST_FILE, manifest.to_json())
+            _sync_folder(scratch)
+            if final.exists():  # a run that died between two markers writes this step again
+                shutil.rmtree(final)
+            scratch.rename(final)
+            write_aside(self.path / LATEST, final.name + "\n")
+            _sync_folder(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {final} could not be finished: {error.strerror}; the last good one stays valid"
+            ) from error
+        self._drop(state.step, config)
+        logger.info("checkpoint %s is complete: %.1f MiB", final, manifest.num_bytes / 2**20)
+        return final
+
+    def _drop(self, step: int, config: CheckpointConfig) -> None:
+        """Removes all but the last and the best up to this step; a later one is left from a run that went another way.
+
+        The checkpoint just finished is never removed, and trouble in removing others is logged only: nothing is lost.
+        """
+        past = {number: path for number, path in self._numbered().items() if number <= step}
+        kept = set(sorted(past)[-config.keep :])
+        if config.keep_best:
+            best = self._best_first(past, config.best_metric)[: config.keep_best]
+            kept.update(best)
+            if best:
+                write_aside(self.path / BEST, f"step_{best[0]}\n")
+        for number in sorted(past.keys() - kept):
+            try:
+                shutil.rmtree(past[number])
+            except OSError as error:
+                logger.warning("old checkpoint %s could not be removed: %s", past[number], error)
+
+    @staticmethod
+    def _best_first(folders: Mapping[int, Path], metric: str) -> list[int]:
+        """Steps with a score, best first; among equals the earlier, so that the best does not move without a reason."""
+        scores = {}
+        for step, folder in folders.items():
+            try:
+                score = read_manifest(folder).scores.get(metric)
+            except CheckpointError as error:
+                logger.warning("not considered as the best: %s", error)
+                continue
+            if score is not None:
+                scores[step] = score
+        return sorted(scores, key=lambda step: (-scores[step], step))
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Replaces a small file at once: a crash leaves the old text or the new one."""
+    scratch = path.with_name(path.name + ".tmp")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _driver_state(folder: Path) -> DriverState:
+    try:
+        return DriverState(**json.loads((folder / DRIVER_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / DRIVER_FILE} cannot be read: {error}") from error
+
+
+def _files(folder: Path, checksums: Mapping[str, str]) -> dict[str, FileEntry]:
+    """Every file, with the ranks' checksums for theirs; the others (indices, the driver's part) are read and synced."""
+    absent = sorted(name for name in checksums if not (folder / name).is_file())
+    if absent:
+        raise CheckpointError(
+            f"{folder} lacks {', '.join(absent)}, which ranks have written; is the run folder on a file system that "
+            f"all nodes share?"
+        )
+    entries = {}
+    for path in sorted(folder.iterdir()):
+        if path.name not in checksums:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        checksum = checksums.get(path.name) or file_checksum(path)
+        entries[path.name] = FileEntry(num_bytes=path.stat().st_size, checksum=checksum)
+    return entries
+
+
+def _sync_folder(folder: Path) -> None:
+    """Puts the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,114 @@
+"""Saves a run while it goes on, and restores it: the ranks' part and the driver's as one."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint, CheckpointFolder, DriverState
+from gtpo_megatron.orchestration.manifest import RunFacts
+from gtpo_megatron.orchestration.parts import Actor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A checkpoint that ranks are writing."""
+
+    scratch: Path
+    state: DriverState
+    scores: dict[str, float]
+
+
+class CheckpointSaver:
+    """At most one checkpoint is on its way; as a context, this waits for it at a good end and drops it at a bad one.
+
+    Args:
+        config: of the checkpoints.
+        folder: where they go.
+        run: for the manifests.
+        actor: the ranks.
+    """
+
+    def __init__(self, config: CheckpointConfig, folder: CheckpointFolder, run: RunFacts, actor: Actor) -> None:
+        self._config = config
+        self._folder = folder
+        self._run = run
+        self._actor = actor
+        self._pending: _Pending | None = None
+
+    def save(self, state: DriverState, scores: Mapping[str, float]) -> None:
+        """Starts to save a finished step; waits for the one before, and for this one unless saving is asynchronous.
+
+        Args:
+            state: of the driver; must not change any more.
+            scores: held-out metrics of the step; empty where it was not measured.
+
+        Raises:
+            CheckpointError: this checkpoint or the one before could not be written; the last good one stays valid.
+            ConfigError: ``best_metric`` is none of the scores.
+        """
+        self._check_metric(scores)
+        self.finish()
+        scratch = self._folder.begin(state.step)
+        self._actor.begin_save(scratch, in_background=self._config.async_save)
+        self._pending = _Pending(scratch, state, dict(scores))
+        if not self._config.async_save:
+            self.finish()
+
+    def poll(self) -> None:
+        """At a step's end: names the checkpoint if it is written by now, and goes on if not.
+
+        Raises:
+            CheckpointError: it could not be written; the last good one stays valid.
+        """
+        if self._pending is not None and self._actor.is_save_written():
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the checkpoint that is on its way, if any, and names it.
+
+        Raises:
+            CheckpointError: it could not be written; the last good one stays valid.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        checksums = self._actor.finish_save()
+        self._folder.finish(
+            pending.scratch,
+            pending.state,
+            run=self._run,
+            checksums=checksums,
+            scores=pending.scores,
+            config=self._config,
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Brings the ranks back to a checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model.
+        """
+        manifest = checkpoint.manifest if self._config.verify == "full" else None
+        self._actor.load(checkpoint.path, checksums=manifest.checksums if manifest else {})
+        logger.info("restored %s", checkpoint.path)
+
+    def _check_metric(self, scores: Mapping[str, float]) -> None:
+        if self._config.keep_best and scores and self._config.best_metric not in scores:
+            raise ConfigError(
+                f"checkpoint.best_metric={self._config.best_metric!r}: measured are {', '.join(sorted(scores))}"
+            )
+
+    def __enter__(self) -> "CheckpointSaver":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()

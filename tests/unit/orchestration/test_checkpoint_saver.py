@@ -1,0 +1,117 @@
+"""A checkpoint gets its name when every rank is done, not before, and a failed one is told at the next step."""
+
+import pytest
+
+from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
+from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
+from gtpo_megatron.weights.file_checksum import file_checksum
+from tests.unit.orchestration.checkpoints import METRIC, facts, names, state
+
+
+class Ranks:
+    """One rank whose disk is as slow as the test wants."""
+
+    def __init__(self):
+        self.is_written = False
+        self.error = None
+        self.shard = None
+        self.loaded = None
+        self.in_background = None
+
+    def begin_save(self, folder, *, in_background):
+        assert self.shard is None, "two at a time"
+        self.in_background = in_background
+        self.shard = folder / "__0_0.distcp"
+        self.shard.write_bytes(b"weights")
+
+    def is_save_written(self):
+        return self.is_written
+
+    def finish_save(self):
+        shard, self.shard = self.shard, None
+        if self.error:
+            raise self.error
+        return {shard.name: file_checksum(shard)}
+
+    def load(self, folder, *, checksums):
+        self.loaded = checksums
+
+
+@pytest.fixture
+def ranks():
+    return Ranks()
+
+
+def saver(tmp_path, ranks, **config):
+    return CheckpointSaver(CheckpointConfig(**config), CheckpointFolder(tmp_path), facts(), ranks)
+
+
+def test_in_the_background_the_name_comes_when_the_ranks_are_done(tmp_path, ranks):
+    folder = CheckpointFolder(tmp_path)
+    with saver(tmp_path, ranks) as checkpoints:
+        checkpoints.save(state(1), {})
+        assert ranks.in_background
+        checkpoints.poll()
+        assert folder.latest() is None
+        ranks.is_written = True
+        checkpoints.poll()
+        assert folder.latest().state == state(1)
+        ranks.is_written = False
+        checkpoints.save(state(2), {})
+        checkpoints.save(state(3), {})  # waits for the one before
+        assert folder.latest().state == state(2)
+    assert folder.latest().state == state(3), "a good end waits for the last"
+
+
+def test_a_bad_end_names_nothing(tmp_path, ranks):
+    with pytest.raises(KeyboardInterrupt), saver(tmp_path, ranks) as checkpoints:
+        checkpoints.save(state(1), {})
+        raise KeyboardInterrupt
+    assert CheckpointFolder(tmp_path).latest() is None
+
+
+def test_a_failed_write_is_told_at_the_next_step_and_the_last_good_one_stays(tmp_path, ranks):
+    ranks.is_written = True
+    checkpoints = saver(tmp_path, ranks)
+    checkpoints.save(state(1), {})
+    checkpoints.poll()
+    ranks.error = CheckpointError("rank 1: No space left on device")
+    checkpoints.save(state(2), {})
+    with pytest.raises(CheckpointError, match="rank 1: No space left"):
+        checkpoints.poll()
+    assert CheckpointFolder(tmp_path).latest().state == state(1)
+
+
+def test_waiting_for_the_disk(tmp_path, ranks):
+    checkpoints = saver(tmp_path, ranks, async_save=False)
+    checkpoints.save(state(1), {})
+    assert not ranks.in_background
+    assert CheckpointFolder(tmp_path).latest().state == state(1)
+
+
+def test_the_state_is_that_of_the_save_not_of_the_end_of_the_write(tmp_path, ranks):
+    checkpoints = saver(tmp_path, ranks, keep=1, keep_best=1)
+    checkpoints.save(state(1), {METRIC: 0.75})
+    checkpoints.save(state(2), {METRIC: 0.5})
+    checkpoints.finish()
+    assert names(CheckpointFolder(tmp_path)) == ["step_1", "step_2"]
+    assert (tmp_path / "best").read_text() == "step_1\n"
+
+
+def test_a_metric_that_is_not_measured_is_named_with_those_that_are(tmp_path, ranks):
+    checkpoints = saver(tmp_path, ranks, keep_best=1, best_metric="eval/heldout_maj_at_k")
+    with pytest.raises(ConfigError, match="best_metric='eval/heldout_maj_at_k': measured are eval/heldout_mean_at_k"):
+        checkpoints.save(state(1), {METRIC: 0.5})
+    checkpoints.save(state(2), {})  # a step that was not measured is saved all the same
+    checkpoints.finish()
+
+
+@pytest.mark.parametrize(("verify", "is_checked"), [("full", True), ("sizes", False)])
+def test_checksums_are_compared_where_asked_for(tmp_path, ranks, verify, is_checked):
+    checkpoints = saver(tmp_path, ranks, verify=verify)
+    checkpoints.save(state(1), {})
+    checkpoints.finish()
+    checkpoints.restore(CheckpointFolder(tmp_path).latest(verify))
+    assert ("__0_0.distcp" in ranks.loaded) == is_checked
