@@ -78,7 +78,7 @@ class RankCheckpoint:
             self._is_validated = True
             self._write = ForkedWrite(request, folder, in_background=in_background)
         except (OSError, RuntimeError, CheckpointException) as error:
-            raise self._not_written(str(error)) from error
+            raise self._not_written(_reason(error)) from error
 
     def is_written(self) -> bool:
         """This rank's files are on the disk, or failed to get there. Communication: none."""
@@ -104,7 +104,7 @@ class RankCheckpoint:
         try:
             write.finish()
         except (OSError, RuntimeError, CheckpointException) as error:
-            raise self._not_written(str(error)) from error
+            raise self._not_written(_reason(error)) from error
         return checksums
 
     def _not_written(self, reason: str) -> CheckpointError:
@@ -144,7 +144,7 @@ class RankCheckpoint:
                 del wanted[RANDOM_KEY]
             state, left_over, absent = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RETURN_ALL)
         except (Exception, CheckpointException) as error:  # torch's is no Exception
-            raise CheckpointError(f"checkpoint {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+            raise CheckpointError(f"checkpoint {folder} cannot be loaded: {_reason(error)}") from error
         _refuse_mismatch(folder, absent=absent, left_over=left_over - {RANDOM_KEY})
         for index, chunk in enumerate(self._chunks):
             chunk.load_state_dict(state["model"][str(index)])
@@ -186,7 +186,7 @@ def load_weights(folder: Path, chunks: Sequence[Any]) -> None:
     try:
         state, _, absent = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RETURN_UNEXPECTED)
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"checkpoint {folder} cannot be loaded: {_reason(error)}") from error
     _refuse_mismatch(folder, absent=absent, left_over=set())
     for index, chunk in enumerate(chunks):
         chunk.load_state_dict(state["model"][str(index)])
@@ -281,6 +281,13 @@ def _of_all_ranks(trouble: str) -> str:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, trouble)
     return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text)
+
+
+def _reason(error: BaseException) -> str:
+    """In a line; torch's exception for several ranks carries a traceback of each."""
+    failures = error.failures.items() if isinstance(error, CheckpointException) else ()
+    causes = "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in failures)
+    return " ".join((causes or f"{type(error).__name__}: {error}").split())
 
 
 def _ensure_adam_state(optimizer: Any) -> None:

@@ -1,13 +1,17 @@
 """A rank that was killed and came back goes on to the last bit; a bad gradient never reaches the weights."""
 
 import dataclasses
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
 from gtpo_megatron.errors import CheckpointError, NumericsError
 from gtpo_megatron.observability.metrics import deterministic, to_scalars
+from gtpo_megatron.verify_resume.compare import first_difference
 from tests.dist_utils import run_processes
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
@@ -50,23 +54,44 @@ def parameters(actor):
     return {name: parameter.clone() for name, parameter in actor._weights().items()}
 
 
+def save(actor, folder):
+    """To the end; the checksums of this rank's files."""
+    actor.begin_save(str(folder), False)
+    return actor.finish_save()
+
+
+def draws():
+    """The next number of every generator."""
+    return torch.rand(2).tolist(), random.random(), float(np.random.rand())  # noqa: NPY002 - what Megatron's users draw from
+
+
 def unbroken(rank, world_size, init_method, config, folder):
-    """Two steps, a checkpoint, two more."""
+    """Two steps, a checkpoint that is written during the third, the fourth; every rank has random states of its own."""
     actor = start(rank, init_method, config)
     for step in (1, 2):
         one_step(actor, config, step)
-    actor.begin_save(folder, False)
+    torch.manual_seed(100 + rank)
+    random.seed(200 + rank)
+    np.random.seed(300 + rank)  # noqa: NPY002
+    actor._update._skipped_in_a_row = 2
+    actor.begin_save(folder, True)
+    metrics = [one_step(actor, config, 3)]
     checksums = actor.finish_save()
-    metrics = [one_step(actor, config, step) for step in (3, 4)]
-    return metrics, parameters(actor), checksums
+    metrics.append(one_step(actor, config, 4))
+    return metrics, parameters(actor), draws(), checksums
 
 
-def resumed(rank, world_size, init_method, config, folder):
+def resumed(rank, world_size, init_method, config, folder, checksums):
     """A fresh process that goes on from the checkpoint."""
     actor = start(rank, init_method, config)
-    actor.load(folder)
+    actor.load(folder, checksums)
+    assert actor._update.state_dict() == {"num_updates": 2, "skipped_in_a_row": 2}
     actor._policy_version = 2  # which the push after a resume says
-    return [one_step(actor, config, step) for step in (3, 4)], parameters(actor)
+    return [one_step(actor, config, step) for step in (3, 4)], parameters(actor), draws()
+
+
+def merged(parts):
+    return {name: checksum for part in parts for name, checksum in part.items()}
 
 
 @pytest.fixture(scope="module")
@@ -85,35 +110,125 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(model, tmp_path, layou
     folder.mkdir()
     num_ranks = config.parallel.num_ranks
     whole = run_processes(unbroken, num_ranks, config, str(folder), timeout_s=120)
-    again = run_processes(resumed, num_ranks, config, str(folder), timeout_s=120)
-    for (metrics, weights), (metrics_again, weights_again) in zip(whole, again, strict=True):
+    checksums = merged(checksums for *_, checksums in whole)
+    assert set(checksums) == {path.name for path in folder.glob("*.distcp")}
+    again = run_processes(resumed, num_ranks, config, str(folder), checksums, timeout_s=120)
+    for (metrics, weights, drawn, _), (metrics_again, weights_again, drawn_again) in zip(whole, again, strict=True):
         assert metrics == metrics_again
         assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+        assert drawn == drawn_again
+    assert len({str(drawn) for _, _, drawn, _ in whole}) == num_ranks
 
 
-def test_a_checkpoint_that_is_cut_or_of_another_model_is_named(model, tmp_path):
+def first_half(rank, world_size, init_method, config, folder):
+    actor = start(rank, init_method, config)
+    for step in (1, 2):
+        one_step(actor, config, step)
+    checksums = save(actor, folder)
+    return checksums, [one_step(actor, config, step) for step in (3, 4)]
+
+
+def second_half(rank, world_size, init_method, config, source, checksums, target):
+    """Saves what was loaded again, then goes on."""
+    actor = start(rank, init_method, config)
+    actor.load(source, checksums)
+    save(actor, target)
+    actor._policy_version = 2
+    return [one_step(actor, config, step) for step in (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ({"num_ranks": 2, "tensor_parallel_size": 2}, {"num_ranks": 2, "pipeline_parallel_size": 2}),
+        (
+            {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True, "distributed_optimizer": True},
+            {"num_ranks": 4, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2, "distributed_optimizer": True},
+        ),
+    ],
+    ids=["TP2 to PP2", "TP2 SP to PP2 VPP2 DP2, sharded optimizer"],
+)
+def test_another_layout_goes_on_from_the_same_state(model, tmp_path, source, target):
+    """Weights and Adam's moments to the last bit; the steps after that to rounding."""
+    folders = [tmp_path / name for name in ("source", "target")]
+    for folder in folders:
+        folder.mkdir()
+    configs = [make_config(model, layout) for layout in (source, target)]
+    before = run_processes(first_half, configs[0].parallel.num_ranks, configs[0], str(folders[0]), timeout_s=120)
+    after = run_processes(
+        second_half,
+        configs[1].parallel.num_ranks,
+        configs[1],
+        str(folders[0]),
+        merged(checksums for checksums, _ in before),
+        str(folders[1]),
+        timeout_s=120,
+    )
+    one, other = (CheckpointReader(folder) for folder in folders)
+    assert set(one.tensors) == set(other.tensors)
+    for name in one.tensors:
+        left, right = (reader.read([name])[name] for reader in (one, other))
+        rows = min(len(left), len(right))  # TP 2 pads the vocabulary
+        assert rows >= len(left) - 1
+        assert first_difference(left[:rows], right[:rows], name) == ""
+    for row, row_after in zip(before[-1][1], after[-1], strict=True):
+        assert row_after["optimizer/grad_norm"] == pytest.approx(row["optimizer/grad_norm"], rel=1e-4)
+
+
+def test_bad_checkpoints_are_named(model, tmp_path):
     config = make_config(model, {"num_ranks": 1})
+    folder, smaller = tmp_path / "checkpoint", tmp_path / "smaller"
+    folder.mkdir()
+    make_model(smaller, tied=False, num_layers=2)
+    [(checksums, _)] = run_processes(first_half, 1, config, str(folder), timeout_s=120)
+
+    def load(rank, world_size, init_method, config, checksums, message):
+        with pytest.raises(CheckpointError, match=message):
+            start(rank, init_method, config).load(str(folder), checksums)
+
+    run_processes(load, 1, make_config(smaller, {"num_ranks": 1}), checksums, "cannot be loaded: .*shape", timeout_s=60)
+    sharded = make_config(model, {"num_ranks": 1, "distributed_optimizer": True})
+    run_processes(load, 1, sharded, checksums, "cannot be loaded", timeout_s=60)
+    [shard] = folder.glob("*.distcp")
+    content = shard.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    shard.write_bytes(flipped)
+    message = "is damaged: rank 0: __0_0.distcp has checksum .*go on from an earlier one"
+    run_processes(load, 1, config, checksums, message, timeout_s=60)
+    shard.write_bytes(content[:100])
+    run_processes(load, 1, config, {}, "cannot be loaded", timeout_s=60)
+    shard.unlink()
+    run_processes(load, 1, config, checksums, "__0_0.distcp cannot be read: No such file", timeout_s=60)
+
+
+def test_weights_alone_come_from_a_checkpoint_of_any_layout(model, tmp_path):
+    config = make_config(model, LAYOUTS["tp2"])
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    run_processes(unbroken, 1, config, str(folder), timeout_s=120)
-    for shard in folder.glob("*.distcp"):
-        shard.write_bytes(shard.read_bytes()[:100])
+    before = run_processes(weights_and_checkpoint, 2, config, str(folder), timeout_s=120)
+    alone = make_config(model, {"num_ranks": 1})
 
     def load(rank, world_size, init_method):
-        with pytest.raises(CheckpointError, match="cannot be loaded"):
-            start(rank, init_method, config).load(str(folder))
+        actor = start(rank, init_method, alone)
+        from gtpo_megatron.actor import checkpoint
 
-    run_processes(load, 1)
+        checkpoint.load_weights(folder, actor._chunks)
+        return parameters(actor)
+
+    [weights] = run_processes(load, 1, timeout_s=60)
+    norm = "decoder.final_layernorm.weight"
+    assert torch.equal(weights[norm], before[0][norm])
+    assert not torch.equal(weights[norm], torch.ones_like(weights[norm]))
+    output = torch.cat([part["output_layer.weight"] for part in before])
+    assert torch.equal(weights["output_layer.weight"], output[: len(weights["output_layer.weight"])])
 
 
-def test_a_disk_that_refuses_is_named(model, tmp_path):
-    config = make_config(model, {"num_ranks": 1})
-
-    def save(rank, world_size, init_method):
-        with pytest.raises(CheckpointError, match="could not be written"):
-            start(rank, init_method, config).save(str(tmp_path / "absent" / "folder"))
-
-    run_processes(save, 1)
+def weights_and_checkpoint(rank, world_size, init_method, config, folder):
+    actor = start(rank, init_method, config)
+    one_step(actor, config, 1)
+    save(actor, folder)
+    return parameters(actor)
 
 
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(model, tmp_path):

@@ -1,5 +1,7 @@
 """A checkpoint gets its name when every rank is done, not before, and a failed one is told at the next step."""
 
+import contextlib
+
 import pytest
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
@@ -66,8 +68,10 @@ def test_in_the_background_the_name_comes_when_the_ranks_are_done(tmp_path, rank
 
 
 def test_a_bad_end_names_nothing(tmp_path, ranks):
-    with pytest.raises(KeyboardInterrupt), saver(tmp_path, ranks) as checkpoints:
+    checkpoints = saver(tmp_path, ranks)
+    with contextlib.suppress(KeyboardInterrupt), checkpoints:
         checkpoints.save(state(1), {})
+        ranks.is_written = True
         raise KeyboardInterrupt
     assert CheckpointFolder(tmp_path).latest() is None
 

@@ -1,0 +1,74 @@
+"""Reads a checkpoint's tensors and objects without a world of ranks and without a model. Free of Megatron."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from gtpo_megatron.errors import CheckpointError
+
+COMMON_FILE = "common.pt"
+
+
+class CheckpointReader:
+    """The ranks' part of one checkpoint, whole tensors whatever layout wrote it.
+
+    Args:
+        folder: of the checkpoint.
+
+    Attributes:
+        tensors: name -> shape and dtype; names are those that ``actor/checkpoint.py`` lists.
+        objects: names of everything else, with its place in the layout.
+
+    Raises:
+        CheckpointError: no checkpoint, or its index cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self._metadata = FileSystemReader(folder).read_metadata()
+        except (Exception, CheckpointException) as error:  # whatever a damaged pickle raises
+            raise CheckpointError(f"checkpoint {folder} has no readable index: {error}") from error
+        entries = self._metadata.state_dict_metadata
+        self.tensors = {
+            name: (tuple(entry.size), entry.properties.dtype)
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        self.objects = [name for name, entry in entries.items() if isinstance(entry, BytesStorageMetadata)]
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Whole tensors on the CPU.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        found = {name: torch.empty(self.tensors[name][0], dtype=self.tensors[name][1]) for name in names}
+        try:
+            load_tensors(found, storage_reader=FileSystemReader(self._folder), no_dist=True)
+        except (Exception, CheckpointException) as error:
+            raise CheckpointError(f"checkpoint {self._folder} cannot be read: {error}") from error
+        return found
+
+    def read_object(self, name: str) -> Any:
+        """An object that a rank stored, such as its random states. Trust the checkpoint: it is unpickled."""
+        places = [place for index, place in self._metadata.storage_data.items() if index.fqn == name]
+        if len(places) != 1:
+            raise CheckpointError(f"checkpoint {self._folder} stores {name!r} {len(places)} times, expected once")
+        with (self._folder / places[0].relative_path).open("rb") as file:
+            file.seek(places[0].offset)
+            content = file.read(places[0].length)
+        return torch.load(io.BytesIO(content), weights_only=False, map_location="cpu")
+
+    def read_common(self) -> Any:
+        """What all ranks share: optimizer groups, schedule, counters. None where Megatron stores it as an object."""
+        path = self._folder / COMMON_FILE
+        return torch.load(path, weights_only=False, map_location="cpu") if path.exists() else None

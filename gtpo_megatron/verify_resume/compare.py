@@ -1,0 +1,162 @@
+"""Compares two runs bit for bit and names the first thing that differs."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.observability.metrics import deterministic
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """One part of two runs.
+
+    Attributes:
+        part: what was compared.
+        compared: how much of it, for people.
+        difference: the first one, or an empty text.
+    """
+
+    part: str
+    compared: str
+    difference: str
+
+    @property
+    def is_equal(self) -> bool:
+        """To the last bit."""
+        return not self.difference
+
+
+def compare_runs(left: Path, right: Path) -> Iterator[Comparison]:
+    """Metrics, exported weights, and the last checkpoint's weights, optimizer, random states and driver state.
+
+    Args:
+        left: folder of a finished run.
+        right: folder of another, with the same last step.
+
+    Raises:
+        DataError: a run has no metrics.
+        CheckpointError: a checkpoint cannot be read.
+    """
+    yield _compare_metrics(left / METRICS_FILE, right / METRICS_FILE)
+    if (left / "hf").is_dir() or (right / "hf").is_dir():
+        yield _compare_exports(left / "hf", right / "hf")
+    yield from compare_checkpoints(_last_checkpoint(left), _last_checkpoint(right))
+
+
+def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
+    """Tensors one by one, so that memory holds two at a time; then objects and the driver's state."""
+    one, other = CheckpointReader(left), CheckpointReader(right)
+    kinds: dict[str, Callable[[str], bool]] = {
+        "weights": lambda name: not name.startswith("optimizer."),
+        "optimizer state": lambda name: name.startswith("optimizer."),
+    }
+    for part, belongs in kinds.items():
+        names = [name for name in one.tensors if belongs(name)]
+        difference = _difference_of_names(part, names, [name for name in other.tensors if belongs(name)])
+        for name in sorted(names) if not difference else ():
+            difference = first_difference(one.read([name])[name], other.read([name])[name], name)
+            if difference:
+                break
+        num_values = sum(math.prod(one.tensors[name][0]) for name in names)
+        yield Comparison(part=part, compared=f"{len(names)} tensors, {num_values:,} values", difference=difference)
+    difference = _difference_of_names("objects", one.objects, other.objects)
+    for name in sorted(one.objects) if not difference else ():
+        difference = first_difference(one.read_object(name), other.read_object(name), name)
+        if difference:
+            break
+    yield Comparison(part="random states of ranks", compared=f"{len(one.objects)} objects", difference=difference)
+    yield Comparison(
+        part="schedule, counters, groups",
+        compared="all values",
+        difference=first_difference(one.read_common(), other.read_common(), "common"),
+    )
+    state, other_state = (json.loads((folder / DRIVER_FILE).read_text(encoding="utf-8")) for folder in (left, right))
+    yield Comparison(
+        part="sampler and totals",
+        compared=f"{len(state)} entries",
+        difference=first_difference(state, other_state, "driver"),
+    )
+
+
+def _last_checkpoint(run: Path) -> Path:
+    return run / "checkpoints" / (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+
+
+def _compare_metrics(left: Path, right: Path) -> Comparison:
+    rows, other_rows = ([deterministic(row) for row in read_metrics(path)] for path in (left, right))
+    difference = first_difference([row["step"] for row in rows], [row["step"] for row in other_rows], "steps")
+    for one, other in zip(rows, other_rows, strict=True) if not difference else ():
+        difference = first_difference(one, other, f"step {one['step']}")
+        if difference:
+            break
+    num_values = sum(len(row) - 1 for row in rows)
+    return Comparison(part="metrics", compared=f"{len(rows)} rows, {num_values:,} values", difference=difference)
+
+
+def _compare_exports(left: Path, right: Path) -> Comparison:
+    files, other_files = (sorted(path.name for path in folder.glob("*.safetensors")) for folder in (left, right))
+    difference = _difference_of_names("exported files", files, other_files)
+    num_tensors = 0
+    for name in files if not difference else ():
+        with safe_open(left / name, framework="pt") as one, safe_open(right / name, framework="pt") as other:
+            difference = _difference_of_names(name, list(one.keys()), list(other.keys()))
+            for key in one.keys() if not difference else ():
+                difference = difference or first_difference(one.get_tensor(key), other.get_tensor(key), key)
+                num_tensors += 1
+        if difference:
+            break
+    return Comparison(part="exported model", compared=f"{num_tensors} tensors", difference=difference)
+
+
+def _difference_of_names(what: str, left: list[str], right: list[str]) -> str:
+    only = sorted(set(left) ^ set(right))
+    return f"{what}: {only[0]!r} is in one of the runs only ({len(only)} such)" if only else ""
+
+
+def first_difference(left: Any, right: Any, where: str) -> str:
+    """Where two values of the same shape differ first, with both values; an empty text where they are equal.
+
+    Floats are compared by their bits: NaN equals the same NaN, and 0.0 is not -0.0.
+    """
+    if type(left) is not type(right):
+        return f"{where}: {type(left).__name__} and {type(right).__name__}"
+    if isinstance(left, Tensor):
+        return _tensor_difference(left, right, where)
+    if isinstance(left, np.ndarray):
+        return "" if left.tobytes() == right.tobytes() else f"{where}: arrays differ"
+    pairs: Iterable[tuple[Any, Any, str]]
+    if isinstance(left, Mapping):
+        if list(left) != list(right):
+            return f"{where}: keys {list(left)} and {list(right)}"
+        pairs = ((left[key], right[key], f"{where}.{key}") for key in left)
+    elif isinstance(left, list | tuple):
+        if len(left) != len(right):
+            return f"{where}: {len(left)} and {len(right)} entries"
+        pairs = ((one, other, f"{where}[{i}]") for i, (one, other) in enumerate(zip(left, right, strict=True)))
+    else:
+        return "" if repr(left) == repr(right) else f"{where}: {left!r} and {right!r}"
+    return next((found for one, other, at in pairs if (found := first_difference(one, other, at))), "")
+
+
+def _tensor_difference(left: Tensor, right: Tensor, where: str) -> str:
+    if (left.shape, left.dtype) != (right.shape, right.dtype):
+        return f"{where}: {tuple(left.shape)} {left.dtype} and {tuple(right.shape)} {right.dtype}"
+    one, other = (tensor.contiguous().reshape(-1) for tensor in (left, right))
+    differs = one.view(torch.uint8) != other.view(torch.uint8)
+    if not bool(differs.any()):
+        return ""
+    index = int(differs.nonzero()[0]) // left.element_size()
+    place = tuple(int(i) for i in np.unravel_index(index, left.shape)) if left.ndim else ()
+    return f"{where}{list(place)}: {one[index].item()!r} and {other[index].item()!r}"
