@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.cli import config, plan, report, status, train
+from gtpo_megatron.cli import config, plan, report, status, train, verify_resume
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError, GTPOError
 
@@ -14,6 +14,7 @@ COMMANDS: dict[str, Command] = {
     "status": status.COMMAND,
     "config": config.COMMAND,
     "plan": plan.COMMAND,
+    "verify-resume": verify_resume.COMMAND,
 }
 """Name -> command, in the order of the overview."""
 

@@ -1,0 +1,57 @@
+"""``gtpo-megatron verify-resume``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.recipe import RecipeOptions, parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyResumeOptions(RecipeOptions):
+    """What ``verify-resume`` takes besides the recipe's fields.
+
+    Attributes:
+        steps: of every scratch run.
+        kill_after: the scratch run is killed once the checkpoint of this step is whole.
+        output: folder for the scratch runs; empty means ``verify-resume`` in the run folder, or beside the runs.
+        keep: leave the scratch runs there even where they are equal.
+    """
+
+    steps: int = 4
+    kill_after: int = 2
+    output: str = ""
+    keep: bool = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``verify-resume RUN ...``."""
+    folder = Path(arguments[0]) if arguments and Path(arguments[0]).is_dir() else None
+    if folder is not None:
+        arguments = [str(folder / "config.yaml"), *arguments[1:]]
+    options = parse("verify-resume", VerifyResumeOptions, arguments)
+    from gtpo_megatron.verify_resume.verify import show, verify_resume  # seconds of imports, after a typo was found
+
+    default = folder / "verify-resume" if folder is not None else Path("runs") / f"{options.config.name}.verify-resume"
+    console = Console()
+    results = verify_resume(
+        options.config,
+        output=Path(options.output) if options.output else default,
+        num_steps=options.steps,
+        kill_after=options.kill_after,
+        keep=options.keep,
+        console=console,
+    )
+    return 0 if show(results, console) else 1
+
+
+COMMAND = Command(
+    usage="""\
+  verify-resume RUN [--steps N] [--kill-after K] [--output DIR] [--keep] [--any.field VALUE ...]
+                    proves that a run which is killed and resumed equals an unbroken one, bit for bit;
+                    RUN is a run folder, a config.yaml or a recipe""",
+    run=run,
+)

@@ -1,0 +1,82 @@
+"""A training run in a process of its own, to be watched, and killed with everything it started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from gtpo_megatron.errors import DataError, WorkerError
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+
+POLL_S = 0.05
+"""Short against a step, so that a kill comes where it is meant to."""
+SHOWN_CHARACTERS = 2000
+"""Of the output of a run that failed."""
+
+
+class ScratchRun:
+    """One invocation of ``gtpo-megatron train``.
+
+    Args:
+        config_file: the resolved configuration.
+        folder: of the run.
+        output: file for what it prints.
+        resume: go on from the folder's last checkpoint.
+    """
+
+    def __init__(self, config_file: Path, folder: Path, *, output: Path, resume: bool) -> None:
+        self._folder = folder
+        self._output = output
+        command = [sys.executable, "-m", "gtpo_megatron.cli", "train", str(config_file), "--run-dir", str(folder)]
+        with output.open("wb") as out:
+            self._process = subprocess.Popen(
+                [*command, *(["--resume"] if resume else [])], stdout=out, stderr=subprocess.STDOUT
+            )
+
+    @property
+    def last_step(self) -> int:
+        """In the metrics so far; -1 before the first row."""
+        try:
+            return max((row["step"] for row in read_metrics(self._folder / METRICS_FILE)), default=-1)
+        except DataError:
+            return -1
+
+    def wait(self, on_step: Callable[[int], None], *, until: Callable[[], bool] | None = None) -> None:
+        """Waits for a good end, or until a condition holds.
+
+        Args:
+            on_step: told the last step, again and again.
+            until: None waits for the end.
+
+        Raises:
+            WorkerError: it failed, or ended before the condition held.
+        """
+        while self._process.poll() is None:
+            on_step(self.last_step)
+            if until is not None and until():
+                return
+            time.sleep(POLL_S)
+        on_step(self.last_step)
+        if self._process.returncode or until is not None:
+            text = self._output.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:]
+            early = "" if until is None else " before it could be killed"
+            raise WorkerError(f"the run in {self._folder} ended with status {self._process.returncode}{early}:\n{text}")
+
+    def kill(self) -> None:
+        """SIGKILL to the driver, then to ranks, engine and all else that it started; harmless after the end."""
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self._process.pid).children(recursive=True)
+        if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=30)

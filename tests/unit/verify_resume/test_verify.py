@@ -1,0 +1,118 @@
+"""What verify-resume refuses, changes and shows."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.errors import ConfigError, WorkerError
+from gtpo_megatron.verify_resume import scratch_run, verify
+from gtpo_megatron.verify_resume.compare import Comparison
+from recipes import tiny_cpu
+
+
+def attempt(tmp_path, **changes):
+    arguments = {"output": tmp_path / "out", "num_steps": 4, "kill_after": 2, "keep": False} | changes
+    return verify.verify_resume(tiny_cpu.gtpo(), console=Console(file=io.StringIO()), **arguments)
+
+
+@pytest.mark.parametrize("kill_after", [0, 4, 7])
+def test_a_kill_must_lie_within_the_run(tmp_path, kill_after):
+    with pytest.raises(ConfigError, match=f"kill_after={kill_after}: must lie between 1 and steps - 1 = 3"):
+        attempt(tmp_path, kill_after=kill_after)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("precious", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not empty and not of an earlier verify-resume"):
+        attempt(tmp_path, output=tmp_path)
+    assert (tmp_path / "mine").exists()
+
+
+class FakeRun:
+    """Leaves a run folder at once."""
+
+    def __init__(self, config_file, folder, *, output, resume):
+        self.config = load_config(config_file)
+        self.folder = folder
+        self.calls.append((folder.name, resume))
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+
+    def wait(self, on_step, *, until=None):
+        on_step(1)
+        if until is not None:
+            assert not until()
+            (self.folder / "checkpoints" / "latest").write_text(
+                f"step_{self.config.checkpoint.every_steps}\n", encoding="utf-8"
+            )
+            assert until()
+
+    def kill(self):
+        self.calls.append(("kill", self.folder.name))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    FakeRun.calls = []
+    monkeypatch.setattr(verify, "ScratchRun", FakeRun)
+    return FakeRun
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_three_runs_then_a_comparison_of_two(tmp_path, monkeypatch, fake, is_equal):
+    result = Comparison(part="metrics", compared="3 rows", difference="" if is_equal else "step 3.x: 1 and 2")
+    monkeypatch.setattr(verify, "compare_runs", lambda *_: [result])
+    assert attempt(tmp_path) == [result]
+    assert [call for call in fake.calls if call[0] != "kill"] == [
+        ("unbroken", False),
+        ("resumed", False),
+        ("resumed", True),
+    ]
+    assert (tmp_path / "out").exists() != is_equal, "runs that differ are left to look at"
+    console = Console(file=io.StringIO(), width=120)
+    assert verify.show([result], console) == is_equal
+    text = console.file.getvalue()
+    assert ("first difference, in metrics: step 3.x: 1 and 2" in text) != is_equal
+
+
+def test_the_scratch_runs_save_where_they_are_killed_and_tell_nobody(tmp_path, monkeypatch, fake):
+    monkeypatch.setattr(verify, "compare_runs", lambda *_: [])
+    attempt(tmp_path, keep=True, num_steps=6, kill_after=3)
+    config = load_config(tmp_path / "out" / "config.yaml")
+    assert (config.num_steps, config.checkpoint.every_steps, config.checkpoint.export_hf) == (6, 3, True)
+    assert config.logging.wandb_project is None
+    attempt(tmp_path, keep=True)  # a folder of an earlier one is replaced
+
+
+def test_a_run_that_fails_shows_its_last_words(tmp_path, monkeypatch):
+    run = scratch_run.ScratchRun(tmp_path / "none.yaml", tmp_path, output=tmp_path / "out", resume=False)
+    with pytest.raises(WorkerError, match=r"(?s)ended with status 2:.*none.yaml: cannot be read"):
+        run.wait(lambda _: None)
+    run.kill()
+
+
+def test_a_kill_takes_the_children_along(tmp_path, monkeypatch):
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    code += f"open({str(tmp_path / 'up')!r}, 'w').close(); time.sleep(60)"
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **kwargs: popen([sys.executable, "-c", code], **kwargs))
+    run = scratch_run.ScratchRun(tmp_path / "c.yaml", tmp_path, output=tmp_path / "out", resume=False)
+    run.wait(lambda _: None, until=(tmp_path / "up").exists)
+    import psutil
+
+    driver = psutil.Process(run._process.pid)
+    children = driver.children()
+    assert len(children) == 1
+    run.kill()
+    assert not any(child.is_running() for child in children)
+
+
+def test_the_command_takes_a_run_folder(tmp_path, capsys):
+    assert dispatch.run(["verify-resume", str(tmp_path)]) == 2
+    assert "config.yaml: cannot be read" in capsys.readouterr().err
+    assert dispatch.run(["verify-resume", "recipes.tiny_cpu:gtpo", "--kill-after", "9", "--output", str(tmp_path)]) == 2
+    assert "kill_after=9" in capsys.readouterr().err
