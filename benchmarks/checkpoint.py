@@ -91,9 +91,9 @@ def make_config(model: Path, options: Options) -> RunConfig:
 
 def fill_moments(optimizer: Any) -> None:
     """As after an update; zeros would share one page of memory."""
-    from gtpo_megatron.actor.checkpoint import _ensure_adam_state
+    from gtpo_megatron.actor.checkpoint import _ensure_moments
 
-    _ensure_adam_state(optimizer)
+    _ensure_moments(optimizer)
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for state in part.optimizer.state.values():
             state["exp_avg"].normal_()

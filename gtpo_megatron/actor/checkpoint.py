@@ -65,6 +65,7 @@ class RankCheckpoint:
         assert self._write is None, "finish comes first"
         results_queue()
         self._folder = folder
+        _ensure_moments(self._optimizer)
         try:
             request = dist_checkpointing.save(
                 self._state(counters, is_loading=False),
@@ -134,7 +135,7 @@ class RankCheckpoint:
         Collectives: one gather of texts and Megatron's own over the world.
         """
         _check_files(folder, checksums)
-        _ensure_adam_state(self._optimizer)
+        _ensure_moments(self._optimizer)
         try:
             # looked up before the wish is written: the shards say which layout they are of
             stored = load_sharded_metadata(str(folder))
@@ -148,6 +149,8 @@ class RankCheckpoint:
         _refuse_mismatch(folder, absent=absent, left_over=left_over - {RANDOM_KEY})
         for index, chunk in enumerate(self._chunks):
             chunk.load_state_dict(state["model"][str(index)])
+        if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(self._optimizer)):
+            _count_from_zero(state["optimizer"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         if same_layout:
@@ -290,15 +293,36 @@ def _reason(error: BaseException) -> str:
     return " ".join((causes or f"{type(error).__name__}: {error}").split())
 
 
-def _ensure_adam_state(optimizer: Any) -> None:
-    """Gives a fresh optimizer the zeroed moments that a state dict to load into must have."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        inner: Any = getattr(part, "optimizer", None)
-        for group in inner.param_groups if inner is not None else []:
-            for parameter in group["params"]:
-                if not inner.state[parameter]:
-                    inner.state[parameter] = {
-                        "step": torch.tensor(0.0),
-                        "exp_avg": torch.zeros_like(parameter.data),
-                        "exp_avg_sq": torch.zeros_like(parameter.data),
-                    }
+def _ensure_moments(optimizer: Any) -> None:
+    """Gives an optimizer that has made no update yet (or skipped all) the zeroed moments of its first.
+
+    Without them there is nothing to load into, and a checkpoint would lack what a load asks for.
+    """
+    for part, inner in _inner_optimizers(optimizer):
+        if not isinstance(inner, torch.optim.Adam):
+            part.init_state_fn(inner, part.config)
+            continue
+        for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
+            if not inner.state[parameter]:
+                inner.state[parameter] = {
+                    "step": torch.tensor(0.0),  # Megatron's own function leaves it out, and torch's Adam needs it
+                    "exp_avg": torch.zeros_like(parameter.data),
+                    "exp_avg_sq": torch.zeros_like(parameter.data),
+                }
+
+
+def _inner_optimizers(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Megatron's optimizers and the one inside each; a rank without parameters has none."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [(part, part.optimizer) for part in parts if getattr(part, "optimizer", None) is not None]
+
+
+def _count_from_zero(state: Any) -> None:
+    """Puts the count of torch's Adam back where it was 0, which Megatron does not store."""
+    if not isinstance(state, dict):
+        return
+    if "param_groups" in state and "state" in state:
+        state["state"].setdefault("common_step", torch.tensor(0.0))
+        return
+    for value in state.values():
+        _count_from_zero(value)

@@ -120,6 +120,28 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(model, tmp_path, layou
     assert len({str(drawn) for _, _, drawn, _ in whole}) == num_ranks
 
 
+@pytest.mark.parametrize(
+    ("dtype", "sharded"), [("float32", False), ("bfloat16", False), ("float32", True), ("bfloat16", True)]
+)
+def test_a_run_whose_updates_were_all_skipped_can_go_on(model, tmp_path, dtype, sharded):
+    """Adam has no moments yet, and has counted to 0."""
+    config = make_config(model, {"num_ranks": 1, "distributed_optimizer": sharded})
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+
+    def steps(rank, world_size, init_method, checksums):
+        actor = start(rank, init_method, config)
+        if checksums is None:
+            checksums = save(actor, tmp_path)
+        else:
+            actor.load(str(tmp_path), checksums)
+        return checksums, [one_step(actor, config, step) for step in (1, 2)], parameters(actor)
+
+    [(checksums, metrics, weights)] = run_processes(steps, 1, None, timeout_s=60)
+    [(_, again, weights_again)] = run_processes(steps, 1, checksums, timeout_s=60)
+    assert again == metrics
+    assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+
+
 def first_half(rank, world_size, init_method, config, folder):
     actor = start(rank, init_method, config)
     for step in (1, 2):

@@ -66,14 +66,21 @@ def test_a_forked_child_does_not_hold_the_folder(tmp_path):
     """A checkpoint's writer may outlive a driver that was killed."""
     first = RunFolder(tmp_path)
     first.open(tiny_cpu.gtpo(), resume=False)
-    stay, leave = multiprocessing.Event(), multiprocessing.get_context("fork")
-    child = leave.Process(target=stay.wait, args=(30,))
+    context = multiprocessing.get_context("fork")
+    up, leave = context.Event(), context.Event()
+
+    def outlive():
+        up.set()
+        leave.wait(30)
+
+    child = context.Process(target=outlive)
     child.start()
+    assert up.wait(30)
     first.close()
     second = RunFolder(tmp_path)
     second.open(tiny_cpu.gtpo(), resume=True)
     second.close()
-    stay.set()
+    leave.set()
     child.join()
 
 
