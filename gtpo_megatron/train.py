@@ -83,9 +83,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         make_parts = ray_parts if config.cluster.mode == "ray" else local_parts
         parts = stack.enter_context(make_parts(config, run_dir, timers))
         stop.listen()  # Ray has taken SIGTERM for itself
-        summary = Controller(
-            config, folder, facts, inputs, parts, sinks, display, stop_reason=stop.reason
-        ).run(checkpoint)
+        summary = Controller(config, folder, facts, inputs, parts, sinks, display, stop_reason=stop.reason).run(
+            checkpoint
+        )
         ending.outcome = _outcome(summary)
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")

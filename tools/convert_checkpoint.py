@@ -99,10 +99,10 @@ def find_checkpoint(source: Path, model: Path | None) -> tuple[Path, Path]:
     if converted is not None:
         return converted, model or source
     if (source / "config.yaml").is_file():
-        latest = RunFolder(source).latest_checkpoint()
+        latest = RunFolder(source).checkpoints.latest("none")
         if latest is None:
             raise ConfigError(f"{source} is the folder of a run without a finished checkpoint; wait for its first")
-        return latest[0], model or Path(load_config(source / "config.yaml").model.path)
+        return latest.path, model or Path(load_config(source / "config.yaml").model.path)
     if not is_checkpoint(source):
         raise ConfigError(
             f"{source} holds no Megatron checkpoint; expected a converted folder (megatron/ in it), a run's folder "

@@ -11,6 +11,7 @@ from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.observability.logs import LOG_FILE
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.run_state import FINISHED, RunState, is_held, read_state
 
@@ -109,7 +110,7 @@ def read_status(path: Path) -> RunStatus:
             remarks.append(str(error))
     checkpoint = None
     try:
-        checkpoint = RunFolder(path).latest_checkpoint()
+        checkpoint = RunFolder(path).checkpoints.latest()
     except CheckpointError as error:
         remarks.append(str(error))
     step = max((row["step"] for row in rows), default=0)
@@ -128,8 +129,8 @@ def read_status(path: Path) -> RunStatus:
         last_row=rows[-1] if rows else {},
         last_row_age_s=row_age,
         step_s=step_s,
-        checkpoint_step=checkpoint[1].step if checkpoint else None,
-        checkpoint_age_s=max(0.0, now - (checkpoint[0] / "driver.json").stat().st_mtime) if checkpoint else None,
+        checkpoint_step=checkpoint.state.step if checkpoint else None,
+        checkpoint_age_s=max(0.0, now - (checkpoint.path / DRIVER_FILE).stat().st_mtime) if checkpoint else None,
         accuracies=_accuracies(rows),
         num_errors=len(errors),
         last_error=errors[-1] if errors else "",

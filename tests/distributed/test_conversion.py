@@ -59,7 +59,8 @@ def loaded_alike(rank, world_size, init_method, configs, save_folder):
         actor = MegatronActor(config, global_rank=rank, init_method=f"{init_method}_{name}")
         weights[name] = {key: value.clone() for key, value in actor._weights().items()}
         if name in NAMES:
-            actor.save(f"{save_folder}/{name}")
+            actor.begin_save(f"{save_folder}/{name}", False)
+            actor.finish_save()
         actor.close()
     return weights
 

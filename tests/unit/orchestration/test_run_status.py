@@ -10,9 +10,10 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.status import screen
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
-from gtpo_megatron.orchestration.run_folder import DriverState, RunFolder
+from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.run_status import Accuracy, read_status
 from recipes import tiny_cpu
+from tests.unit.orchestration.checkpoints import save
 
 LOG = """\
 2025-01-01 10:00:00,000 INFO    gtpo_megatron.observability.provenance: versions: torch 2
@@ -31,7 +32,7 @@ def folder(tmp_path):
     rows += [{"step": step, "timing/step_s": 2.0, "rollout/reward_mean": 0.25 * step} for step in range(1, 5)]
     (folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (folder.path / "log.txt").write_text(LOG, encoding="utf-8")
-    folder.finish_checkpoint(folder.begin_checkpoint(2), DriverState(step=2, sampler={}, counters={}), keep=2)
+    save(folder.checkpoints, 2)
     yield folder
     folder.close()
 
