@@ -76,7 +76,7 @@ def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
         difference = first_difference(one.read_object(name), other.read_object(name), name)
         if difference:
             break
-    yield Comparison(part="random states of ranks", compared=f"{len(one.objects)} objects", difference=difference)
+    yield Comparison(part="random states, other objects", compared=f"{len(one.objects)} objects", difference=difference)
     yield Comparison(
         part="schedule, counters, groups",
         compared="all values",
