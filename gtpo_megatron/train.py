@@ -96,9 +96,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
 
 def _export(config: RunConfig, folder: RunFolder) -> None:
     """The last checkpoint in Hugging Face format; no rank takes part."""
-    latest = folder.latest_checkpoint()
+    latest = folder.checkpoints.latest()
     assert latest is not None, "the last step is always saved"
-    megatron_to_hf(latest[0], Path(config.model.path), folder.hf_folder, progress=Unseen(), replace=True)
+    megatron_to_hf(latest.path, Path(config.model.path), folder.hf_folder, progress=Unseen(), replace=True)
 
 
 def _outcome(summary: RunSummary) -> str:

@@ -288,10 +288,10 @@ def test_export_writes_a_folder_that_transformers_loads(model, tmp_path):
     config = make_config(model, LAYOUTS["tp2"])
     (tmp_path / "checkpoint").mkdir()
 
-    def save(rank, world_size, init_method):
-        start(rank, init_method, config).save(str(tmp_path / "checkpoint"))
+    def write(rank, world_size, init_method):
+        save(start(rank, init_method, config), tmp_path / "checkpoint")
 
-    run_processes(save, 2)
+    run_processes(write, 2)
     megatron_to_hf(tmp_path / "checkpoint", Path(config.model.path), tmp_path / "hf", progress=Unseen())
     original, exported = (AutoModelForCausalLM.from_pretrained(path) for path in (model, tmp_path / "hf"))
     for name, tensor in original.state_dict().items():
