@@ -2,7 +2,8 @@
 
 Colocated, a step goes: generate (engine awake, the trainer's gradients and optimizer in pinned host memory), score
 (engine asleep), train (gradients and optimizer back), push (the engine's weights awake, its cache not), save.
-Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save.
+Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. Where vLLM computes the
+entropies there is no scoring.
 """
 
 from collections.abc import Mapping
@@ -85,11 +86,13 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     held: Bytes = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
     push: Bytes = {"push buffers": parameters.largest * request.weight_bytes}
     phases: dict[Phase, Bytes] = {
-        "score": {"weights": state.weights, **score} if request.cluster.is_colocated else {**held, **score},
         "train": {**held, **train},
         "push": {**held, **push},
         "save": {**held, "checkpoint staging": _staging_on_gpu(parameters, layout)},
     }
+    if request.has_scoring:
+        scored: Bytes = {"weights": state.weights} if request.cluster.is_colocated else held
+        phases = {"score": {**scored, **score}, **phases}
     host = _host_of_rank(parameters, layout, state)
     reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout)
     if request.cluster.is_colocated:
@@ -196,11 +199,17 @@ def _staging_on_gpu(parameters: StageParameters, layout: Layout) -> int:
 
 
 def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerState) -> dict[str, int]:
-    """Host memory of one rank: its copy of the weights and of the optimizer on the way to the disk."""
-    optimizer = 12 * parameters.num_elements
+    """Host memory of one rank, a checkpoint on its way to the disk included.
+
+    A distributed optimizer is gathered whole by every rank: its three float32 tensors, this rank's shares of them, and
+    two copies of one tensor while it is put together, which are gone when the weights are copied.
+    """
+    elements = parameters.num_elements
+    staging = 12 * elements + state.weights
     if layout.distributed_optimizer:
-        optimizer += 12 * parameters.num_elements // (layout.data * layout.context)
-    host = {"checkpoint staging": state.weights + optimizer, "processes": hardware.HOST_PROCESS_BYTES}
+        shares = 12 * elements // (layout.data * layout.context)
+        staging = 12 * elements + shares + max(2 * 4 * elements, state.weights)
+    host = {"checkpoint staging": staging, "processes": hardware.HOST_PROCESS_BYTES}
     if state.optimizer_on_host:
         host["optimizer on the host"] = state.optimizer_on_host
     return host

@@ -127,6 +127,7 @@ class PlanRequest:
         own_layout: the recipe's; None where it is not one of so many ranks.
         weight_bytes: of an element of the trainer's weights.
         offload_fraction: share of the optimizer that lives on the host.
+        has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
         kernels: of the trainer's layers.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
     """
@@ -140,6 +141,7 @@ class PlanRequest:
     own_layout: Layout | None
     weight_bytes: int = 2
     offload_fraction: float = 0.0
+    has_scoring: bool = True
     kernels: Kernels = "te"
     vocab_multiple: int = VOCAB_MULTIPLE
 
@@ -205,6 +207,7 @@ def request_from(
         own_layout=_own_layout(config, shape, cluster),
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
+        has_scoring=config.rollout.entropy_source == "actor",
     )
 
 

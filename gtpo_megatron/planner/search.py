@@ -121,7 +121,7 @@ def judge_all(request: PlanRequest) -> tuple[list[Verdict], list[Verdict]]:
     for layout in layouts(request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=nodes):
         verdict = least_recompute(request, layout)
         (fitting if verdict.fits else misses).append(verdict)
-    return _in_order(fitting), sorted(misses, key=lambda v: (max(v.overflow, v.host_overflow), v.seconds))
+    return _in_order(fitting), sorted(misses, key=lambda v: (max(v.overflow, v.host_overflow), v.layout.virtual))
 
 
 def anything_fits(request: PlanRequest) -> bool:

@@ -91,7 +91,7 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     moved = 2 * 4 * widest.num_elements * (1 + 3 / (layout.data * layout.context)) / HOST_LINK_BYTES
     return StepTime(
         generate=_generate(request, engine),
-        score=(scored + bubble) * forward,
+        score=(scored + bubble) * forward if request.has_scoring else 0.0,
         train=batch.num_updates * update + (moved if request.cluster.is_colocated else 0.0),
         push=(widest.num_elements * request.weight_bytes + engine.weights) / HOST_LINK_BYTES,
     )

@@ -33,13 +33,20 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
     shown = plan.own or plan.choice or (plan.misses[0] if plan.misses else None)
     if shown is not None:
         gpus = plan.stages(shown.layout)
-        console.print(_memory_table(gpus, shown, is_own=shown is plan.own))
+        whose = "the recipe's " if shown is plan.own else ""
+        _title(
+            console, f"{whose}{shown.layout} ({_flags(shown.layout)}): GiB by part, on the fullest GPU of each phase"
+        )
+        console.print(_memory_table(gpus, shown))
+        _title(console, "the same by pipeline stage: GiB while training, and the peak")
         console.print(_stage_table(gpus, shown))
         _print_host(plan, gpus, shown, console)
     if plan.fitting:
-        console.print(_fitting_table(_rows(plan.fitting, show_all), len(plan.fitting)))
+        _title(console, f"{len(plan.fitting)} layouts fit, best first; seconds are estimates")
+        console.print(_fitting_table(_rows(plan.fitting, show_all)))
     if plan.misses:
-        console.print(_misses_table(_rows(plan.misses, show_all), len(plan.misses)))
+        _title(console, f"{len(plan.misses)} layouts do not fit, even with full recomputation; closest first")
+        console.print(_misses_table(_rows(plan.misses, show_all)))
 
 
 def _rows(verdicts: Sequence[Verdict], show_all: bool) -> list[Verdict]:
@@ -102,20 +109,20 @@ def _print_verdict(plan: Plan, console: Console) -> None:
         console.print(f"  {suggestion}", highlight=False)
 
 
-def _memory_table(gpus: Sequence[GPUMemory], shown: Verdict, *, is_own: bool) -> Table:
+def _memory_table(gpus: Sequence[GPUMemory], shown: Verdict) -> Table:
     """Every part in every phase, on the GPU that is fullest in that phase."""
-    whose = "the recipe's " if is_own else ""
-    table = _table(f"{whose}{shown.layout} ({_flags(shown.layout)}): GiB by part, on the fullest GPU of each phase")
+    table = _table()
     table.add_column("part")
-    fullest = {phase: _fullest(gpus, phase) for phase in PHASES}
-    for phase in PHASES:
+    phases = [phase for phase in PHASES if any(phase in gpu.phases for gpu in gpus)]
+    fullest = {phase: _fullest(gpus, phase) for phase in phases}
+    for phase in phases:
         table.add_column(f"{phase}\n{fullest[phase].role}", justify="right")
     for part in PARTS:
-        sizes = [fullest[phase].phases[phase].get(part, 0) for phase in PHASES]
+        sizes = [fullest[phase].phases[phase].get(part, 0) for phase in phases]
         if any(sizes):
             table.add_row(part, *(_gib(size) for size in sizes))
     table.add_section()
-    totals = [sum(fullest[phase].phases[phase].values()) for phase in PHASES]
+    totals = [sum(fullest[phase].phases[phase].values()) for phase in phases]
     table.add_row("total", *(_against(total, shown.capacity) for total in totals), style="bold")
     return table
 
@@ -127,7 +134,7 @@ def _fullest(gpus: Sequence[GPUMemory], phase: Phase) -> GPUMemory:
 def _stage_table(gpus: Sequence[GPUMemory], shown: Verdict) -> Table:
     """Every kind of GPU: what training takes, and its peak."""
     columns = PARTS[: PARTS.index("output layer") + 1]
-    table = _table("the same by pipeline stage: GiB while training, and the peak")
+    table = _table()
     table.add_column("GPU")
     for name in (*columns, "peak"):
         table.add_column(name, justify="right")
@@ -146,13 +153,13 @@ def _print_host(plan: Plan, gpus: Sequence[GPUMemory], shown: Verdict, console: 
     buffer = request.shape.num_parameters * request.engine.weight_bytes / GIB
     limit = f" of {shown.host_capacity / GIB:.0f}" if shown.host_capacity else ", not checked (--host-memory)"
     console.print(
-        f"host memory of a node: {shown.host_bytes / GIB:.0f} GiB{limit}: {parts}, push buffer {buffer:.0f}\n",
+        f"host memory of a node: {shown.host_bytes / GIB:.0f} GiB{limit}: {parts}, push buffer {buffer:.0f}",
         highlight=False,
     )
 
 
-def _fitting_table(verdicts: Sequence[Verdict], total: int) -> Table:
-    table = _table(f"{total} layouts fit, best first; seconds are estimates")
+def _fitting_table(verdicts: Sequence[Verdict]) -> Table:
+    table = _table()
     names = ("layout", "recompute", "peak", "free", "fullest in", "host GiB", "score s", "train s", "step s")
     for name in names:
         table.add_column(name, justify="left" if name in ("layout", "recompute", "fullest in") else "right")
@@ -171,8 +178,8 @@ def _fitting_table(verdicts: Sequence[Verdict], total: int) -> Table:
     return table
 
 
-def _misses_table(verdicts: Sequence[Verdict], total: int) -> Table:
-    table = _table(f"{total} layouts do not fit, even with full recomputation; closest first")
+def _misses_table(verdicts: Sequence[Verdict]) -> Table:
+    table = _table()
     table.add_column("layout", no_wrap=True)
     table.add_column("why", overflow="fold")
     for verdict in verdicts:
@@ -180,8 +187,13 @@ def _misses_table(verdicts: Sequence[Verdict], total: int) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False)
+
+
+def _title(console: Console, text: str) -> None:
+    """Above a table, not in it: a table's own title is broken at the table's width."""
+    console.print(f"\n[bold]{text}[/]", highlight=False)
 
 
 def _gib(size: int) -> str:

@@ -65,3 +65,9 @@ def entropies_of_a_batch_that_changes(engine):
     taken = recorder.take([0, 1])
     sample(2, 1, 0)  # one step too many for 0 and 1
     return taken, recorder.take([2]), recorder.take([0, 1]), {number: len(ids) for number, ids in outputs.items()}
+
+
+def tokens_of_cache(engine):
+    """Tokens whose keys and values vLLM found room for."""
+    cache = engine._llm.llm_engine.vllm_config.cache_config
+    return cache.num_gpu_blocks * cache.block_size

@@ -8,6 +8,8 @@ import torch
 
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.planner.engine import engine_memory
+from gtpo_megatron.planner.known_models import find_shape
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 from tests.integration.engine_host import MODEL, EngineHost
@@ -108,3 +110,8 @@ def test_values_follow_requests_through_a_changing_batch(host):
     assert taken[1] == pytest.approx(expected(1, 2), rel=1e-5)
     assert second[2] == pytest.approx(expected(2, lengths[2]), rel=1e-5)
     assert after == {0: [], 1: []}
+
+
+def test_the_planner_knows_how_many_tokens_the_cache_holds(host):
+    planned = engine_memory(find_shape(MODEL), tensor=1, weight_bytes=4, max_sequences=24, sequence_tokens=224)
+    assert host.ask("tokens_of_cache") == (CONFIG.kv_cache_mib << 20) // planned.cache_per_token

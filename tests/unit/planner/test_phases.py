@@ -7,6 +7,7 @@ import pytest
 from gtpo_megatron.planner.hardware import FRAGMENTATION, GIB
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.phases import PHASES, engine_gpu, engine_of, trainer_gpu
+from gtpo_megatron.planner.search import judge
 from gtpo_megatron.planner.trainer_state import stage_parameters, trainer_state
 from tests.unit.planner.requests import request
 
@@ -45,6 +46,13 @@ def test_the_engine_is_awake_when_it_must_be():
         awake = phase in ("generate", "push", "save")
         assert gpu.phases[phase].get("vLLM weights", 0) == (engine.weights if awake else 0)
         assert ("KV cache" in gpu.phases[phase]) == (phase == "generate")
+
+
+def test_where_vllm_computes_the_entropies_nothing_is_scored():
+    without = replace(request(), has_scoring=False)
+    assert tuple(trainer_gpu(without, LAYOUT, 0).phases) == ("generate", "train", "push", "save")
+    assert judge(without, LAYOUT).time.score == 0
+    assert judge(without, LAYOUT).time.train == judge(request(), LAYOUT).time.train
 
 
 def test_disaggregated_the_two_are_apart():

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -10,8 +11,10 @@ from gtpo_megatron.planner.as_json import plan_to_plain
 from gtpo_megatron.planner.hardware import GIB
 from gtpo_megatron.planner.phases import PARTS, PHASES
 from gtpo_megatron.planner.plan import make_plan
+from gtpo_megatron.planner.request import request_from
 from gtpo_megatron.planner.table import NUM_SHOWN, print_plan
-from tests.unit.planner.requests import request
+from recipes.qwen2_5_32b import gtpo_64gpu
+from tests.unit.planner.requests import cluster, request
 
 
 def page(plan, width=160, **options):
@@ -59,10 +62,16 @@ def test_where_nothing_fits_the_page_says_what_helps():
 
 def test_a_cache_too_small_for_one_sequence_is_pointed_out():
     tiny = request("Qwen/Qwen2.5-72B", engine_tensor=8)
-    from dataclasses import replace
-
     tiny = replace(tiny, engine=replace(tiny.engine, cache_bytes=1 << 20))
     assert "not one sequence of full length fits into the cache" in page(make_plan(tiny))
+
+
+def test_a_step_without_scoring_has_no_column_for_it():
+    config = gtpo_64gpu()
+    without = replace(config, rollout=replace(config.rollout, entropy_source="rollout"))
+    text = page(make_plan(request_from(without, cluster())))
+    assert "generate     train" in text
+    assert "score 0, train" in " ".join(text.split())
 
 
 def test_json_is_complete_and_adds_up(paper):

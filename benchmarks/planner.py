@@ -1,0 +1,137 @@
+"""How long a plan takes, and estimated steps beside two published ones.
+
+    python -m benchmarks.planner --json planner.json
+
+Seconds are of this process on one core. Published: NeMo-RL's GRPO on H100, Qwen3-32B on 32 GPUs and Llama-3.1-8B on 16;
+the tokens of a step follow from its seconds and its tokens a second, and 64 prompts of 32 responses are assumed.
+"""
+
+import json
+import platform
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import tyro
+
+from gtpo_megatron.planner.hardware import GIB, GPUS
+from gtpo_megatron.planner.known_models import KNOWN_MODELS
+from gtpo_megatron.planner.layout import Layout
+from gtpo_megatron.planner.plan import make_plan
+from gtpo_megatron.planner.request import Cluster, PlanRequest, request_from
+from gtpo_megatron.planner.search import judge
+from recipes.qwen2_5_32b import gtpo_64gpu
+
+PROMPT_TOKENS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A step that somebody else has measured."""
+
+    model: str
+    gpus: int
+    layout: Layout
+    engine_tensor: int
+    seconds: float
+    tokens_per_second_and_gpu: float
+    sequence_tokens: int = 4096
+    responses: int = 64 * 32
+
+
+PUBLISHED = (
+    Published(
+        model="Qwen/Qwen3-32B",
+        gpus=32,
+        layout=Layout(num_ranks=32, tensor=4, pipeline=4, sequence_parallel=True),
+        engine_tensor=4,
+        seconds=376,
+        tokens_per_second_and_gpu=571,
+    ),
+    Published(
+        model="meta-llama/Llama-3.1-8B",
+        gpus=16,
+        layout=Layout(num_ranks=16, tensor=1),
+        engine_tensor=1,
+        seconds=92.8,
+        tokens_per_second_and_gpu=1581,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to run.
+
+    Attributes:
+        gpus: that are planned for.
+        rounds: repetitions of each plan.
+        json: file to write; empty: standard output only.
+    """
+
+    gpus: int = 64
+    rounds: int = 5
+    json: str = ""
+
+
+def request_for(model: str, gpus: int, engine_tensor: int = 4) -> PlanRequest:
+    config = gtpo_64gpu()
+    config = replace(
+        config,
+        model=replace(config.model, path=model),
+        rollout=replace(config.rollout, tensor_parallel_size=engine_tensor),
+    )
+    return request_from(config, Cluster(gpu=GPUS["h100"], num_gpus=gpus, gpu_memory=80 * GIB))
+
+
+def plan_seconds(options: Options) -> dict[str, dict[str, float]]:
+    """Median seconds and number of layouts of every known model."""
+    rows = {}
+    for model in KNOWN_MODELS:
+        request, seconds = request_for(model, options.gpus), []
+        for _ in range(options.rounds):
+            start = time.perf_counter()
+            plan = make_plan(request)
+            seconds.append(time.perf_counter() - start)
+        rows[model] = {"seconds": statistics.median(seconds), "layouts": len(plan.fitting) + len(plan.misses)}
+    return rows
+
+
+def estimate(row: Published) -> dict[str, float]:
+    """The planner's seconds for a published step."""
+    tokens = row.tokens_per_second_and_gpu * row.gpus * row.seconds / row.responses
+    request = request_for(row.model, row.gpus, row.engine_tensor)
+    batch = replace(
+        request.batch,
+        num_responses=row.responses,
+        num_update_responses=row.responses // 4,
+        num_updates=4,
+        max_sequence_tokens=row.sequence_tokens,
+        max_response_tokens=row.sequence_tokens - PROMPT_TOKENS,
+        mean_prompt_tokens=PROMPT_TOKENS,
+        mean_response_tokens=tokens - PROMPT_TOKENS,
+    )
+    estimated = judge(replace(request, batch=batch), row.layout).time
+    return {"published_s": row.seconds, "estimated_s": estimated.total, "ratio": row.seconds / estimated.total}
+
+
+def main() -> None:
+    """Runs the benchmark and prints two tables."""
+    options = tyro.cli(Options, description=__doc__)
+    result = {
+        "options": asdict(options),
+        "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
+        "plans": plan_seconds(options),
+        "steps": {row.model: estimate(row) for row in PUBLISHED},
+    }
+    for model, row in result["plans"].items():
+        print(f"{model:42s} {row['layouts']:5.0f} layouts for {options.gpus} GPUs: {row['seconds']:6.3f} s")
+    for model, row in result["steps"].items():
+        print(f"{model:42s} estimated {row['estimated_s']:6.1f} s, published {row['published_s']:6.1f} s a step")
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
