@@ -9,7 +9,6 @@ from rich.console import Console
 
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
-from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.planner.as_json import plan_to_plain
 from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
 from gtpo_megatron.planner.plan import make_plan
@@ -51,15 +50,13 @@ class PlanOptions(RecipeOptions):
 def run(arguments: Sequence[str]) -> int:
     """``plan RECIPE ...``; status 1 where no layout fits."""
     options = parse("plan", PlanOptions, arguments)
-    if options.gpus < 0:
-        raise ConfigError(f"gpus={options.gpus}: must be greater than 0, or 0 for the recipe's number")
     gpu = GPUS[options.gpu]
     cluster = Cluster(
         gpu=gpu,
         num_gpus=options.gpus or options.config.parallel.num_ranks + options.rollout_gpus,
-        gpu_memory=int((options.gpu_memory or gpu.memory_gib) * GIB),
+        gpu_memory=(options.gpu_memory or gpu.memory_gib) * GIB,
         gpus_per_node=options.gpus_per_node,
-        host_memory=int(options.host_memory * GIB),
+        host_memory=options.host_memory * GIB,
         num_rollout_gpus=options.rollout_gpus,
     )
     request = request_from(

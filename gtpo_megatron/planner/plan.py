@@ -47,5 +47,5 @@ def make_plan(request: PlanRequest) -> Plan:
         own=None if request.own_layout is None else judge(request, request.own_layout),
         fitting=fitting,
         misses=misses,
-        suggestions=[] if fitting else list(suggestions(request)),
+        suggestions=[] if fitting else suggestions(request),
     )

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from gtpo_megatron.config.checks import require_non_negative, require_positive
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.planner.activations import Kernels
 from gtpo_megatron.planner.engine import divides_engine
-from gtpo_megatron.planner.hardware import GIB, GPU
+from gtpo_megatron.planner.hardware import GPU
 from gtpo_megatron.planner.known_models import find_shape
 from gtpo_megatron.planner.layout import Layout, divides_model
 from gtpo_megatron.planner.shape import ModelShape
@@ -30,17 +31,14 @@ class Cluster:
 
     gpu: GPU
     num_gpus: int
-    gpu_memory: int
+    gpu_memory: float
     gpus_per_node: int = 8
-    host_memory: int = 0
+    host_memory: float = 0.0
     num_rollout_gpus: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_gpus < 1 or self.gpus_per_node < 1 or self.gpu_memory <= 0:
-            raise ConfigError(
-                f"gpus={self.num_gpus}, gpus_per_node={self.gpus_per_node}, gpu_memory={self.gpu_memory / GIB:g} GiB: "
-                f"all must be greater than 0"
-            )
+        require_positive(gpus=self.num_gpus, gpus_per_node=self.gpus_per_node, gpu_memory=self.gpu_memory)
+        require_non_negative(host_memory=self.host_memory)
         if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
             below = self.num_gpus // self.gpus_per_node * self.gpus_per_node
             raise ConfigError(
@@ -80,6 +78,7 @@ class Batch:
         max_sequence_tokens: of the longest prompt and response.
         mean_prompt_tokens: for times only; memory is planned for the longest.
         mean_response_tokens: for times only.
+        max_response_tokens: of the longest response.
         micro_batch_tokens: budget of a forward pass; a longer sequence makes a micro-batch of its own.
         head_chunk_tokens: tokens whose logits are made together.
     """
@@ -93,6 +92,16 @@ class Batch:
     max_response_tokens: int
     micro_batch_tokens: int
     head_chunk_tokens: int
+
+    def __post_init__(self) -> None:
+        require_positive(mean_prompt_tokens=self.mean_prompt_tokens, mean_response_tokens=self.mean_response_tokens)
+        max_prompt_tokens = self.max_sequence_tokens - self.max_response_tokens
+        if self.mean_prompt_tokens > max_prompt_tokens or self.mean_response_tokens > self.max_response_tokens:
+            raise ConfigError(
+                f"mean_prompt_tokens={self.mean_prompt_tokens:g}, mean_response_tokens={self.mean_response_tokens:g}: "
+                f"must be at most the longest prompt's {max_prompt_tokens} and the longest response's "
+                f"{self.max_response_tokens}"
+            )
 
     @property
     def largest_micro_batch(self) -> int:

@@ -33,18 +33,18 @@ class Verdict:
 
     layout: Layout
     worst: GPUMemory
-    capacity: int
+    capacity: float
     time: StepTime
     host_bytes: int
-    host_capacity: int
+    host_capacity: float
 
     @property
-    def overflow(self) -> int:
+    def overflow(self) -> float:
         """Bytes past the GPU's memory; negative where there is room."""
         return self.worst.peak - self.capacity
 
     @property
-    def host_overflow(self) -> int:
+    def host_overflow(self) -> float:
         """Bytes past the node's memory; negative or 0 where there is room, or where it is not known."""
         return self.host_bytes - self.host_capacity if self.host_capacity else 0
 

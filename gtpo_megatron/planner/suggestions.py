@@ -16,19 +16,18 @@ Choice: TypeAlias = tuple[str, PlanRequest]
 """Overrides of the command line, and what they make of the request."""
 
 
-def suggestions(request: PlanRequest) -> Iterator[str]:
+def suggestions(request: PlanRequest) -> list[str]:
     """Overrides, each followed by the layout that fits with it.
 
-    First every saving alone; where none is enough, all of them together; then more GPUs.
+    First every saving alone; where none is enough, all of them together; then more GPUs, and those with all savings
+    where nothing else helps.
     """
-    alone = []
-    for choices in _savings(request):
-        alone += _first_that_fits(choices)
-    yield from alone
-    if not alone:
-        yield from _first_that_fits(_together(request))
-    more = [(f"--gpus {request.cluster.num_gpus * factor}", _grown(request, factor)) for factor in FRACTIONS]
-    yield from _first_that_fits(more)
+    found = [line for choices in _savings(request) for line in _first_that_fits(choices)]
+    found = found or _first_that_fits(_together(request))
+    larger = _more_gpus(request)
+    found += _first_that_fits(larger)
+    both = [(f"{gpus} {savings}", changed) for gpus, grown in larger for savings, changed in _together(grown)]
+    return found or _first_that_fits(both)
 
 
 def _first_that_fits(choices: list[Choice]) -> list[str]:
@@ -53,12 +52,16 @@ def _savings(request: PlanRequest) -> Iterator[list[Choice]]:
 
 
 def _together(request: PlanRequest) -> list[Choice]:
-    """One sequence a micro-batch and a smaller cache; then with the optimizer on the host, too."""
+    """The widest engines, one sequence a micro-batch and a smaller cache; then with the optimizer on the host, too."""
+    widest, words = request, ""
+    while _is_engine(request, 2 * widest.engine.tensor):
+        widest = replace(widest, engine=replace(widest.engine, tensor=2 * widest.engine.tensor))
+        words = f"--rollout.tensor-parallel-size {widest.engine.tensor} "
     choices = []
     for factor in FRACTIONS:
-        cache, smaller = _smaller_cache(request, factor)
+        cache, smaller = _smaller_cache(widest, factor)
         micro, smallest = _single_sequences(smaller)
-        choices.append((f"{micro} {cache}", smallest))
+        choices.append((f"{words}{micro} {cache}", smallest))
     words, smallest = choices[-1]
     choices.append((f"{words} --optimizer.offload-fraction 1", replace(smallest, offload_fraction=1.0)))
     return choices
@@ -86,8 +89,12 @@ def _is_engine(request: PlanRequest, tensor: int) -> bool:
     )
 
 
-def _grown(request: PlanRequest, factor: int) -> PlanRequest:
-    """More GPUs, the share that generates unchanged."""
-    cluster = request.cluster
-    grown = replace(cluster, num_gpus=cluster.num_gpus * factor, num_rollout_gpus=cluster.num_rollout_gpus * factor)
-    return replace(request, cluster=grown, own_layout=None)
+def _more_gpus(request: PlanRequest) -> list[Choice]:
+    """Twice, four and eight times as many, where those are whole nodes; the share that generates unchanged."""
+    cluster, choices = request.cluster, []
+    for factor in FRACTIONS:
+        count = cluster.num_gpus * factor
+        if count <= cluster.gpus_per_node or count % cluster.gpus_per_node == 0:
+            grown = replace(cluster, num_gpus=count, num_rollout_gpus=cluster.num_rollout_gpus * factor)
+            choices.append((f"--gpus {count}", replace(request, cluster=grown, own_layout=None)))
+    return choices

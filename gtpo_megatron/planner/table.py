@@ -73,7 +73,7 @@ def _print_head(plan: Plan, console: Console) -> None:
     sequences = memory.sequences_in_cache(engine.cache_bytes, batch.max_sequence_tokens)
     lines = (
         f"[bold]{request.name}[/]: {request.model}, {request.shape.num_parameters / 1e9:.2f} B parameters{active}",
-        f"{cluster.num_gpus} GPUs of {cluster.gpu_memory / GIB:g} GiB, {cluster.gpus_per_node} a node, {where}",
+        f"{cluster.num_gpus} GPU(s) of {cluster.gpu_memory / GIB:g} GiB, {cluster.gpus_per_node} a node, {where}",
         f"a step: {batch.num_responses} responses of at most {batch.max_sequence_tokens} tokens, {batch.num_updates} "
         f"update(s) of {batch.num_update_responses}, micro-batches of {batch.largest_micro_batch} tokens",
         f"{request.num_engines} vLLM engine(s) of {engine.tensor} GPU(s): a cache of {engine.cache_bytes / GIB:g} GiB "
@@ -200,7 +200,7 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.2f}" if size else ""
 
 
-def _against(total: int, capacity: int) -> str:
+def _against(total: int, capacity: float) -> str:
     return f"[{'green' if total <= capacity else 'red'}]{total / GIB:.2f}[/]"
 
 

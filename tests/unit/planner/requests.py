@@ -8,7 +8,7 @@ from recipes.qwen2_5_32b import gtpo_64gpu
 
 
 def cluster(num_gpus=64, gpu_memory=80.0, **changes) -> Cluster:
-    return Cluster(gpu=GPUS["h100"], num_gpus=num_gpus, gpu_memory=int(gpu_memory * GIB), **changes)
+    return Cluster(gpu=GPUS["h100"], num_gpus=num_gpus, gpu_memory=gpu_memory * GIB, **changes)
 
 
 def request(model="Qwen/Qwen2.5-32B", *, engine_tensor=4, micro_batch_tokens=8192, **clusters) -> PlanRequest:

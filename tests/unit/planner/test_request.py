@@ -46,7 +46,10 @@ def test_the_recipe_s_layout_has_every_axis():
     [
         ({"num_gpus": 60}, "gpus=60: not a whole number of nodes of 8; take 56 or 64"),
         ({"num_gpus": 0}, "must be greater than 0"),
-        ({"gpu_memory": 0.0}, "must be greater than 0"),
+        ({"gpu_memory": 0.0}, "gpu_memory=0.0: must be greater than 0"),
+        ({"gpu_memory": float("nan")}, "gpu_memory=nan"),
+        ({"gpu_memory": float("inf")}, "gpu_memory=inf"),
+        ({"host_memory": -1.0}, "host_memory=-1.0: must be 0 or more"),
         ({"num_rollout_gpus": 64}, "rollout_gpus=64: must be at least 0 .* less than gpus=64"),
         ({"num_rollout_gpus": -8}, "rollout_gpus=-8"),
     ],
@@ -75,6 +78,14 @@ def test_a_layout_that_does_not_divide_the_model():
         wrong = replace(config, parallel=replace(config.parallel, **{"pipeline_parallel_size": 1, **parallel}))
         with pytest.raises(ConfigError, match="does not divide Qwen/Qwen2.5-32B: 64 layers, 40 heads"):
             request_from(wrong, cluster())
+
+
+def test_means_beyond_the_longest():
+    for means in ({"mean_prompt_tokens": 3000.0}, {"mean_response_tokens": 5000.0}):
+        with pytest.raises(ConfigError, match="at most the longest prompt's 2048 and the longest response's 4096"):
+            request_from(gtpo_64gpu(), cluster(), **means)
+    with pytest.raises(ConfigError, match="mean_response_tokens=-5"):
+        request_from(gtpo_64gpu(), cluster(), mean_response_tokens=-5.0)
 
 
 def test_sequences_longer_than_the_model_s():
