@@ -122,7 +122,7 @@ def paper_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0)
             mini_batch_prompts=0,  # all of them
             micro_batch_tokens=8192,
         ),
-        weight_sync=WeightSyncConfig(verify_every_steps=50, logprob_gap_limit=1.0),
+        weight_sync=WeightSyncConfig(transport="process_group", verify_every_steps=50, logprob_gap_limit=1.0),
         checkpoint=CheckpointConfig(every_steps=20, keep=2, export_hf=True),
         cluster=ClusterConfig(mode="ray", object_store_mib=16384, start_deadline_s=1800.0, stage_deadline_s=7200.0),
     )

@@ -2,8 +2,8 @@
 
 Two sets of kernels are known. ``te``: Transformer Engine's layers on a GPU, as ``actor/model.py`` builds them there.
 ``torch``: Megatron's local layers with torch's attention, as on a CPU. They differ: Transformer Engine fuses a norm
-with the projection behind it, keeps no float32 copies, and keeps the gated MLP's input alone where torch also keeps the
-two factors of the gate. docs/planning.md says which of the two has been measured.
+with the projection behind it, rotates in one kernel, keeps no float32 copies, and keeps the gated MLP's input alone
+where torch also keeps the two factors of the gate. docs/planning.md says which of the two has been measured.
 """
 
 from dataclasses import dataclass
@@ -87,8 +87,6 @@ def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute
     saved = [
         *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
         Saved("input of the qkv projection", shape.hidden_size, weight_bytes, "sequence"),
-        # not fused: cosine and sine, made anew for queries and for keys
-        Saved("rotary factors", 4 * shape.head_size, weight_bytes, "whole"),
         Saved("queries", query, weight_bytes, "tensor"),
         Saved("keys", key_value, weight_bytes, "tensor"),
         Saved("input of the output projection", query, weight_bytes, "tensor"),
@@ -101,7 +99,11 @@ def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute
     if kernels == "te":
         saved.append(Saved("values", key_value, weight_bytes, "tensor"))
     else:
-        saved.append(Saved("qkv, of which values are a view", query + 2 * key_value, weight_bytes, "tensor"))
+        saved += [
+            # not fused: cosine and sine, made anew for queries and for keys
+            Saved("rotary factors", 4 * shape.head_size, weight_bytes, "whole"),
+            Saved("qkv, of which values are a view", query + 2 * key_value, weight_bytes, "tensor"),
+        ]
     if recompute == "none":
         saved.append(Saved("attention: log-sum-exp", shape.num_heads, FLOAT32_BYTES, "tensor"))
         if kernels == "torch":

@@ -84,6 +84,7 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory(saved=0, scoring=0, training=0)
     score, train = _forward_and_backward(request, layout, stage, parameters, head)
     held: Bytes = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
+    # a slice that is not contiguous is copied on the GPU before it goes into a bucket
     push: Bytes = {"push buffers": parameters.largest * request.weight_bytes}
     phases: dict[Phase, Bytes] = {
         "train": {**held, **train},
@@ -101,7 +102,9 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         reserve += _engine_reserve(request)
         host["offloaded gradients and optimizer"] = state.gradients + state.optimizer
         host["processes"] += hardware.HOST_PROCESS_BYTES
+        _add_buckets_on_host(host, request)
     for parts in phases.values():
+        _add_buckets(parts, request, sides=2 if request.cluster.is_colocated else 1)
         asleep = request.cluster.is_colocated and "vLLM weights" not in parts
         parts["reserve"] = reserve + _fragmentation(parts) + hardware.ENGINE_ASLEEP_BYTES * asleep
     return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
@@ -112,8 +115,16 @@ def engine_gpu(request: PlanRequest) -> GPUMemory:
     phases: dict[Phase, Bytes] = {"generate": {}, "push": {}}
     _add_engine(phases, request)
     for parts in phases.values():
+        _add_buckets(parts, request, sides=1)
         parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + _fragmentation(parts)
-    return GPUMemory(role="engine", phases=phases, host={"processes": hardware.HOST_PROCESS_BYTES})
+    host = {"processes": hardware.HOST_PROCESS_BYTES}
+    _add_buckets_on_host(host, request)
+    return GPUMemory(role="engine", phases=phases, host=host)
+
+
+def _add_buckets_on_host(host: dict[str, int], request: PlanRequest) -> None:
+    if request.push.bytes_on_host:
+        host["push buffers"] = request.push.bytes_on_host
 
 
 def engine_of(request: PlanRequest) -> EngineMemory:
@@ -136,7 +147,16 @@ def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
     for phase in ("push", "save"):
         if phase in phases:
             phases[phase]["vLLM weights"] = engine.weights
-    phases["push"]["push buffers"] = phases["push"].get("push buffers", 0) + engine.layer
+    # buckets are unpacked into tensors of full shape, as vLLM's loader wants them; and a layer is there twice
+    vocabulary = request.shape.vocab_size * request.shape.hidden_size * request.engine.weight_bytes
+    unpacked = max(vocabulary, request.engine.tensor * request.push.bucket_bytes)
+    phases["push"]["push buffers"] = phases["push"].get("push buffers", 0) + unpacked + engine.layer
+
+
+def _add_buckets(parts: Bytes, request: PlanRequest, *, sides: int) -> None:
+    """Buckets of the push that are on the GPU stay there between pushes."""
+    if request.push.bytes_on_gpu:
+        parts["push buffers"] = parts.get("push buffers", 0) + sides * request.push.bytes_on_gpu
 
 
 def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:

@@ -127,6 +127,29 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Push:
+    """How new weights travel into the engines.
+
+    Attributes:
+        transport: ``process_group`` has its buckets on the GPUs, the others have them on the host.
+        bucket_bytes: of a bucket; two for each sampler worker are under way.
+    """
+
+    transport: str
+    bucket_bytes: int
+
+    @property
+    def bytes_on_gpu(self) -> int:
+        """Of one side."""
+        return 2 * self.bucket_bytes if self.transport == "process_group" else 0
+
+    @property
+    def bytes_on_host(self) -> int:
+        """Of one sampler worker."""
+        return 2 * self.bucket_bytes if self.transport != "process_group" else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
     """Everything a plan is made from.
 
@@ -147,6 +170,7 @@ class PlanRequest:
     cluster: Cluster
     batch: Batch
     engine: Engine
+    push: Push
     own_layout: Layout | None
     weight_bytes: int = 2
     offload_fraction: float = 0.0
@@ -213,6 +237,7 @@ def request_from(
             cache_bytes=config.rollout.kv_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,
         ),
+        push=Push(transport=config.weight_sync.transport, bucket_bytes=config.weight_sync.bucket_mib << 20),
         own_layout=_own_layout(config, shape, cluster),
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,

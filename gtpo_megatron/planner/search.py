@@ -104,9 +104,8 @@ def judge(request: PlanRequest, layout: Layout) -> Verdict:
 
 
 def _host_bytes(request: PlanRequest, gpu: GPUMemory) -> int:
-    """A node full of such ranks, with one buffer of the whole model in shared memory for the push."""
-    ranks = min(request.cluster.gpus_per_node, request.cluster.num_trainer_gpus)
-    return ranks * sum(gpu.host.values()) + request.shape.num_parameters * request.engine.weight_bytes
+    """A node full of such ranks."""
+    return min(request.cluster.gpus_per_node, request.cluster.num_trainer_gpus) * sum(gpu.host.values())
 
 
 def judge_all(request: PlanRequest) -> tuple[list[Verdict], list[Verdict]]:

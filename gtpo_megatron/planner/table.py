@@ -150,10 +150,9 @@ def _print_host(plan: Plan, gpus: Sequence[GPUMemory], shown: Verdict, console: 
     request = plan.request
     ranks = min(request.cluster.gpus_per_node, request.cluster.num_trainer_gpus)
     parts = ", ".join(f"{what} {ranks * size / GIB:.0f}" for what, size in gpus[0].host.items())
-    buffer = request.shape.num_parameters * request.engine.weight_bytes / GIB
     limit = f" of {shown.host_capacity / GIB:.0f}" if shown.host_capacity else ", not checked (--host-memory)"
     console.print(
-        f"host memory of a node: {shown.host_bytes / GIB:.0f} GiB{limit}: {parts}, push buffer {buffer:.0f}",
+        f"host memory of a node: {shown.host_bytes / GIB:.0f} GiB{limit}: {parts}",
         highlight=False,
     )
 

@@ -7,6 +7,7 @@ import pytest
 from gtpo_megatron.planner.hardware import FRAGMENTATION, GIB
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.phases import PHASES, engine_gpu, engine_of, trainer_gpu
+from gtpo_megatron.planner.request import Push
 from gtpo_megatron.planner.search import judge
 from gtpo_megatron.planner.trainer_state import stage_parameters, trainer_state
 from tests.unit.planner.requests import request
@@ -107,6 +108,21 @@ def test_fragmentation_is_a_share_of_what_comes_and_goes():
     grown = sum(large.phases["train"].get(part, 0) - small.phases["train"].get(part, 0) for part in parts)
     reserve = large.phases["train"]["reserve"] - small.phases["train"]["reserve"]
     assert reserve == pytest.approx(FRAGMENTATION * grown, abs=2)
+
+
+def test_buckets_on_the_gpus_stay_and_buckets_on_the_host_are_the_node_s():
+    network, memory = (
+        replace(request(), push=Push(transport=transport, bucket_bytes=256 << 20))
+        for transport in ("process_group", "shared_memory")
+    )
+    there, here = trainer_gpu(network, LAYOUT, 0), trainer_gpu(memory, LAYOUT, 0)
+    for phase in PHASES:  # both sides of the push are on a colocated GPU, two buckets each
+        more = there.phases[phase].get("push buffers", 0) - here.phases[phase].get("push buffers", 0)
+        assert more == 4 * (256 << 20)
+    assert here.host["push buffers"] == 2 * (256 << 20)
+    assert "push buffers" not in there.host
+    # the embedding in its full shape, which vLLM cuts its own part out of
+    assert here.phases["push"]["push buffers"] > 152064 * 5120 * 2
 
 
 def test_a_gathered_optimizer_passes_through_gpu_and_host():

@@ -31,7 +31,7 @@ def test_micro_batches_that_are_too_large():
 
 
 def test_several_savings_together_where_none_is_enough():
-    both = request(num_gpus=16, micro_batch_tokens=1048576, engine_tensor=8, gpu_memory=62)
+    both = request(num_gpus=16, micro_batch_tokens=1048576, engine_tensor=8, gpu_memory=66)
     plan = make_plan(replace(both, engine=replace(both.engine, cache_bytes=60 << 30)))
     assert plan.choice is None
     assert overrides(plan)[0] == "--update.micro-batch-tokens 6144 --rollout.kv-cache-mib 30720"
