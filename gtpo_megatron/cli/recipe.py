@@ -28,24 +28,31 @@ class RecipeOptions:
 Options = TypeVar("Options", bound=RecipeOptions)
 
 
-def parse(command: str, options: type[Options], arguments: Sequence[str]) -> Options:
+def parse(command: str, options: type[Options], arguments: Sequence[str], *, program: str = "gtpo-megatron") -> Options:
     """``RECIPE [options]``; exits with status 2 and a hint on a typo, with 0 after printing help.
+
+    Args:
+        command: of the program; empty where it has none.
+        options: to fill in.
+        arguments: after the command.
+        program: for help and errors.
 
     Raises:
         ConfigError: no recipe is given, or it is none.
     """
+    program = f"{program} {command}".strip()
     if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(
-            f"usage: gtpo-megatron {command} RECIPE [options]\n\n"
+            f"usage: {program} RECIPE [options]\n\n"
             "RECIPE is module:function, or the config.yaml of a run; "
-            f"gtpo-megatron {command} recipes.tiny_cpu:gtpo --help lists every field.\n"
+            f"{program} recipes.tiny_cpu:gtpo --help lists every field.\n"
         )
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(f"{command} needs a recipe first: gtpo-megatron {command} recipes.tiny_cpu:gtpo")
+        raise ConfigError(f"{command or program} needs a recipe first: {program} recipes.tiny_cpu:gtpo")
     return tyro.cli(
         options,
-        prog=f"gtpo-megatron {command} {arguments[0]}",
+        prog=f"{program} {arguments[0]}",
         default=options(config=load_recipe(arguments[0])),
         args=list(arguments[1:]),
         config=(tyro.conf.AvoidSubcommands,),

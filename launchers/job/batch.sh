@@ -6,7 +6,9 @@
 #
 # A job goes back into the queue, RESTARTS times at most, if a new checkpoint was made since it started, or if it is the
 # first failure at this checkpoint: a node may have been lost. What fails twice in one place would fail there for ever.
-set +vx
+
+# nemo-run's wish for unbuffered output gives every task a terminal, on which the driver would draw its live display
+unset SLURM_UNBUFFEREDIO
 
 readonly EXIT_STOPPED=75 # of the driver: saved, to be started again
 # the configuration is refused; no package, no address (node.sh): another start would end in the same way

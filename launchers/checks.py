@@ -1,0 +1,137 @@
+"""What can be known before a job is submitted: world size, layout, paths, time. No cluster is asked."""
+
+from pathlib import Path
+from statistics import median
+
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.orchestration.placement import Node, Placement, place
+from gtpo_megatron.weights.architecture import read_architecture
+from launchers.job_folder import JobFolder, check_writable, is_local, local_paths
+from launchers.memory import estimated_step_s
+from launchers.options import SlurmOptions
+from launchers.walltime import check_room
+
+
+def check_job(job: JobFolder, options: SlurmOptions) -> list[str]:
+    """Everything.
+
+    Returns:
+        Remarks: what could not be checked here, and why.
+
+    Raises:
+        ConfigError: the job would fail.
+    """
+    options.check()
+    remarks = check_paths(options.config)
+    check_writable(job.run_dir)
+    check_world(options)
+    check_layout(options.config)
+    check_image(options.container)
+    step_s, source = known_step_s(job.run_dir, options)
+    check_room(options.time, stop_before_s=options.stop_before_s, step_s=step_s, source=source)
+    if not step_s:
+        remarks.append(
+            f"how long a step takes is not known yet: --stop-before-s {options.stop_before_s} must be longer than one"
+        )
+    return remarks
+
+
+def check_paths(config: RunConfig) -> list[str]:
+    """Local files are there.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for field, path in local_paths(config).items():
+        if not path.exists():
+            raise ConfigError(f"{field}={path}: no such file or folder here; jobs need it where every node sees it")
+    if not is_local(config.model.path):
+        return [
+            f"model.path={config.model.path} is a name of the hub: give the folder of its weights before you submit "
+            f"(--model.path FOLDER)"
+        ]
+    return []
+
+
+def check_world(options: SlurmOptions) -> Placement | None:
+    """Ranks and engine fit on the nodes, and no node stays empty.
+
+    Returns:
+        The placement; None where ranks and engines share all GPUs.
+
+    Raises:
+        ConfigError: too few GPUs, more nodes than the run can use, or a tensor-parallel group over two nodes.
+    """
+    parallel, gpus = options.config.parallel, options.gpus_per_node
+    tensor, total = parallel.tensor_parallel_size, options.nodes * gpus
+    if gpus and tensor > gpus:
+        raise ConfigError(
+            f"parallel.tensor_parallel_size={tensor} exceeds --gpus-per-node {gpus}: its ranks talk in every layer and "
+            f"must be on one node"
+        )
+    if gpus and gpus % tensor:
+        raise ConfigError(
+            f"parallel.tensor_parallel_size={tensor} does not divide --gpus-per-node {gpus}: a group would lie on two "
+            f"nodes; choose a divisor"
+        )
+    if gpus and total == parallel.num_ranks:
+        return None
+    needed = parallel.num_ranks + (options.config.rollout.tensor_parallel_size if gpus else 0)
+    if gpus and total < needed:
+        raise ConfigError(
+            f"--nodes {options.nodes} of --gpus-per-node {gpus} are {total} GPUs; {parallel} and an engine of "
+            f"{options.config.rollout.tensor_parallel_size} need {needed}, or {parallel.num_ranks} that both share"
+        )
+    placement = place(parallel, engine_gpus=options.config.rollout.tensor_parallel_size, nodes=planned_nodes(options))
+    used = {node.node_id for node in (*placement.ranks, placement.engine)}
+    if len(used) < options.nodes:
+        raise ConfigError(
+            f"--nodes {options.nodes}: {options.nodes - len(used)} would be empty, since {parallel} and an engine of "
+            f"{options.config.rollout.tensor_parallel_size} fit on {len(used)}; take --nodes {len(used)} or more ranks"
+        )
+    return placement
+
+
+def planned_nodes(options: SlurmOptions) -> list[Node]:
+    """The nodes that the job asks for."""
+    return [
+        Node(node_id=str(index), host=f"node {index}", num_gpus=options.gpus_per_node) for index in range(options.nodes)
+    ]
+
+
+def check_layout(config: RunConfig) -> None:
+    """The layout divides the model; where the weights are not here, the memory plan checks it for models it knows.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if is_local(config.model.path):
+        read_architecture(Path(config.model.path)).check_layout(config.parallel)
+
+
+def check_image(image: str) -> None:
+    """An image that is a file is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    looks_like_file = image.startswith((".", "/", "~")) or image.endswith((".sqsh", ".sif"))
+    if looks_like_file and not Path(image).expanduser().is_file():
+        raise ConfigError(
+            f"--container {image}: no such file; import an image with `enroot import`, or name a registry's"
+        )
+
+
+def known_step_s(run_dir: Path, options: SlurmOptions) -> tuple[float, str]:
+    """How long a step takes, and from where that is known: from this run's own steps, else from the memory plan."""
+    try:
+        rows = read_metrics(run_dir / METRICS_FILE)
+    except DataError:
+        rows = []
+    seconds = [row["timing/step_s"] for row in rows[-10:] if row.get("timing/step_s")]
+    if seconds:
+        return median(seconds), "median of this run's last steps"
+    estimate = estimated_step_s(options)
+    return estimate, "estimate of gtpo-megatron plan"

@@ -1,0 +1,124 @@
+"""The job as nemo-run knows it: makes the batch script and hands it to Slurm."""
+
+import os
+import shlex
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import WorkerError
+from launchers.job_folder import JobFolder, mounts
+from launchers.options import SlurmOptions
+
+TITLE = "gtpo"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What Slurm was given.
+
+    Attributes:
+        job_ids: in the order in which they will run.
+        script: the batch script.
+    """
+
+    job_ids: tuple[str, ...]
+    script: Path
+
+
+def batch_script(job: JobFolder, options: SlurmOptions) -> Path:
+    """Writes ``sbatch.sh``, exactly as it is submitted; starts nothing."""
+    run = _nemo_run(job)
+    experiment = _experiment(run, job)
+    with experiment:
+        _add_job(run, experiment, job, options, name="train")
+        experiment.dryrun(log=False, exist_ok=True, delete_exp_dir=False)
+        folder = Path(experiment._exp_dir)
+        made = next(folder.glob("*_sbatch.sh"))
+        script = made.rename(job.folder / "sbatch.sh")
+    shutil.rmtree(job.folder / "experiments")
+    return script
+
+
+def submit(job: JobFolder, options: SlurmOptions) -> Submission:
+    """Submits the job, or all jobs of a chain.
+
+    Raises:
+        WorkerError: sbatch refused.
+    """
+    run = _nemo_run(job)
+    from invoke.exceptions import UnexpectedExit
+
+    experiment = _experiment(run, job)
+    with experiment:
+        for number in range(options.chain):
+            _add_job(run, experiment, job, options, name=f"train-{number}" if options.chain > 1 else "train")
+        try:
+            experiment.run(detach=True)
+        except UnexpectedExit as error:
+            said = (error.result.stderr or error.result.stdout).strip().splitlines()
+            raise WorkerError(f"sbatch refused the job: {said[-1] if said else error}") from error
+        ids = tuple(str(task.handle).rstrip("/").rpartition("/")[2] for task in experiment.jobs)
+    return Submission(job_ids=ids, script=job.folder / "sbatch.sh")
+
+
+def _nemo_run(job: JobFolder) -> Any:
+    """Imported late: it takes seconds, and reads its home from the environment as it is imported."""
+    os.environ["NEMORUN_HOME"] = str(job.folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what nemo-run imports
+        import nemo_run
+
+    nemo_run.config.set_nemorun_home(str(job.folder))
+    return nemo_run
+
+
+def _experiment(run: Any, job: JobFolder) -> Any:
+    return run.Experiment(
+        TITLE,
+        id=f"{TITLE}_job",
+        base_dir=str(job.folder),
+        log_level="ERROR",
+        clean_mode=True,
+        enable_goodbye_message=False,
+        skip_status_at_exit=True,
+        serialize_metadata_for_scripts=False,
+    )
+
+
+def _add_job(run: Any, experiment: Any, job: JobFolder, options: SlurmOptions, *, name: str) -> None:
+    node_script = run.Script(
+        path=str(job.folder / "node.sh"), args=[shlex.quote(str(job.folder / "settings.sh"))], entrypoint="bash"
+    )
+    experiment.add(node_script, executor=_executor(run, job, options), name=name)
+
+
+def _executor(run: Any, job: JobFolder, options: SlurmOptions) -> Any:
+    further: dict[str, Any] = dict(item.split("=", 1) for item in options.sbatch)
+    if options.chain > 1:
+        further["dependency"] = "singleton"  # jobs of one name run one after the other
+    settings, batch = (shlex.quote(str(job.folder / name)) for name in ("settings.sh", "batch.sh"))
+    return run.SlurmExecutor(
+        account=options.account,
+        partition=options.partition,
+        nodes=options.nodes,
+        ntasks_per_node=1,
+        gpus_per_node=options.gpus_per_node or None,
+        cpus_per_task=options.cpus_per_task or None,
+        mem=options.mem or None,
+        exclusive=options.exclusive or None,
+        time=options.time,
+        signal=f"B:USR1@{options.stop_before_s}",
+        job_details=run.core.execution.slurm.SlurmJobDetails(job_name=job.job_name, folder=str(job.logs)),
+        additional_parameters=further or None,
+        # cores are Ray's to share out; a site's default for MPI has nothing to do here
+        srun_args=["--cpu-bind=none", "--mpi=none"],
+        setup_lines=f"set +vx\nsource {settings}\nsource {batch}",
+        container_image=options.container or None,
+        container_mounts=mounts(job, options) if options.container else [],
+        tunnel=run.LocalTunnel(job_dir=""),
+        packager=run.Packager(),  # nothing is shipped: package and run folder are on a shared disk, or in the image
+        poll_estimated_start_time=False,
+    )

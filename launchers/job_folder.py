@@ -1,0 +1,155 @@
+"""The folder of one submission: everything that the job will read, written before it is submitted.
+
+::
+
+    RUN/launch/NAME/   config.yaml  settings.sh  sbatch.sh  batch.sh  node.sh  node_network.py
+                       layout.txt  memory.txt
+    RUN/logs/          what the jobs print, one file a job and restart
+
+The scripts are copies, so a checkout that changes while a job waits does not change the job.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import to_yaml
+from gtpo_megatron.errors import ConfigError
+from launchers.options import SlurmOptions
+
+SCRIPTS = Path(__file__).resolve().parent / "job"
+SCRIPT_NAMES = ("node.sh", "batch.sh", "node_network.py")
+DRY_RUN = "dry-run"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFolder:
+    """Where a submission lies.
+
+    Attributes:
+        run_dir: of the run.
+        folder: of this submission.
+        logs: of all jobs of the run.
+        job_name: the same for every submission to this run folder, so that they can wait for each other.
+    """
+
+    run_dir: Path
+    folder: Path
+    logs: Path
+    job_name: str
+
+
+def job_folder(options: SlurmOptions, *, submission: str) -> JobFolder:
+    """Names the folders; makes none.
+
+    Args:
+        options: of the launch.
+        submission: name of this submission's folder.
+    """
+    run_dir = Path(options.run_dir or f"runs/{options.config.name}").absolute()
+    digest = hashlib.blake2b(str(run_dir).encode(), digest_size=3).hexdigest()
+    return JobFolder(
+        run_dir=run_dir,
+        folder=run_dir / "launch" / submission,
+        logs=run_dir / "logs",
+        job_name=f"gtpo-{options.config.name}-{digest}",
+    )
+
+
+def write_job_folder(job: JobFolder, options: SlurmOptions, *, layout: str, memory: str) -> None:
+    """Writes all but the batch script, into a fresh folder.
+
+    Raises:
+        ConfigError: the run folder cannot be written.
+    """
+    try:
+        shutil.rmtree(job.folder, ignore_errors=True)
+        job.folder.mkdir(parents=True)
+        job.logs.mkdir(exist_ok=True)
+        for name in SCRIPT_NAMES:
+            shutil.copyfile(SCRIPTS / name, job.folder / name)
+        (job.folder / "config.yaml").write_text(to_yaml(options.config), encoding="utf-8")
+        (job.folder / "settings.sh").write_text(settings(job, options), encoding="utf-8")
+        (job.folder / "layout.txt").write_text(layout, encoding="utf-8")
+        (job.folder / "memory.txt").write_text(memory, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"run folder {job.run_dir} cannot be written: {error.strerror}; choose another") from error
+
+
+def settings(job: JobFolder, options: SlurmOptions) -> str:
+    """``settings.sh``: what the scripts need to know, as shell variables."""
+    cluster = options.config.cluster
+    variables: dict[str, object] = {
+        "RUN_DIR": job.run_dir,
+        "LAUNCH_DIR": job.folder,
+        "LOG_DIR": job.logs,
+        "CONFIG": job.folder / "config.yaml",
+        "SUBMIT_DIR": Path.cwd(),
+        "PYTHON": interpreter(options),
+        "IMAGE": options.container,
+        "GPUS_PER_NODE": options.gpus_per_node,
+        "RAY_CPUS": cluster.num_cpus,
+        "OBJECT_STORE_BYTES": cluster.object_store_mib << 20,
+        "RAY_PORT": options.ray_port,
+        "NETWORK_INTERFACE": options.network_interface,
+        "START_DEADLINE_S": round(cluster.start_deadline_s),
+        "RESTARTS": options.restarts,
+        "CHAIN": options.chain,
+    }
+    lines = [
+        "# shellcheck shell=bash disable=SC2034",
+        "# Written by python -m launchers.slurm; read by batch.sh and node.sh.",
+    ]
+    lines += [f"{name}={shlex.quote(str(value))}" for name, value in variables.items()]
+    lines += [f"export {name}={shlex.quote(value)}" for name, _, value in (item.partition("=") for item in options.env)]
+    return "\n".join(lines) + "\n"
+
+
+def interpreter(options: SlurmOptions) -> str:
+    """Python on the nodes: of this environment, or whatever the image has."""
+    return options.python or ("python" if options.container else sys.executable)
+
+
+def mounts(job: JobFolder, options: SlurmOptions) -> list[str]:
+    """Folders that must be seen inside a container under the names they have outside, and the user's own."""
+    wanted = [job.run_dir, Path.cwd(), *(path.absolute() for path in local_paths(options.config).values())]
+    there = [path for path in wanted if path.exists() or path == job.run_dir]
+    folders = sorted({path.parent if path.is_file() else path for path in there})
+    outermost = [path for path in folders if not any(other in path.parents for other in folders)]
+    return [f"{path}:{path}" for path in outermost] + list(options.container_mount)
+
+
+def local_paths(config: RunConfig) -> dict[str, Path]:
+    """Field -> file or folder of this machine that it names; data sets and models of the hub are none."""
+    paths = {}
+    if is_local(config.model.path):
+        paths["model.path"] = Path(config.model.path)
+    if config.data.train.path:
+        paths["data.train_path"] = Path(config.data.train.path)
+    for label, dataset in config.evaluation.sets.items():
+        if dataset.path:
+            paths[f"evaluation ({label})"] = Path(dataset.path)
+    return paths
+
+
+def is_local(model: str) -> bool:
+    """A folder rather than a name of the hub, ``owner/name``."""
+    return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
+
+
+def check_writable(run_dir: Path) -> None:
+    """Says so before anything is written.
+
+    Raises:
+        ConfigError: neither the folder nor the nearest one above it can be written.
+    """
+    there = next(path for path in (run_dir, *run_dir.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"run folder {run_dir} cannot be written: {there} does not allow it; choose another --run-dir"
+        )

@@ -1,0 +1,118 @@
+"""What the launchers take on the command line, besides every field of the recipe."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gtpo_megatron.cli.recipe import RecipeOptions
+from gtpo_megatron.errors import ConfigError
+
+SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
+"""A variable with one of these in its name is not written into a script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(RecipeOptions):
+    """What every launcher takes.
+
+    Attributes:
+        run_dir: folder of the run, on a disk that every node sees; empty means ``runs/<name>``.
+        dry_run: write and check everything, start nothing.
+    """
+
+    run_dir: str = ""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions(LaunchOptions):
+    """What the Slurm launcher takes.
+
+    Attributes:
+        account: that the hours are charged to.
+        partition: of the cluster.
+        nodes: machines.
+        gpus_per_node: 0 for a run on CPUs.
+        time: limit of one job: minutes, hours:minutes:seconds, or days-hours.
+        stop_before_s: how long before the time limit the driver is asked to save and stop; at least a step and a save.
+        restarts: how often a job may be put back into the queue.
+        chain: jobs submitted at once, each going on where the one before stopped; for clusters without requeueing.
+        detach: return after the submission instead of waiting for the end.
+        container: image that the job runs in (pyxis): a file, or a name in a registry.
+        container_mount: further ``SOURCE:TARGET`` folders inside the container.
+        gpu: kind of GPU, for the memory plan.
+        gpu_memory_gib: of one GPU; 0: that of ``gpu``.
+        cpus_per_task: cores of a node for the job; 0 leaves it to Slurm.
+        mem: memory of a node for the job; empty leaves it to Slurm.
+        exclusive: no other job on these nodes.
+        sbatch: further ``name=value`` options of sbatch, such as ``qos=high``.
+        env: ``NAME=VALUE`` for every process of the job; written into the scripts, so no secrets: those travel with the
+            environment that you submit from.
+        python: interpreter on the nodes; empty: this one, or ``python`` inside a container.
+        network_interface: that gloo and NCCL talk over; empty: gloo takes the one that nodes see each other by.
+        ray_port: of the Ray head; 0: any free one.
+    """
+
+    account: str = ""
+    partition: str = ""
+    nodes: int = 1
+    gpus_per_node: int = 8
+    time: str = "04:00:00"
+    stop_before_s: int = 900
+    restarts: int = 20
+    chain: int = 1
+    detach: bool = False
+    container: str = ""
+    container_mount: tuple[str, ...] = ()
+    gpu: Literal["h100", "h200", "a100", "b200"] = "h100"
+    gpu_memory_gib: float = 0.0
+    cpus_per_task: int = 0
+    mem: str = ""
+    exclusive: bool = True
+    sbatch: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    python: str = ""
+    network_interface: str = ""
+    ray_port: int = 0
+
+    def check(self) -> None:
+        """What no cluster could do.
+
+        Raises:
+            ConfigError: an option lacks its value, or has one that means nothing.
+        """
+        for name, value in (("account", self.account), ("partition", self.partition)):
+            if not value.strip():
+                raise ConfigError(f"--{name} is missing; `sacctmgr show assoc user=$USER` and `sinfo` list yours")
+        for name, number, least in (
+            ("nodes", self.nodes, 1),
+            ("gpus-per-node", self.gpus_per_node, 0),
+            ("stop-before-s", self.stop_before_s, 1),
+            ("restarts", self.restarts, 0),
+            ("chain", self.chain, 1),
+            ("cpus-per-task", self.cpus_per_task, 0),
+        ):
+            if number < least:
+                raise ConfigError(f"--{name} {number}: must be {least} or more")
+        if not 0 <= self.ray_port < 65536:
+            raise ConfigError(f"--ray-port {self.ray_port}: must be a port number, or 0 for any free one")
+        self._check_pairs()
+        self._check_container()
+
+    def _check_pairs(self) -> None:
+        for option in self.sbatch:
+            if not option.partition("=")[2] or option.startswith("-"):
+                raise ConfigError(f"--sbatch {option!r}: must be written name=value, without dashes before it")
+        for variable in self.env:
+            name, equals, _ = variable.partition("=")
+            if not equals or not name.isidentifier():
+                raise ConfigError(f"--env {variable!r}: must be written NAME=VALUE")
+            if any(word in name.upper() for word in SECRET_WORDS):
+                raise ConfigError(
+                    f"--env {name}: looks like a secret, and what is given here is written to the disk; export it in "
+                    f"the shell that you submit from, Slurm takes the environment along"
+                )
+
+    def _check_container(self) -> None:
+        for mount in self.container_mount:
+            if not self.container or len(mount.split(":")) not in (2, 3):
+                raise ConfigError(f"--container-mount {mount!r}: must be SOURCE:TARGET, and needs --container")

@@ -1,0 +1,119 @@
+"""Submits a run to Slurm and waits for it.
+
+``python -m launchers.slurm RECIPE --nodes N --account A --partition P [options] [--any.field VALUE ...]``
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from gtpo_megatron.cli.recipe import parse
+from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
+from launchers.checks import check_job
+from launchers.job_folder import DRY_RUN, JobFolder, job_folder, write_job_folder
+from launchers.job_state import GOOD, wait_for
+from launchers.layout import layout_text
+from launchers.memory import memory_text
+from launchers.options import SlurmOptions
+
+PROGRAM = "python -m launchers.slurm"
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+TEST_TIMEOUT_S = 60.0
+
+
+def main() -> None:
+    """Entry of ``python -m launchers.slurm``."""
+    sys.path.insert(0, str(Path.cwd()))
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Status 0 for a run that came to its end (or a dry run that found nothing wrong)."""
+    try:
+        return launch(parse("", SlurmOptions, arguments, program=PROGRAM))
+    except ConfigError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except GTPOError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def launch(options: SlurmOptions) -> int:
+    """Checks, writes, submits, waits."""
+    submission = DRY_RUN if options.dry_run else datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    job = job_folder(options, submission=submission)
+    remarks = check_job(job, options)
+    layout, memory = layout_text(options), memory_text(options)
+    write_job_folder(job, options, layout=layout, memory=memory)
+    from launchers.experiment import batch_script, submit  # seconds of imports, after a mistake has been found
+
+    script = batch_script(job, options)
+    print(layout, end="")
+    for remark in remarks:
+        print(f"remark   {remark}")
+    if options.dry_run:
+        print(f"written  {job.folder}: nothing was submitted")
+        return 0
+    _check_with_slurm(script)
+    submitted = submit(job, options)
+    print(f"jobs     {', '.join(submitted.job_ids)}")
+    print(f"logs     {job.logs}")
+    print(f"status   gtpo-megatron status {job.run_dir}")
+    if options.detach:
+        return 0
+    return _wait(job, submitted.job_ids)
+
+
+def _check_with_slurm(script: Path) -> None:
+    """Asks Slurm whether it would take the job: account, partition, sizes, limits.
+
+    Raises:
+        ConfigError: there is no Slurm here, or it would not.
+    """
+    if shutil.which("sbatch") is None:
+        raise ConfigError("there is no sbatch on this machine; run this where you submit jobs, or add --dry-run")
+    try:
+        answer = subprocess.run(
+            ["sbatch", "--test-only", str(script)], capture_output=True, text=True, timeout=TEST_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WorkerError(f"sbatch has not answered within {TEST_TIMEOUT_S:.0f} s; is the controller up?") from error
+    if answer.returncode:
+        said = [
+            line.removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
+            for line in answer.stderr.splitlines()
+            if line.strip()
+        ]
+        raise ConfigError(f"Slurm would refuse the job: {'; '.join(said)}")
+
+
+def _wait(job: JobFolder, job_ids: Sequence[str]) -> int:
+    print("waiting for the end; Ctrl-C leaves the job alone")
+    try:
+        states = [wait_for(job_id, print) for job_id in job_ids]
+    except KeyboardInterrupt:
+        print(f"\nstill in the queue: squeue -j {','.join(job_ids)}; scancel {' '.join(job_ids)} ends it")
+        return EXIT_INTERRUPTED
+    last = states[-1]
+    if last is not None and last.name == GOOD:
+        print(f"finished; gtpo-megatron report {job.run_dir} draws it")
+        return 0
+    state = "unknown to Slurm" if last is None else str(last)
+    reason = _last_words(job)
+    raise WorkerError(f"job {job_ids[-1]} is {state}{f': {reason}' if reason else ''}; logs: {job.logs}")
+
+
+def _last_words(job: JobFolder) -> str:
+    """Why the job was not put back into the queue."""
+    try:
+        return (job.folder / "given_up").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

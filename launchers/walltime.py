@@ -1,0 +1,60 @@
+"""Slurm's notations of time, and whether a job's limit leaves room for a step."""
+
+import re
+
+from gtpo_megatron.errors import ConfigError
+
+SECONDS = (1, 60, 3600)
+DAY_S = 86400
+
+START_UP_S = 60.0
+"""Least time from a job's start to its first step, for Ray, Megatron and vLLM."""
+
+
+def to_seconds(text: str) -> int:
+    """``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``, ``days-hours:minutes``, ...
+
+    Raises:
+        ConfigError: it is none of these, or nothing.
+    """
+    if not re.fullmatch(r"(\d+-\d+(:\d+){0,2})|(\d+(:\d+){0,2})", text):
+        raise ConfigError(f"--time {text!r}: must be minutes, hours:minutes:seconds or days-hours, such as 04:00:00")
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # from the hours down
+        seconds = sum(part * unit for part, unit in zip(parts, reversed(SECONDS), strict=False))
+    elif len(parts) == 1:
+        seconds = parts[0] * 60
+    else:
+        seconds = sum(part * unit for part, unit in zip(reversed(parts), SECONDS, strict=False))
+    total = int(days or 0) * DAY_S + seconds
+    if total <= 0:
+        raise ConfigError(f"--time {text!r}: must be greater than 0")
+    return total
+
+
+def check_room(text: str, *, stop_before_s: int, step_s: float, source: str) -> None:
+    """A job must start up, do one step and save before its time ends.
+
+    Args:
+        text: the limit.
+        stop_before_s: the warning comes so long before the limit; step and save must fit into it.
+        step_s: time of a step; 0 where it is not known.
+        source: where it is known from.
+
+    Raises:
+        ConfigError: the job would end without having saved anything.
+    """
+    limit = to_seconds(text)
+    if limit < stop_before_s + START_UP_S:
+        raise ConfigError(
+            f"--time {text} is {limit} s: the driver is asked to stop {stop_before_s} s before that (--stop-before-s), "
+            f"which leaves less than {START_UP_S:.0f} s to start; ask for more time"
+        )
+    if step_s > stop_before_s:
+        raise ConfigError(
+            f"--stop-before-s {stop_before_s} is shorter than a step, {step_s:.0f} s ({source}): the time limit would "
+            f"end the step that the warning falls into, and its work be lost; give at least {2 * step_s:.0f}"
+        )
+    if limit < START_UP_S + step_s:
+        raise ConfigError(f"--time {text} is shorter than start-up and one step, {step_s:.0f} s ({source})")
