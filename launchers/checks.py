@@ -1,5 +1,6 @@
 """What can be known before a job is submitted: world size, layout, paths, time. No cluster is asked."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -9,49 +10,65 @@ from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.orchestration.placement import Node, Placement, place
 from gtpo_megatron.weights.architecture import read_architecture
 from launchers.job_folder import JobFolder, check_writable, is_local, local_paths
-from launchers.memory import estimated_step_s
+from launchers.memory import MemoryPlan, plan_memory
 from launchers.options import SlurmOptions
 from launchers.walltime import check_room
 
 
-def check_job(job: JobFolder, options: SlurmOptions) -> list[str]:
-    """Everything.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedJob:
+    """A job that nothing speaks against.
 
-    Returns:
-        Remarks: what could not be checked here, and why.
+    Attributes:
+        placement: None where ranks and engines share all GPUs.
+        memory: the plan.
+        remarks: what could not be checked here, and why.
+    """
+
+    placement: Placement | None
+    memory: MemoryPlan
+    remarks: list[str]
+
+
+def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
+    """Everything.
 
     Raises:
         ConfigError: the job would fail.
     """
     options.check()
-    remarks = check_paths(options.config)
+    remarks = check_paths(options.config, is_dry_run=options.dry_run)
     check_writable(job.run_dir)
-    check_world(options)
+    placement = check_world(options)
     check_layout(options.config)
     check_image(options.container)
-    step_s, source = known_step_s(job.run_dir, options)
+    memory = plan_memory(options)
+    step_s, source = known_step_s(job.run_dir, memory)
     check_room(options.time, stop_before_s=options.stop_before_s, step_s=step_s, source=source)
     if not step_s:
         remarks.append(
             f"how long a step takes is not known yet: --stop-before-s {options.stop_before_s} must be longer than one"
         )
-    return remarks
+    return CheckedJob(placement=placement, memory=memory, remarks=remarks)
 
 
-def check_paths(config: RunConfig) -> list[str]:
-    """Local files are there.
+def check_paths(config: RunConfig, *, is_dry_run: bool) -> list[str]:
+    """Local files are there; in a dry run the model may be a name.
+
+    Returns:
+        Remarks.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: something is not there.
     """
     for field, path in local_paths(config).items():
         if not path.exists():
             raise ConfigError(f"{field}={path}: no such file or folder here; jobs need it where every node sees it")
     if not is_local(config.model.path):
-        return [
-            f"model.path={config.model.path} is a name of the hub: give the folder of its weights before you submit "
-            f"(--model.path FOLDER)"
-        ]
+        missing = f"model.path={config.model.path} is a name of the hub; jobs need the folder of its weights"
+        if not is_dry_run:
+            raise ConfigError(f"{missing}: --model.path FOLDER")
+        return [f"{missing}: --model.path FOLDER when you submit"]
     return []
 
 
@@ -124,7 +141,7 @@ def check_image(image: str) -> None:
         )
 
 
-def known_step_s(run_dir: Path, options: SlurmOptions) -> tuple[float, str]:
+def known_step_s(run_dir: Path, memory: MemoryPlan) -> tuple[float, str]:
     """How long a step takes, and from where that is known: from this run's own steps, else from the memory plan."""
     try:
         rows = read_metrics(run_dir / METRICS_FILE)
@@ -133,5 +150,4 @@ def known_step_s(run_dir: Path, options: SlurmOptions) -> tuple[float, str]:
     seconds = [row["timing/step_s"] for row in rows[-10:] if row.get("timing/step_s")]
     if seconds:
         return median(seconds), "median of this run's last steps"
-    estimate = estimated_step_s(options)
-    return estimate, "estimate of gtpo-megatron plan"
+    return memory.step_s, "estimate of gtpo-megatron plan"

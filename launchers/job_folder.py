@@ -11,6 +11,7 @@ The scripts are copies, so a checkout that changes while a job waits does not ch
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -25,6 +26,7 @@ from launchers.options import SlurmOptions
 SCRIPTS = Path(__file__).resolve().parent / "job"
 SCRIPT_NAMES = ("node.sh", "batch.sh", "node_network.py")
 DRY_RUN = "dry-run"
+PLAIN_PATH = re.compile(r"[\w./+@-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +148,14 @@ def check_writable(run_dir: Path) -> None:
     """Says so before anything is written.
 
     Raises:
-        ConfigError: neither the folder nor the nearest one above it can be written.
+        ConfigError: its name cannot be written into a batch script, or neither it nor the nearest folder above it can
+            be written.
     """
+    if not PLAIN_PATH.fullmatch(str(run_dir)):
+        raise ConfigError(
+            f"run folder {str(run_dir)!r}: Slurm and nemo-run take no blanks or special characters in it; use letters, "
+            f"digits and . _ + @ -"
+        )
     there = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from launchers.checks import check_world
+from gtpo_megatron.orchestration.placement import Placement
 from launchers.options import SlurmOptions
 
 
-def layout_text(options: SlurmOptions) -> str:
-    """The trainer's axes, then every node with its ranks."""
+def layout_text(options: SlurmOptions, placement: Placement | None) -> str:
+    """The trainer's axes, then every node with its ranks; see ``check_world`` for the placement."""
     config = options.config
     parallel, tensor = config.parallel, config.rollout.tensor_parallel_size
     kind = f"{options.gpus_per_node} GPUs each" if options.gpus_per_node else "no GPUs"
@@ -18,11 +18,10 @@ def layout_text(options: SlurmOptions) -> str:
         f"trainer  {parallel}",
         f"engine   tensor_parallel_size={tensor}",
     ]
-    return "\n".join([*lines, *_nodes(options)]) + "\n"
+    return "\n".join([*lines, *_nodes(options, placement)]) + "\n"
 
 
-def _nodes(options: SlurmOptions) -> Iterator[str]:
-    placement = check_world(options)
+def _nodes(options: SlurmOptions, placement: Placement | None) -> Iterator[str]:
     num_ranks = options.config.parallel.num_ranks
     for index in range(options.nodes):
         if placement is None:

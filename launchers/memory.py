@@ -1,13 +1,65 @@
-"""The memory plan of a job, and the time of a step that it estimates."""
+"""The memory plan of a job on GPUs, and the time of a step that it estimates."""
 
+import io
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.planner.hardware import GIB, GPUS
+from gtpo_megatron.planner.plan import Plan, make_plan
+from gtpo_megatron.planner.request import Cluster, request_from
+from gtpo_megatron.planner.search import judge
+from gtpo_megatron.planner.table import print_plan
 from launchers.options import SlurmOptions
 
-
-def memory_text(options: SlurmOptions) -> str:
-    """Stub until the planner lands."""
-    return ""
+PAGE_WIDTH = 120
 
 
-def estimated_step_s(options: SlurmOptions) -> float:
-    """Stub."""
-    return 0.0
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Of the recipe's own layout.
+
+    Attributes:
+        text: bytes by part and phase, for people.
+        step_s: estimated; 0 where there are no GPUs.
+    """
+
+    text: str
+    step_s: float
+
+
+def plan_memory(options: SlurmOptions) -> MemoryPlan:
+    """Plans the recipe's layout on the job's GPUs.
+
+    Raises:
+        ConfigError: it does not fit; the message says where, by how much, and what would help.
+    """
+    if not options.gpus_per_node:
+        return MemoryPlan(text="no GPUs: host memory is not planned\n", step_s=0.0)
+    gpu, total = GPUS[options.gpu], options.nodes * options.gpus_per_node
+    cluster = Cluster(
+        gpu=gpu,
+        num_gpus=total,
+        gpu_memory=int((options.gpu_memory_gib or gpu.memory_gib) * GIB),
+        gpus_per_node=options.gpus_per_node,
+        num_rollout_gpus=total - options.config.parallel.num_ranks,
+    )
+    request = request_from(options.config, cluster)
+    assert request.own_layout is not None, "the trainer has as many GPUs as ranks"
+    own = judge(request, request.own_layout)
+    if not own.fits:
+        better = make_plan(request)
+        hint = (
+            f"; {better.choice.layout} with recompute {better.choice.layout.recompute} would fit"
+            if better.choice
+            else ""
+        )
+        raise ConfigError(f"{own.layout} does not fit: {own.reason()}{hint}; see gtpo-megatron plan")
+    page = io.StringIO()
+    # one layout is judged, not hundreds: this is a check, and gtpo-megatron plan is for choosing
+    plan = Plan(request=request, own=own, fitting=[own], misses=[], suggestions=[])
+    print_plan(plan, Console(file=page, width=PAGE_WIDTH))
+    return MemoryPlan(
+        text="\n".join(line.rstrip() for line in page.getvalue().splitlines()) + "\n", step_s=own.time.total
+    )

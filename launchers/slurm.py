@@ -16,7 +16,6 @@ from launchers.checks import check_job
 from launchers.job_folder import DRY_RUN, JobFolder, job_folder, write_job_folder
 from launchers.job_state import GOOD, wait_for
 from launchers.layout import layout_text
-from launchers.memory import memory_text
 from launchers.options import SlurmOptions
 
 PROGRAM = "python -m launchers.slurm"
@@ -44,16 +43,18 @@ def run(arguments: Sequence[str]) -> int:
 
 def launch(options: SlurmOptions) -> int:
     """Checks, writes, submits, waits."""
+    if not options.dry_run and shutil.which("sbatch") is None:
+        raise ConfigError("there is no sbatch on this machine; run this where you submit jobs, or add --dry-run")
     submission = DRY_RUN if options.dry_run else datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     job = job_folder(options, submission=submission)
-    remarks = check_job(job, options)
-    layout, memory = layout_text(options), memory_text(options)
-    write_job_folder(job, options, layout=layout, memory=memory)
+    checked = check_job(job, options)
+    layout = layout_text(options, checked.placement)
+    write_job_folder(job, options, layout=layout, memory=checked.memory.text)
     from launchers.experiment import batch_script, submit  # seconds of imports, after a mistake has been found
 
     script = batch_script(job, options)
     print(layout, end="")
-    for remark in remarks:
+    for remark in checked.remarks:
         print(f"remark   {remark}")
     if options.dry_run:
         print(f"written  {job.folder}: nothing was submitted")
@@ -72,10 +73,8 @@ def _check_with_slurm(script: Path) -> None:
     """Asks Slurm whether it would take the job: account, partition, sizes, limits.
 
     Raises:
-        ConfigError: there is no Slurm here, or it would not.
+        ConfigError: it would not.
     """
-    if shutil.which("sbatch") is None:
-        raise ConfigError("there is no sbatch on this machine; run this where you submit jobs, or add --dry-run")
     try:
         answer = subprocess.run(
             ["sbatch", "--test-only", str(script)], capture_output=True, text=True, timeout=TEST_TIMEOUT_S, check=False
@@ -83,11 +82,7 @@ def _check_with_slurm(script: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise WorkerError(f"sbatch has not answered within {TEST_TIMEOUT_S:.0f} s; is the controller up?") from error
     if answer.returncode:
-        said = [
-            line.removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
-            for line in answer.stderr.splitlines()
-            if line.strip()
-        ]
+        said = [line.strip() for line in answer.stderr.replace("sbatch: error: ", "").splitlines() if line.strip()]
         raise ConfigError(f"Slurm would refuse the job: {'; '.join(said)}")
 
 

@@ -56,5 +56,3 @@ def check_room(text: str, *, stop_before_s: int, step_s: float, source: str) -> 
             f"--stop-before-s {stop_before_s} is shorter than a step, {step_s:.0f} s ({source}): the time limit would "
             f"end the step that the warning falls into, and its work be lost; give at least {2 * step_s:.0f}"
         )
-    if limit < START_UP_S + step_s:
-        raise ConfigError(f"--time {text} is shorter than start-up and one step, {step_s:.0f} s ({source})")

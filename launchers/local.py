@@ -1,0 +1,110 @@
+"""Runs a recipe on this machine, through nemo-run: what ``launchers.slurm`` does, without a batch system.
+
+``python -m launchers.local RECIPE [--run-dir DIR] [--dry-run] [--any.field VALUE ...]``
+
+The run goes on from its last checkpoint if it has one. The resolved configuration that it was started with stays in
+``RUN/launch``, what it prints in nemo-run's folder below.
+"""
+
+import os
+import shlex
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.cli.command import EXIT_STOPPED
+from gtpo_megatron.cli.recipe import parse
+from gtpo_megatron.config.serialize import to_yaml
+from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
+from gtpo_megatron.orchestration.run_state import read_state
+from launchers.checks import check_layout, check_paths
+from launchers.job_folder import DRY_RUN, check_writable
+from launchers.options import LaunchOptions
+
+PROGRAM = "python -m launchers.local"
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+def main() -> None:
+    """Entry of ``python -m launchers.local``."""
+    sys.path.insert(0, str(Path.cwd()))
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Status 0 for a run that came to its end, 75 for one that was stopped and saved."""
+    try:
+        return launch(parse("", LaunchOptions, arguments, program=PROGRAM))
+    except ConfigError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except GTPOError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def launch(options: LaunchOptions) -> int:
+    """Checks, writes, runs, waits."""
+    run_dir = Path(options.run_dir or f"runs/{options.config.name}").absolute()
+    check_paths(options.config, is_dry_run=options.dry_run)
+    check_layout(options.config)
+    check_writable(run_dir)
+    stamp = DRY_RUN if options.dry_run else datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    folder = run_dir / "launch" / f"local-{stamp}"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(to_yaml(options.config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"run folder {run_dir} cannot be written: {error.strerror}; choose another") from error
+    command = ["train", str(folder / "config.yaml"), "--run-dir", str(run_dir), "--resume"]
+    if options.dry_run:
+        print(f"would run  {sys.executable} -m gtpo_megatron.cli {' '.join(command)}")
+        print(f"written    {folder}: nothing was started")
+        return 0
+    began = time.time()
+    state = _run(folder, command)
+    if state == "SUCCEEDED":
+        return 0
+    ended = read_state(run_dir)
+    outcome = ended.outcome if ended and ended.started_at > began else ""
+    if outcome.startswith("stopped"):
+        return EXIT_STOPPED
+    raise WorkerError(
+        f"the run {state.lower()}{f': {outcome}' if outcome else ''}; logs: {folder}, {run_dir / 'log.txt'}"
+    )
+
+
+def _run(folder: Path, command: list[str]) -> str:
+    os.environ["NEMORUN_HOME"] = str(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what nemo-run imports
+        import nemo_run
+
+    nemo_run.config.set_nemorun_home(str(folder))
+    experiment: Any = nemo_run.Experiment(
+        "gtpo",
+        id="gtpo_local",
+        base_dir=str(folder),
+        log_level="ERROR",
+        clean_mode=True,
+        enable_goodbye_message=False,
+        skip_status_at_exit=True,
+        serialize_metadata_for_scripts=False,
+    )
+    with experiment:
+        # nemo-run starts processes in a folder of its own, while paths and recipes are relative to where one stands
+        words = ["exec", sys.executable, "-m", "gtpo_megatron.cli", *command]
+        script = nemo_run.Script(inline=f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}")
+        experiment.add(script, executor=nemo_run.LocalExecutor(), name="train", tail_logs=True)
+        experiment.run(detach=False)
+    return str(experiment.jobs[0].state.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""World size, layout, paths and time are judged before anything is submitted."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from gtpo_megatron.errors import ConfigError
+from launchers.checks import check_job, check_world
+from launchers.job_folder import job_folder
+from tests.unit.launchers.jobs import big_options, tiny_options
+
+
+def check(options):
+    return check_job(job_folder(options, submission="test"), options)
+
+
+def test_two_nodes_without_gpus(tmp_path):
+    checked = check(tiny_options(run_dir=tmp_path / "run"))
+    assert [node.host for node in checked.placement.ranks] == ["node 0", "node 1"]
+    assert any("how long a step takes is not known yet" in remark for remark in checked.remarks)
+    assert not (tmp_path / "run").exists(), "a check leaves nothing behind"
+
+
+def test_the_papers_64_gpus(tmp_path):
+    checked = check(big_options("--dry-run", run_dir=tmp_path))
+    assert checked.placement is None, "ranks and engines share all GPUs"
+    assert 10 < checked.memory.step_s < 1000
+    assert "TP4 PP4 DP4" in checked.memory.text
+    assert ["name of the hub" in remark for remark in checked.remarks] == [True]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--nodes", "7"], r"are 56 GPUs; num_ranks=64.* need 68, or 64 that both share"),
+        (["--nodes", "10"], r"--nodes 10: 1 would be empty"),
+        (["--gpus-per-node", "6", "--nodes", "12"], "tensor_parallel_size=4 does not divide --gpus-per-node 6"),
+        (["--gpus-per-node", "2", "--nodes", "32"], "tensor_parallel_size=4 exceeds --gpus-per-node 2"),
+    ],
+)
+def test_gpus_that_do_not_match_the_layout(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check_world(big_options(*overrides))
+
+
+def test_a_node_too_many_without_gpus():
+    with pytest.raises(ConfigError, match=r"--nodes 3: 1 would be empty.*take --nodes 2 or more ranks"):
+        check_world(tiny_options("--nodes", "3"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--gpu-memory-gib", "40"], r"TP4 PP4 DP4 does not fit: .*GiB too much"),
+        (["--stop-before-s", "20"], r"shorter than a step, \d+ s \(estimate of gtpo-megatron plan\)"),
+        (["--time", "5"], "is 300 s"),
+        (["--model.path", "nobody/knows-this"], "nobody/knows-this"),
+        (
+            ["--parallel.tensor-parallel-size", "16", "--parallel.pipeline-parallel-size", "4"],
+            "exceeds --gpus-per-node 8",
+        ),
+    ],
+)
+def test_what_cannot_work_on_gpus(tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check(big_options("--dry-run", *overrides, run_dir=tmp_path))
+
+
+def test_a_model_that_is_only_a_name_is_for_dry_runs(tmp_path):
+    with pytest.raises(ConfigError, match=r"jobs need the folder of its weights: --model.path FOLDER"):
+        check(big_options(run_dir=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--model.path", "/nowhere/model"], r"model.path=/nowhere/model: no such file or folder here"),
+        (["--data.train-path", "/nowhere/rows.jsonl"], r"data.train_path=/nowhere/rows.jsonl: no such file"),
+        (["--evaluation.path", "/nowhere/rows.jsonl"], r"evaluation \(heldout\)=/nowhere/rows.jsonl: no such file"),
+        (["--container", "/nowhere/image.sqsh"], "--container /nowhere/image.sqsh: no such file"),
+        (["--parallel.tensor-parallel-size", "2", "--nodes", "1", "--parallel.num-ranks", "6"], None),
+        (["--parallel.num-ranks", "3", "--parallel.tensor-parallel-size", "3"], "tensor_parallel_size=3"),
+    ],
+)
+def test_what_is_not_there(tmp_path, overrides, message):
+    if message is None:
+        check(tiny_options(*overrides, run_dir=tmp_path))
+        return
+    with pytest.raises(ConfigError, match=message):
+        check(tiny_options(*overrides, run_dir=tmp_path))
+
+
+def test_a_run_folder_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"run folder {tmp_path}/file/run cannot be written: .*choose another"):
+        check(tiny_options(run_dir=tmp_path / "file" / "run"))
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_run_folder_that_is_read_only(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check(tiny_options(run_dir=tmp_path / "run"))
+
+
+def test_steps_that_were_measured_count_more_than_estimates(tmp_path):
+    rows = [{"step": step, "timing/step_s": 100.0 * step} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    options = tiny_options("--stop-before-s", "150", run_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"shorter than a step, 200 s \(median of this run's last steps\)"):
+        check(options)
+    assert check(dataclasses.replace(options, stop_before_s=250)).remarks == []

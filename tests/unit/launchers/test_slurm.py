@@ -1,0 +1,140 @@
+"""Dry runs against golden files, scripts that shells accept, no secrets in them, and clear refusals."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.config.serialize import load_config
+from launchers import slurm
+from launchers.job_folder import SCRIPTS
+from tests.unit.launchers.jobs import ANYWHERE, TINY
+
+pytestmark = pytest.mark.timeout(240)  # nemo-run is imported, in processes of their own
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "launch"
+REPOSITORY = Path(__file__).resolve().parents[3]
+SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
+
+JOBS = {
+    "tiny": ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--restarts", "3", "--network-interface", "eth0"],
+    "paper": ["recipes.qwen2_5_32b:gtpo_64gpu", *ANYWHERE, "--nodes", "8", "--time", "1-0", "--sbatch", "qos=high"],
+    "container": [
+        *("recipes.qwen2_5_32b:grpo_s_64gpu", *ANYWHERE, "--nodes", "8", "--chain", "3"),
+        *(
+            "--container",
+            "registry.example/gtpo:1",
+            "--container-mount",
+            "/scratch:/scratch",
+            "--env",
+            "NCCL_DEBUG=WARN",
+        ),
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def dry_run(request, tmp_path_factory):
+    """Name and folder of a dry run, from any directory, with secrets in the environment."""
+    somewhere = tmp_path_factory.mktemp(request.param)
+    done = subprocess.run(
+        [sys.executable, "-m", "launchers.slurm", *JOBS[request.param], "--run-dir", "runs/mine", "--dry-run"],
+        cwd=somewhere,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_TOKEN": "s3cret-value", "WANDB_API_KEY": "s3cret-value"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing was submitted" in done.stdout
+    return request.param, somewhere / "runs" / "mine" / "launch" / "dry-run"
+
+
+def anonymous(text, folder):
+    """Without what differs between machines and tests."""
+    run_dir = str(folder.parents[1])
+    text = text.replace(run_dir, "/RUN").replace(str(folder.parents[3]), "/SUBMIT")
+    text = text.replace(sys.executable, "/ENV/bin/python").replace(str(REPOSITORY), "/REPOSITORY")
+    return re.sub(r"(gtpo-qwen\w+|gtpo-tiny\w+)-[0-9a-f]{6}", r"\1-HASH", text)
+
+
+@pytest.mark.parametrize("name", ["sbatch.sh", "settings.sh", "layout.txt"])
+def test_what_would_be_submitted_is_as_reviewed(dry_run, name, request):
+    job, folder = dry_run
+    made = anonymous((folder / name).read_text(encoding="utf-8"), folder)
+    golden = GOLDEN / f"{job}.{name}"
+    if request.config.getoption("--rewrite-golden"):
+        golden.write_text(made, encoding="utf-8")
+    assert made == golden.read_text(encoding="utf-8")
+
+
+def test_the_configuration_reloads_and_the_scripts_are_ours(dry_run):
+    _, folder = dry_run
+    assert load_config(folder / "config.yaml").parallel.num_ranks in (2, 64)
+    for name in ("node.sh", "batch.sh", "node_network.py"):
+        assert (folder / name).read_bytes() == (SCRIPTS / name).read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *(
+            "batch.sh",
+            "config.yaml",
+            "layout.txt",
+            "memory.txt",
+            "node.sh",
+            "node_network.py",
+            "sbatch.sh",
+            "settings.sh",
+        )
+    ]
+
+
+def test_shells_accept_every_script(dry_run):
+    _, folder = dry_run
+    for script in sorted(folder.glob("*.sh")):
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        # nemo-run's own template has warnings
+        level = ["--severity=error"] if script.name == "sbatch.sh" else []
+        found = subprocess.run([SHELLCHECK, *level, str(script)], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout
+
+
+def test_other_scripts_of_the_repository_too():
+    for script in (*REPOSITORY.glob("tools/*.sh"), REPOSITORY / ".ci" / "run"):
+        found = subprocess.run([SHELLCHECK, str(script)], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout
+
+
+def test_no_secret_reaches_the_disk(dry_run):
+    _, folder = dry_run
+    for path in folder.parents[1].rglob("*"):
+        assert path.is_dir() or b"s3cret" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs a recipe first: python -m launchers.slurm recipes.tiny_cpu:gtpo"),
+        (["recipes.tiny_cpu:gpto", *ANYWHERE], "has no recipe 'gpto'"),
+        (["recipes.nowhere:gtpo", *ANYWHERE], "there is no module 'recipes.nowhere'"),
+        (["recipes.tiny_cpu:gtpo", "--account", "a", "--dry-run"], "--partition is missing"),
+        (["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--time", "10", "--dry-run"], "--time 10 is 600 s"),
+        (
+            ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--run-dir", "/proc/run", "--dry-run"],
+            "run folder /proc/run cannot be written",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys):
+    assert slurm.run(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_without_slurm_only_a_dry_run_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(slurm.shutil, "which", lambda _: None)
+    arguments = ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--run-dir", str(tmp_path / "run")]
+    assert slurm.run(arguments) == 2
+    assert "there is no sbatch on this machine" in capsys.readouterr().err

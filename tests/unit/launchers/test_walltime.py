@@ -1,0 +1,47 @@
+"""Slurm's notations of time, and limits that leave no room."""
+
+import pytest
+
+from gtpo_megatron.errors import ConfigError
+from launchers.walltime import check_room, to_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("10:30", 630),
+        ("04:00:00", 14400),
+        ("2-0", 172800),
+        ("1-02:30", 86400 + 2 * 3600 + 1800),
+        ("1-00:00:10", 86410),
+    ],
+)
+def test_every_notation(text, seconds):
+    assert to_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "-5", "1:2:3:4", "00:00:00", "4h"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ConfigError, match="--time"):
+        to_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_before_s", "step_s", "message"),
+    [
+        ("10", 600, 0, r"--time 10 is 600 s.*600 s before that.*less than 60 s to start"),
+        ("04:00:00", 300, 400, r"--stop-before-s 300 is shorter than a step, 400 s \(measured\).*at least 800"),
+        ("5", 200, 290, "shorter than a step"),
+        ("5", 240, 245, "shorter than a step"),
+        ("10", 500, 560, "shorter than a step"),
+    ],
+)
+def test_a_limit_without_room_for_a_step_is_refused(text, stop_before_s, step_s, message):
+    with pytest.raises(ConfigError, match=message):
+        check_room(text, stop_before_s=stop_before_s, step_s=step_s, source="measured")
+
+
+def test_a_limit_with_room_is_fine():
+    check_room("04:00:00", stop_before_s=900, step_s=86, source="estimate")
+    check_room("5", stop_before_s=60, step_s=0, source="")
