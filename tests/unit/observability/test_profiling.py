@@ -60,7 +60,7 @@ def test_nothing_is_written_without_being_asked_for(tmp_path, config):
 
 def test_a_resumed_run_past_the_traced_steps_traces_nothing(tmp_path):
     profiler = StepProfiler(ProfileConfig(tool="torch", first_step=2), rank=0, run_folder=tmp_path)
-    with profiler.stage("write_weights", step=2):  # the push of the restored weights
+    with profiler.stage("send_weights", step=2):  # the push of the restored weights
         pass
     profiler.step_done(2)
     assert not list(tmp_path.iterdir())
