@@ -1,15 +1,19 @@
 """The reducer beside gathering all entropies on one rank, running the same credit there and scattering back.
 
-    python -m benchmarks.advantage_reducer --json reducer.json
+    python -m benchmarks.advantage_reducer
 
 Gloo ranks on this machine's cores, one thread each. A round runs both ways for every dealing; a speed-up is the median
 over rounds of the quotient within a round, in wall time between barriers. Bytes are what one rank sends at most, beside
 the least that exact sums of the split groups need: ``2 (k - 1) / k`` times 8 bytes a position for ``k`` holders.
+
+The driver's part of the credit stage (dealing, the groups that can teach, messages to and from the ranks) is timed too,
+for responses of 64 to 4,096 tokens: it sees a few numbers a response, so neither seconds nor bytes may grow with them.
 """
 
 import datetime
 import json
 import multiprocessing
+import pickle
 import statistics
 import tempfile
 import time
@@ -24,11 +28,14 @@ import tyro
 from torch import Tensor
 
 from benchmarks.credit import Options as BatchOptions
-from benchmarks.credit import make_batch
-from gtpo_megatron.algorithms import assign_credit
+from benchmarks.credit import cpu_seconds, make_batch
+from gtpo_megatron.algorithms import assign_credit, informative_groups
+from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
+from gtpo_megatron.observability.metrics import Max, merge
+from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
 
 Batch = dict[str, Tensor]
 
@@ -43,7 +50,7 @@ class Options:
         group_size: responses a group.
         max_tokens: padded length; response lengths are uniform in [1, max_tokens].
         rounds: repetitions.
-        json: file to write; empty: standard output only.
+        json: file to write.
     """
 
     ranks: int = 4
@@ -51,7 +58,7 @@ class Options:
     group_size: int = 16
     max_tokens: int = 4096
     rounds: int = 5
-    json: str = ""
+    json: str = "benchmarks/results/advantage_reducer.json"
 
 
 def dealings(options: Options, lengths: Tensor) -> dict[str, list[list[int]]]:
@@ -151,6 +158,52 @@ def least_bytes(batch: Batch, rows: list[list[int]]) -> int:
     return int((per_member[:, None] * (longest > 0)).sum(0).max())
 
 
+def driver_costs(options: Options) -> list[dict[str, float]]:
+    """What the driver does for one credit stage, on batches that differ in the length of responses only.
+
+    Payloads stay with the processes that use them; in their place stands what a Ray reference weighs.
+    """
+    num_responses = options.groups * options.group_size
+    ids = torch.arange(options.groups).repeat_interleave(options.group_size)
+    reference = bytes(28)
+    costs = []
+    for tokens in (64, 512, 4096):
+        torch.manual_seed(0)
+        rewards = RewardBatch(
+            rewards=(torch.rand(num_responses) < 0.5).float(), failed=torch.zeros(num_responses, dtype=torch.bool)
+        )
+        handle = RolloutHandle(
+            payload=reference,
+            prompt_lengths=torch.full((num_responses,), 100),
+            response_lengths=torch.randint(1, tokens + 1, (num_responses,)),
+            group_ids=ids,
+            truncated=torch.zeros(num_responses, dtype=torch.bool),
+            policy_version=0,
+        )
+        credit = assign_credit(
+            GTPOConfig(),
+            rewards=torch.tensor([1.0, 0.0]),
+            token_entropy=torch.ones(2, 1),
+            response_mask=torch.ones(2, 1, dtype=torch.bool),
+            group_ids=torch.zeros(2, dtype=torch.int64),
+        )
+        report = {name: Max(value) for name, value in credit.metrics.items()}
+
+        def stage(handle: RolloutHandle = handle, rewards: RewardBatch = rewards, report: Metrics = report) -> int:
+            informative_groups(rewards.rewards, handle.group_ids)
+            lengths = (handle.prompt_lengths + handle.response_lengths).tolist()
+            rows = deal_contiguous(lengths, options.ranks)
+            calls = [pickle.dumps((reference, rank_rows, rewards)) for rank_rows in rows]
+            answers = [pickle.dumps((reference, report)) for _ in rows]
+            merge(pickle.loads(answer)[1] for answer in answers)
+            return max(len(call) + len(answer) for call, answer in zip(calls, answers, strict=True))
+
+        size = stage()
+        seconds = statistics.median(cpu_seconds(stage) for _ in range(5 * options.rounds))
+        costs.append({"tokens_per_response": tokens, "cpu_ms": 1e3 * seconds, "message_bytes": size})
+    return costs
+
+
 def main() -> None:
     """Runs the benchmark and prints a table."""
     options = tyro.cli(Options, description=__doc__)
@@ -181,8 +234,14 @@ def main() -> None:
             f"(least: {result['results'][name]['least_sum_bytes']:,}), {sent['all_gather']:,} of the table, "
             f"{sent['all_reduce']:,} of pools"
         )
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2), encoding="utf-8")
+    result["driver"] = driver_costs(options)
+    for cost in result["driver"]:
+        print(
+            f"driver, responses of {cost['tokens_per_response']:5d} tokens: {cost['cpu_ms']:7.2f} ms, "
+            f"{cost['message_bytes']:,} bytes to and from each rank"
+        )
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

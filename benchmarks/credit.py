@@ -1,6 +1,6 @@
 """Time and memory of credit on one core, beside one pass of ``torch.cumsum`` over the padded entropies.
 
-    python -m benchmarks.credit --json credit.json
+    python -m benchmarks.credit
 
 Rounds run the yardstick and every configuration one after the other; a ratio is the median over rounds of the ratio
 within a round, in CPU time of the process, so that neighbours on the machine do not count. Extra memory is the peak of
@@ -29,6 +29,7 @@ CONFIGS: dict[str, AlgorithmConfig] = {
     "gtpo": GTPOConfig(),
     "gtpo_matrix": GTPOConfig(entropy_axis="matrix"),
     "gtpo_per_set": GTPOConfig(advantage_pool="per_set"),
+    "gtpo_small_floor": GTPOConfig(entropy_floor=1e-14),  # so wide a range that every position takes a grid of its own
     "gtpo_geometric": GTPOConfig(entropy_mean="geometric"),
     "grpo_s": GRPOSConfig(),
     "dapo": DAPOConfig(),
@@ -44,14 +45,14 @@ class Options:
         group_size: responses a group.
         max_tokens: padded length; response lengths are uniform in [1, max_tokens].
         rounds: repetitions.
-        json: file to write; empty: standard output only.
+        json: file to write.
     """
 
     groups: int = 512
     group_size: int = 16
     max_tokens: int = 4096
     rounds: int = 5
-    json: str = ""
+    json: str = "benchmarks/results/credit.json"
 
 
 def make_batch(options: Options) -> dict[str, Tensor]:
@@ -136,8 +137,8 @@ def main() -> None:
     for name, row in times.items():
         memory = f"{row['extra_memory_ratio']:6.2f} x entropies" if "extra_memory_ratio" in row else ""
         print(f"{name:16s} {row['seconds']:8.3f} s {row['ratio_to_cumsum']:7.2f} x cumsum {memory}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2), encoding="utf-8")
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
