@@ -10,11 +10,12 @@ Exactness: sums are of integers, so no order of terms and no dealing changes a b
 - axis ``position``, where ``share_grid.fixed_scales`` finds one grid for all positions of a segment (the common case):
   that grid. Shares are made of the rounded weights, so ``sum x = d_t`` holds to float64 rounding; a weight is off by
   ``2 ** -26`` of itself at most, and by ``2 ** -50`` where it is of the order of the largest.
-- axis ``position`` otherwise: a grid for each position, from the largest weight there; ``k`` responses of the segment
-  leave the sum off by ``k^2 2 ** -62`` of itself at most (``2 ** -54`` for 16), and shares likewise: any finite
-  entropies, any floor. Where a segment is split, the largest weights travel before the sums do.
-- axes ``response`` and ``matrix``: a grid for each row, from its largest weight: ``n^2 2 ** -62`` for ``n`` tokens
-  (``2 ** -38`` for 4,096); for ``matrix`` the rows' sums are then added as above, like one position.
+- axis ``position`` otherwise: a grid for each position, from the largest weight there; with ``k`` responses in the
+  largest segment, the sum is off by ``k 2 ** -51`` of itself at most (``k^2 2 ** -62`` beyond 2,048; ``2 ** -47`` for
+  16), and shares likewise, whatever the floor and the range. Where a segment is split, the largest weights travel
+  before the sums do.
+- axes ``response`` and ``matrix``: a grid for each row, from its largest weight, with the same bound for the tokens of
+  the longest response (``2 ** -38`` for 4,096); for ``matrix`` the rows' sums are then added like one position.
 - geometric: a grid of logs; the mean of the logs is off by ``2 ** -51`` times the number of terms at most.
 """
 

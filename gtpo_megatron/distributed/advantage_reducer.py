@@ -4,15 +4,17 @@ Responses are dealt to ranks by token count, so a group may be split anywhere. W
 
 1. a header of a few integers a rank, then six numbers a response (label, reward, length, extremes, mean): two
    ``all_gather``. They give every rank all counts (``d_t``, ``h_t``, pool sizes) and the grids of exact sums;
-2. for GTPO, entropy sums a position, as int64, of the groups that are really split and only between the ranks that hold
-   them: two ``all_to_all_single`` (a reduce-scatter and an all-gather over the members of each group). With a shaping
-   mask, counts travel alike: two more;
+2. for GTPO, entropy sums a position (one sum a group, for the axis ``matrix``), as int64, of the groups that are really
+   split and only between the ranks that hold them: two ``all_to_all_single`` (a reduce-scatter and an all-gather over
+   the members of each group). Two more, of the largest weights, where entropies span too wide a range for one grid a
+   group (``share_grid.fixed_scales``), and for the axis ``matrix``; two more, of counts, with a shaping mask;
 3. range and sums of the pools that several ranks hold: two ``all_reduce`` of a few numbers a pool;
-4. diagnostics: one ``all_reduce`` of a few numbers.
+4. diagnostics: two ``all_reduce`` of a few numbers.
 
 Why the dealing cannot change a bit: whatever is summed over responses is first rounded to a grid that depends only on
-numbers that all ranks share, and summed as integers (see ``algorithms.fixed_point``); everything else is computed token
-by token from these sums with operations that IEEE 754 rounds correctly.
+numbers that all ranks share, and summed as integers (see ``algorithms.fixed_point``; ``algorithms.shares`` says how far
+off a share can be); everything else is computed token by token from these sums with operations that IEEE 754 rounds
+correctly. That holds for advantages, rewards and metrics alike.
 
 Errors: a rank whose inputs are bad says so in its header, and all ranks raise the same error instead of waiting for it.
 """
