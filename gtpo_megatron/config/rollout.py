@@ -18,7 +18,8 @@ class SamplingConfig:
     """The sampling distribution.
 
     Attributes:
-        temperature: logits are divided by it, in sampling, in scoring and in the update alike.
+        temperature: logits are divided by it, in sampling, in scoring and in the update alike; 0, the likeliest token,
+            in evaluation only.
         top_p: nucleus mass; below 1 the sampler's distribution is not the scored one.
         top_k: number of candidates; 0 means all.
         max_response_tokens: a longer response is cut and flagged.
@@ -35,9 +36,9 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_positive(temperature=self.temperature, top_p=self.top_p, max_response_tokens=self.max_response_tokens)
+        require_positive(top_p=self.top_p, max_response_tokens=self.max_response_tokens)
         require_fraction(top_p=self.top_p)
-        require_non_negative(top_k=self.top_k)
+        require_non_negative(temperature=self.temperature, top_k=self.top_k)
         if not all(self.stop_strings):
             raise ConfigError("stop_strings holds an empty string, which would end every response at once")
         if any(token < 0 for token in self.stop_token_ids):

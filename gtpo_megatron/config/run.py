@@ -104,6 +104,10 @@ class RunConfig:
     def _check_sampling(self) -> None:
         """The actor scores the full distribution; a truncated sampler would make every ratio wrong."""
         sampling = self.rollout.sampling
+        if sampling.temperature == 0:
+            raise ConfigError(
+                "rollout.sampling.temperature=0.0: must be greater than 0; training needs responses that differ"
+            )
         if sampling.top_p < 1 or sampling.top_k > 0:
             raise ConfigError(
                 f"rollout.sampling.top_p={sampling.top_p}, rollout.sampling.top_k={sampling.top_k}: training scores "

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import DataError
 
 NGRAM_WORDS = 13
@@ -25,6 +24,19 @@ _PRESENTATION = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-z])|\
 _FRACTION = re.compile(r"\\[dt]frac(?![a-z])")
 
 Ngram = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """A data set as far as it is compared.
+
+    Attributes:
+        ids: of its problems.
+        texts: their questions, without instructions.
+    """
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +83,7 @@ class Contamination:
         )
 
 
-def find_contamination(train: ProblemSet, evaluation: ProblemSet, *, ngram_words: int = NGRAM_WORDS) -> Contamination:
+def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: int = NGRAM_WORDS) -> Contamination:
     """Looks for every evaluation problem among the training problems; 17,000 x 500 in seconds.
 
     Raises:
@@ -82,14 +94,14 @@ def find_contamination(train: ProblemSet, evaluation: ProblemSet, *, ngram_words
     exact: dict[str, list[int]] = defaultdict(list)
     owners: dict[Ngram, list[int]] = defaultdict(list)
     num_ngrams = []
-    for index, question in enumerate(evaluation.questions):
+    for index, question in enumerate(evaluation.texts):
         exact[normalised(question)].append(index)
         ngrams = _ngrams(question, ngram_words)
         num_ngrams.append(len(ngrams))
         for ngram in ngrams:
             owners[ngram].append(index)
     best: dict[int, tuple[float, bool, int]] = {}
-    for train_index, question in enumerate(train.questions):
+    for train_index, question in enumerate(train.texts):
         shared: dict[int, int] = defaultdict(int)
         for ngram in _ngrams(question, ngram_words):
             for index in owners.get(ngram, ()):
@@ -99,12 +111,12 @@ def find_contamination(train: ProblemSet, evaluation: ProblemSet, *, ngram_words
         for index, candidate in found.items():
             best[index] = max(best.get(index, candidate), candidate)
     return Contamination(
-        num_problems=len(evaluation.problems),
+        num_problems=len(evaluation.ids),
         ngram_words=ngram_words,
         matches=tuple(
             Match(
-                problem_id=evaluation.problems[index].problem_id,
-                train_id=train.problems[-negated].problem_id,
+                problem_id=evaluation.ids[index],
+                train_id=train.ids[-negated],
                 share=share,
                 is_exact=is_exact,
             )

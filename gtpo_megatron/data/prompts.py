@@ -1,9 +1,7 @@
 """Stage 1 of the path of data: a data set becomes tokenised problems."""
 
-import hashlib
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import Problem
@@ -11,8 +9,9 @@ from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, fill_template
 from gtpo_megatron.data.adapters.known import ADAPTERS
 from gtpo_megatron.data.chat_template import render_prompt
-from gtpo_megatron.data.rows import Row
-from gtpo_megatron.data.source import origin_of, read_rows
+from gtpo_megatron.data.contamination import Questions
+from gtpo_megatron.data.source import origin_of
+from gtpo_megatron.data.unique_rows import UniqueRows
 from gtpo_megatron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -46,6 +45,11 @@ class ProblemSet:
     num_conflicting: int
     num_dropped_long: int
     content_sha256: str
+
+    @property
+    def comparable(self) -> Questions:
+        """For :func:`~gtpo_megatron.data.contamination.find_contamination`."""
+        return Questions(ids=tuple(problem.problem_id for problem in self.problems), texts=self.questions)
 
     def head(self, num: int) -> "ProblemSet":
         """The first ``num`` problems; 0 keeps all."""
@@ -82,11 +86,11 @@ def load_problems(
         raise ConfigError(f"max_prompt_tokens={max_prompt_tokens}: must be at least 1")
     dataset = parse_dataset(dataset, "data set") if isinstance(dataset, str) else dataset
     origin = origin_of(dataset)
-    reading = _Reading()
+    reading = UniqueRows()
     problems: list[Problem] = []
     questions: list[str] = []
     dropped: list[int] = []
-    for problem_id, row in reading.unique(dataset):
+    for problem_id, row in reading.read(dataset):
         prompt = fill_template(template, row.question) if row.is_bare else row.prompt
         try:
             prompt_ids = render_prompt(tokenizer, prompt, verbatim_text=verbatim_text)
@@ -115,46 +119,6 @@ def load_problems(
     )
     _report(found, max_prompt_tokens)
     return found
-
-
-@dataclass(slots=True)
-class _Reading:
-    """Rows without repeats, and the counts that reading them leaves."""
-
-    num_rows: int = 0
-    num_repeated: int = 0
-    num_conflicting: int = 0
-    content: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    _answers: dict[bytes, str] = field(default_factory=dict)  # by the prompt's hash: texts would fill memory
-    _places: dict[str, str] = field(default_factory=dict)
-
-    def unique(self, dataset: DatasetRef) -> Iterator[tuple[str, Row]]:
-        """Each row that is not a repeat, with its id."""
-        for number, row in enumerate(read_rows(dataset)):
-            self.num_rows += 1
-            key = row.prompt_digest
-            if key not in self._answers:
-                self._answers[key] = row.answer
-                problem_id = f"{row.source}-{number}" if row.row_id is None else row.row_id
-                self._check_id(problem_id, row)
-                self.content.update(f"{problem_id}\0{row.answer}\0".encode("utf-8", "surrogatepass") + key)
-                yield problem_id, row
-                continue
-            self.num_repeated += 1
-            if self._answers[key] != row.answer:
-                self.num_conflicting += 1
-                if self.num_conflicting == 1:
-                    logger.warning(
-                        "%s: this prompt again with the answer %r, at first it was %r; the first is taken",
-                        *(row.place, row.answer, self._answers[key]),
-                    )
-
-    def _check_id(self, problem_id: str, row: Row) -> None:
-        if problem_id in self._places:
-            raise DataError(
-                f"{row.place}: id {problem_id!r} again, first at {self._places[problem_id]}; ids must be unique"
-            )
-        self._places[problem_id] = row.place
 
 
 def _report(found: ProblemSet, max_prompt_tokens: int) -> None:

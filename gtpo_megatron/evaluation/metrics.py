@@ -16,6 +16,8 @@ from gtpo_megatron.errors import DataError, ShapeError
 Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 NUM_BOOTSTRAP = 1_000
+BLOCK_DRAWS = 1 << 16
+"""Resampled values in memory at a time; how many they are does not change the result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,18 +170,43 @@ def bootstrap_interval(
     values = np.asarray(per_problem, dtype=np.float64)
     if values.ndim != 1:
         raise ShapeError(f"per_problem has shape {values.shape}, expected [problems]")
-    _checked(values[:, None])
+    (interval,) = bootstrap_intervals(values[:, None], confidence=confidence, num_bootstrap=num_bootstrap, seed=seed)
+    return interval
+
+
+def bootstrap_intervals(
+    per_problem: npt.ArrayLike, *, confidence: float = CONFIDENCE, num_bootstrap: int = 10_000, seed: int = 0
+) -> list[Interval]:
+    """:func:`bootstrap_interval` of several figures over the same problems, for the price of one.
+
+    Args:
+        per_problem: ``[problems, figures]``.
+        confidence: between 0 and 1.
+        num_bootstrap: resamples.
+        seed: of the resamples, which are the same for every figure.
+
+    Raises:
+        ShapeError, DataError: not a table of finite numbers, or ``confidence`` or ``num_bootstrap`` out of range.
+    """
+    values = _checked(per_problem)
     if not 0.0 < confidence < 1.0:
         raise DataError(f"confidence={confidence}: must lie strictly between 0 and 1, for example 0.95")
     _check_draws(num_bootstrap)
     rng = np.random.default_rng(seed)
     num = len(values)
-    means = np.empty(num_bootstrap)
-    for draw in range(num_bootstrap):  # one resample at a time: [num_bootstrap, problems] would be large
-        means[draw] = values[rng.integers(num, size=num)].mean()
+    means = np.empty((num_bootstrap, values.shape[1]))
+    block = max(1, BLOCK_DRAWS // num)  # [num_bootstrap, problems] at once would be large
+    for start in range(0, num_bootstrap, block):
+        size = min(block, num_bootstrap - start)
+        drawn = rng.integers(num, size=(size, num))
+        for figure in range(values.shape[1]):
+            means[start : start + size, figure] = values[:, figure][drawn].mean(axis=1)
     tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(means, (tail, 1.0 - tail))
-    return Interval(mean=float(values.mean()), low=float(low), high=float(high))
+    lows, highs = np.quantile(means, (tail, 1.0 - tail), axis=0)
+    return [
+        Interval(mean=float(values[:, figure].mean()), low=float(lows[figure]), high=float(highs[figure]))
+        for figure in range(values.shape[1])
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,10 +228,14 @@ class _Votes:
         if not len(self.rewards):
             return np.zeros(len(drawn))
         ballots = self.labels[drawn]
-        is_for = ballots[:, :, None] == np.arange(len(self.rewards))  # [draws, k, answers]
-        counts = is_for.sum(axis=1)
-        k = drawn.shape[1]
-        first = np.where(counts > 0, is_for.argmax(axis=1), k)
+        num_draws, k = drawn.shape
+        draws = np.arange(num_draws)
+        counts = np.zeros((num_draws, len(self.rewards) + 1), dtype=np.int64)  # the last column: no answer
+        first = np.full_like(counts, k)
+        for position in reversed(range(k)):  # k small steps: [draws, k, answers] at once takes six times as long
+            counts[draws, ballots[:, position]] += 1
+            first[draws, ballots[:, position]] = position
+        counts, first = counts[:, :-1], first[:, :-1]
         best = (counts * (k + 1) - first).argmax(axis=1)  # more votes first, then the earlier first vote
         rewards = self.rewards[best]
         return np.asarray(np.where(counts.max(axis=1) > 0, rewards, 0.0))

@@ -5,6 +5,7 @@ import logging
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
@@ -20,6 +21,7 @@ DISTRIBUTIONS = (
     "transformer-engine",
     "ray",
     "transformers",
+    "math-verify",
 )
 
 
@@ -35,6 +37,16 @@ def versions() -> dict[str, str]:
     """Of what computes, by distribution; those that are not installed are left out."""
     found = {name: _version(name) for name in DISTRIBUTIONS}
     return {name: version for name, version in found.items() if version}
+
+
+def provenance() -> dict[str, Any]:
+    """The versions of what computes, the commit, and the machine, as JSON values."""
+    return {
+        "versions": versions(),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
 
 
 def _version(distribution: str) -> str:

@@ -36,7 +36,9 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
         notes += dataset_notes(found, data.max_prompt_tokens)
         num_contaminated = 0
         if data.contamination_ngram_words:
-            contamination = find_contamination(training, found, ngram_words=data.contamination_ngram_words)
+            contamination = find_contamination(
+                training.comparable, found.comparable, ngram_words=data.contamination_ngram_words
+            )
             notes += contamination_notes(label, contamination)
             num_contaminated = len(contamination.matches)
         heldout.append(HeldOutSet(label=label, problems=found.problems, num_contaminated=num_contaminated))

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from gtpo_megatron.errors import ConfigError, DataError
@@ -45,3 +46,17 @@ def graded(function: RewardFunction, response: str, answer: str) -> float:
     if not isinstance(reward, (int, float)) or not math.isfinite(reward):
         raise DataError(f"the reward function returned {reward!r}; expected a finite number")
     return float(reward)
+
+
+def resolve_final_answer(name: str) -> Callable[[str], str | None] | None:
+    """The function ``final_answer`` in the module of the reward function ``module:function``.
+
+    It takes a response and returns the answer in it, or None, so that votes can be counted (maj@k). None where the
+    module has no such function.
+
+    Raises:
+        ConfigError: as :func:`resolve_reward`.
+    """
+    resolve_reward(name)
+    found = getattr(importlib.import_module(name.partition(":")[0]), "final_answer", None)
+    return cast("Callable[[str], str | None]", found) if callable(found) else None

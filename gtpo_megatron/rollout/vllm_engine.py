@@ -1,7 +1,7 @@
 """vLLM as the sampler, in this process."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.requests import SampleRequest
+from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import to_rollout_batch
 from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.link import WeightLink
@@ -74,6 +75,7 @@ class VllmEngine:
         )
         if num_threads and not torch.cuda.is_available():
             self._llm.collective_rpc("gtpo_set_threads", args=(num_threads,))
+        self._max_concurrent = config.max_concurrent_sequences
         self._stop_ids = _stop_token_ids(self._llm, model_path)
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._next_response = 0
@@ -91,11 +93,7 @@ class VllmEngine:
             RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response, or the engine has no
                 usable weights.
         """
-        if self._version == UNUSABLE:
-            raise RolloutError(
-                "vLLM has no usable weights: nothing was pushed into an engine of a converted folder yet, or the last "
-                "push failed half-way"
-            )
+        self._check_weights()
         engine = self._llm.llm_engine
         first = self._add(requests, sampling, seed)
         finished: dict[int, Any] = {}
@@ -111,7 +109,31 @@ class VllmEngine:
             entropies=self._take_entropies(numbers) if self._keeps_entropies else None,
         )
 
-    def _add(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> int:
+    def stream(
+        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int
+    ) -> Iterator[SampledResponse]:
+        """The same responses, in the order in which they end, without log-probs; see ``rollout/response_stream.py``.
+
+        Raises:
+            RolloutError: vLLM ended a request without a token, or the engine has no usable weights.
+        """
+        self._check_weights()
+
+        def add(some: Sequence[SampleRequest]) -> int:
+            return self._add(some, sampling, seed, with_logprobs=False)
+
+        return stream_responses(self._llm.llm_engine, add, requests, max_concurrent=self._max_concurrent)
+
+    def _check_weights(self) -> None:
+        if self._version == UNUSABLE:
+            raise RolloutError(
+                "vLLM has no usable weights: nothing was pushed into an engine of a converted folder yet, or the last "
+                "push failed half-way"
+            )
+
+    def _add(
+        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int, *, with_logprobs: bool = True
+    ) -> int:
         """Hands requests to vLLM, which numbers them on; returns the first number."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -129,8 +151,8 @@ class VllmEngine:
                 max_tokens=sampling.max_response_tokens,
                 stop=list(sampling.stop_strings),
                 stop_token_ids=[*self._stop_ids, *sampling.stop_token_ids],
-                logprobs=0,
-                flat_logprobs=True,
+                logprobs=0 if with_logprobs else None,
+                flat_logprobs=with_logprobs,
                 seed=request.seed(seed),
                 detokenize=bool(sampling.stop_strings),  # only to look for them
                 output_kind=RequestOutputKind.FINAL_ONLY,

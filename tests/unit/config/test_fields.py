@@ -93,7 +93,7 @@ def test_the_defaults_are_valid(kind):
         (RolloutConfig, "kv_cache_mib", 0),
         (RolloutConfig, "max_concurrent_sequences", 0),
         (RolloutConfig, "tensor_parallel_size", 0),
-        (SamplingConfig, "temperature", 0.0),
+        (SamplingConfig, "temperature", -1.0),
         (SamplingConfig, "top_p", 1.5),
         (SamplingConfig, "top_k", -1),
         (SamplingConfig, "stop_strings", ("a", "")),

@@ -39,6 +39,10 @@ def changed(**parts):
         ),
         ({"cluster": {"mode": "local"}}, "cluster.mode='local' runs one rank"),
         (
+            {"rollout": {"sampling": SamplingConfig(temperature=0.0, max_response_tokens=64)}},
+            "rollout.sampling.temperature=0.0",
+        ),
+        (
             {"rollout": {"sampling": SamplingConfig(top_p=0.9, max_response_tokens=64)}},
             "rollout.sampling.top_p=0.9",
         ),

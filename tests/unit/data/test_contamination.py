@@ -3,25 +3,12 @@ import time
 
 import pytest
 
-from gtpo_megatron.batch import Problem
-from gtpo_megatron.config.dataset import DatasetRef
-from gtpo_megatron.data.contamination import find_contamination, normalised
-from gtpo_megatron.data.prompts import ProblemSet
+from gtpo_megatron.data.contamination import Questions, find_contamination, normalised
 from gtpo_megatron.errors import DataError
 
 
-def problem_set(*questions, name="t"):
-    return ProblemSet(
-        dataset=DatasetRef(name=name),
-        origin=name,
-        problems=tuple(Problem(problem_id=f"{name}{i}", prompt_ids=(1,), answer="1") for i, _ in enumerate(questions)),
-        questions=questions,
-        num_rows=len(questions),
-        num_repeated=0,
-        num_conflicting=0,
-        num_dropped_long=0,
-        content_sha256="",
-    )
+def questions_of(*texts):
+    return Questions(ids=tuple(f"t{i}" for i, _ in enumerate(texts)), texts=texts)
 
 
 LONG = "A train leaves the station at noon and travels north at forty miles an hour for exactly three hours and stops"
@@ -48,7 +35,7 @@ def test_signs_and_digits_do_count(one, other):
 
 
 def test_the_same_question_is_found_whatever_its_length():
-    found = find_contamination(problem_set("a b", "What is $1+1$?", LONG), problem_set("what is 1+1", LONG, "no"))
+    found = find_contamination(questions_of("a b", "What is $1+1$?", LONG), questions_of("what is 1+1", LONG, "no"))
     assert [(m.problem_id, m.train_id, m.share, m.is_exact) for m in found.matches] == [
         ("t0", "t1", 1.0, True),
         ("t1", "t2", 1.0, True),
@@ -62,11 +49,11 @@ def test_shares_of_ngrams_by_hand():
     question = " ".join(words)
     half = " ".join(["other", *words[:14], "end"])  # ten of the runs
     less = " ".join(["other", *words[:13], "end"])
-    evaluation = problem_set(question, name="e")
-    (match,) = find_contamination(problem_set(less, half), evaluation, ngram_words=5).matches
+    evaluation = questions_of(question)
+    (match,) = find_contamination(questions_of(less, half), evaluation, ngram_words=5).matches
     assert (match.train_id, match.share, match.is_exact) == ("t1", 0.5, False)
-    assert not find_contamination(problem_set(less), evaluation, ngram_words=5).matches
-    spread = problem_set(" ".join(words[:13]), " ".join(words[13:]))
+    assert not find_contamination(questions_of(less), evaluation, ngram_words=5).matches
+    spread = questions_of(" ".join(words[:13]), " ".join(words[13:]))
     assert not find_contamination(spread, evaluation, ngram_words=5).matches, "one training question must have them"
 
 
@@ -76,18 +63,18 @@ def test_a_common_ending_is_not_contamination():
     two = (
         f"The area of the triangle whose sides are three and four and five units long respectively is m over n {ending}"
     )
-    assert not find_contamination(problem_set(one), problem_set(two)).matches
+    assert not find_contamination(questions_of(one), questions_of(two)).matches
 
 
 def test_chinese_questions_are_compared_by_character():
     question = "已知等差数列的前项和为求该数列的通项公式以及前十项的和"
-    (match,) = find_contamination(problem_set("\u9898\u76ee\uff1a" + question), problem_set(question)).matches
+    (match,) = find_contamination(questions_of("\u9898\u76ee\uff1a" + question), questions_of(question)).matches
     assert not match.is_exact
     assert match.share == 1.0
 
 
 def test_the_first_of_equally_good_matches_is_named():
-    found = find_contamination(problem_set("x", "same", "same"), problem_set("Same."))
+    found = find_contamination(questions_of("x", "same", "same"), questions_of("Same."))
     assert found.matches[0].train_id == "t1"
 
 
@@ -95,13 +82,13 @@ def test_a_whole_training_set_takes_seconds():
     rng = random.Random(0)
     vocabulary = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(3000)]
     questions = [" ".join(rng.choices(vocabulary, k=80)) for _ in range(4500)]
-    evaluation = problem_set(*questions[:100], *questions[-100:])
+    evaluation = questions_of(*questions[:100], *questions[-100:])
     start = time.perf_counter()
-    found = find_contamination(problem_set(*questions[:4000]), evaluation)
+    found = find_contamination(questions_of(*questions[:4000]), evaluation)
     assert time.perf_counter() - start < 5.0  # 0.3 s on a quiet machine
     assert found.num_exact == 100
 
 
 def test_a_run_of_no_words_is_refused():
     with pytest.raises(DataError, match="ngram_words=0"):
-        find_contamination(problem_set("a"), problem_set("a"), ngram_words=0)
+        find_contamination(questions_of("a"), questions_of("a"), ngram_words=0)

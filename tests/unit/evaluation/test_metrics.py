@@ -79,6 +79,15 @@ def test_maj_at_k_approaches_enumeration_of_all_draws(k):
     assert drawn == pytest.approx(expected, abs=5 * 0.5 / math.sqrt(2 * 20_000))
 
 
+def test_majority_of_two_answers_has_its_closed_form():
+    """k odd, share p of the samples right: the binomial probability of more than k/2 right ones."""
+    rewards, answers = [[1, 1, 1, 0, 0]], [["r", "r", "r", "w", "w"]]
+    for k in (1, 3, 9):
+        expected = sum(math.comb(k, i) * 0.6**i * 0.4 ** (k - i) for i in range(k // 2 + 1, k + 1))
+        drawn = metrics.maj_at_k(rewards, answers, k, num_bootstrap=20_000, seed=5)
+        assert drawn == pytest.approx(expected, abs=5 * 0.5 / math.sqrt(20_000))
+
+
 def test_majority_needs_votes_not_silence():
     assert metrics.maj_at_k([[1, 1]], [[None, None]], 2) == 0.0
     # Two of three samples are silent; the one answer still decides every draw in which it occurs.
@@ -106,6 +115,35 @@ def test_bootstrap_interval_covers_the_true_mean_as_often_as_it_says():
         assert interval.low < interval.mean < interval.high
         covered += interval.low <= 0.4 <= interval.high
     assert 0.90 <= covered / 200 <= 0.985
+
+
+@pytest.mark.parametrize("figure", ["mean", "pass"])
+def test_intervals_of_sampled_accuracies_cover_the_true_ones(figure):
+    """Problems of differing difficulty, eight samples each; the truth is over all problems that could be drawn."""
+    rng = np.random.default_rng(7)
+    covered = 0
+    for trial in range(200):
+        difficulty = rng.beta(1.0, 2.0, size=80)
+        correct = rng.random((80, 8)) < difficulty[:, None]
+        per_problem = correct.mean(axis=1) if figure == "mean" else metrics.pass_at_k_per_problem(correct, 4)
+        # E[p] = 1/3 and E[1 - (1-p)^4] = 1 - B(1, 6) / B(1, 2) = 2/3
+        truth = 1 / 3 if figure == "mean" else 2 / 3
+        interval = metrics.bootstrap_interval(per_problem, num_bootstrap=300, seed=trial)
+        covered += interval.low <= truth <= interval.high
+    assert 0.90 <= covered / 200 <= 0.985
+
+
+def test_several_figures_have_the_intervals_of_each():
+    table = np.random.default_rng(3).random((40, 3))
+    several = metrics.bootstrap_intervals(table, num_bootstrap=500, seed=4)
+    assert several == [metrics.bootstrap_interval(column, num_bootstrap=500, seed=4) for column in table.T]
+
+
+def test_resamples_do_not_depend_on_how_many_are_in_memory(monkeypatch):
+    values = np.random.default_rng(2).random(50)
+    whole = metrics.bootstrap_interval(values, num_bootstrap=1001)
+    monkeypatch.setattr(metrics, "BLOCK_DRAWS", 7)
+    assert metrics.bootstrap_interval(values, num_bootstrap=1001) == whole
 
 
 def test_bootstrap_interval_has_the_width_of_the_normal_theory():

@@ -1,0 +1,69 @@
+"""``gtpo-megatron evaluate``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run
+from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.errors import ConfigError
+
+EXIT_INTERRUPTED = 130
+LOG_WIDTH = 160
+"""Of the table where the output is no terminal."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``evaluate MODEL|RUN ...``."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        sys.stdout.write("usage: gtpo-megatron evaluate MODEL|RUN [options]; the options, with their defaults:\n\n")
+        _parse("MODEL", EvaluateConfig(benchmarks=("aime24,aime25",)), ["--help"])
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError(
+            "evaluate needs a model first: gtpo-megatron evaluate MODEL|RUN --benchmarks aime24,aime25; MODEL is a "
+            "Hugging Face folder, RUN the folder of a training run"
+        )
+    named = arguments[0]
+    folder = Path(named)
+    is_run = (folder / "config.yaml").is_file()
+    default = defaults_of_run(load_config(folder / "config.yaml")) if is_run else None
+    config = _parse(named, default, arguments[1:])
+    from gtpo_megatron.orchestration.evaluated_model import find_model
+    from gtpo_megatron.orchestration.evaluation_run import evaluate_model  # seconds of imports, after a typo
+
+    model = find_model(folder, config.checkpoint, is_run=is_run)
+    console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
+    try:
+        evaluate_model(model, config, output=output_folder(folder, config, is_run=is_run), console=console)
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on from what is written", highlight=False)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def output_folder(folder: Path, config: EvaluateConfig, *, is_run: bool) -> Path:
+    """Where the results go: beside the run, or under the model's name in ``evaluations/``."""
+    if config.output:
+        return Path(config.output)
+    checkpoint = config.checkpoint or "hf"
+    return folder / "evaluations" / checkpoint if is_run else Path("evaluations") / folder.resolve().name
+
+
+def _parse(named: str, default: EvaluateConfig | None, arguments: Sequence[str]) -> EvaluateConfig:
+    prog, config = f"gtpo-megatron evaluate {named}", (tyro.conf.AvoidSubcommands,)
+    if default is None:  # the class's own defaults
+        return tyro.cli(EvaluateConfig, prog=prog, args=list(arguments), config=config)
+    return tyro.cli(EvaluateConfig, prog=prog, args=list(arguments), config=config, default=default)
+
+
+COMMAND = Command(
+    usage="""\
+  evaluate MODEL|RUN [--benchmarks aime24,aime25,mine=FILE] [--samples 32] [--any.field VALUE ...]
+                    measures a Hugging Face folder, or a run's model: mean@k, pass@k, best@k, maj@k;
+                    the same command goes on where it was broken off""",
+    run=run,
+)

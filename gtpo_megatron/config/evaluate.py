@@ -1,0 +1,154 @@
+"""What ``gtpo-megatron evaluate`` measures, and how."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive, require_types
+from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
+from gtpo_megatron.config.evaluation import HELDOUT
+from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """The vLLM engine that samples.
+
+    Attributes:
+        dtype: of the weights.
+        kv_cache_mib: memory of the key-value cache; without a number vLLM takes nearly all there is.
+        max_concurrent_sequences: sequences vLLM decodes together.
+        tensor_parallel_size: ranks of the engine.
+        num_threads: on a CPU; 0 leaves it to vLLM.
+    """
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    kv_cache_mib: int = 16384
+    max_concurrent_sequences: int = 256
+    tensor_parallel_size: int = 1
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_non_negative(num_threads=self.num_threads)
+        self.rollout(SamplingConfig())
+
+    def rollout(self, sampling: SamplingConfig) -> RolloutConfig:
+        """As ``VllmEngine`` takes it."""
+        return RolloutConfig(
+            sampling=sampling,
+            dtype=self.dtype,
+            kv_cache_mib=self.kv_cache_mib,
+            max_concurrent_sequences=self.max_concurrent_sequences,
+            tensor_parallel_size=self.tensor_parallel_size,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConfig:
+    """One evaluation of one model.
+
+    Attributes:
+        benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them.
+        samples: responses a problem.
+        ks: of pass@k, best@k and maj@k; empty: the powers of two up to ``samples``, and ``samples``.
+        sampling: the distribution that answers are drawn from.
+        seed: of the samples and of the bootstrap.
+        num_problems: how many of each benchmark, from the first; 0 takes all.
+        max_prompt_tokens: longer prompts are dropped, counted and reported.
+        prompt_template: put around the bare questions of benchmarks; ``{problem}`` stands for the question.
+        verbatim_text: take text prompts as they are, without the model's chat template (base models).
+        success_threshold: a response is correct where its reward is at least this.
+        engine: that samples.
+        reward: that grades.
+        against: training set, by name or file; benchmark problems that are in it are reported.
+        checkpoint: of a run: ``step_N`` or ``latest``; empty: the exported model, ``hf/``.
+        output: folder of the results; empty: ``evaluations/`` in the run's folder, or in the current one.
+    """
+
+    benchmarks: tuple[str, ...] = ()
+    samples: int = 32
+    ks: tuple[int, ...] = ()
+    sampling: SamplingConfig = SamplingConfig()
+    seed: int = 20250804
+    num_problems: int = 0
+    max_prompt_tokens: int = 2048
+    prompt_template: str = BOXED_TEMPLATE
+    verbatim_text: bool = False
+    success_threshold: float = 0.5
+    engine: EngineConfig = EngineConfig()
+    reward: RewardConfig = RewardConfig()
+    against: str = ""
+    checkpoint: str = ""
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_positive(samples=self.samples, max_prompt_tokens=self.max_prompt_tokens)
+        require_non_negative(seed=self.seed, num_problems=self.num_problems)
+        require_fraction(success_threshold=self.success_threshold)
+        check_template("prompt_template", self.prompt_template)
+        if not self.sets:
+            raise ConfigError("benchmarks is empty: name at least one, such as aime24 or mine=FILE.jsonl")
+        for k in self.ks:
+            if not 1 <= k <= self.samples:
+                raise ConfigError(f"ks={self.ks!r}: every k must lie between 1 and samples={self.samples}")
+        if self.sampling.temperature == 0 and self.samples > 1:
+            raise ConfigError(
+                f"samples={self.samples} with sampling.temperature=0 would be {self.samples} equal responses; "
+                "use samples=1"
+            )
+        parse_dataset(self.against or "none", "against")
+
+    @property
+    def sets(self) -> dict[str, DatasetRef]:
+        """Every benchmark by its label."""
+        texts = tuple(text for part in self.benchmarks for text in part.split(",") if text.strip())
+        return {ref.label: ref for ref in parse_datasets(texts, "benchmarks")}
+
+    @property
+    def training_set(self) -> DatasetRef | None:
+        """What ``against`` names."""
+        return parse_dataset(self.against, "against") if self.against else None
+
+    @property
+    def resolved_ks(self) -> tuple[int, ...]:
+        """Ascending, each once."""
+        powers = [2**power for power in range(self.samples.bit_length())]
+        return tuple(sorted({*self.ks} if self.ks else {*powers, self.samples}))
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Prompt and response."""
+        return self.max_prompt_tokens + self.sampling.max_response_tokens
+
+
+def defaults_of_run(run: RunConfig) -> EvaluateConfig:
+    """What a run measured during training, so that its model is measured alike unless something else is asked for."""
+    evaluation = run.evaluation
+    heldout = parse_dataset(evaluation.path, "path") if evaluation.path.strip() else None
+    if heldout is not None and heldout.path and not heldout.is_named:
+        heldout = DatasetRef(name=HELDOUT, path=heldout.path)
+    return EvaluateConfig(
+        benchmarks=(*([str(heldout)] if heldout else []), *evaluation.benchmarks),
+        samples=evaluation.samples,
+        sampling=evaluation.sampling,
+        seed=evaluation.seed,
+        num_problems=evaluation.num_problems,
+        max_prompt_tokens=run.data.max_prompt_tokens,
+        prompt_template=evaluation.prompt_template,
+        verbatim_text=run.data.verbatim_text,
+        success_threshold=run.algorithm.success_threshold,
+        engine=EngineConfig(
+            dtype=run.rollout.dtype,
+            kv_cache_mib=run.rollout.kv_cache_mib,
+            max_concurrent_sequences=run.rollout.max_concurrent_sequences,
+            tensor_parallel_size=run.rollout.tensor_parallel_size,
+            num_threads=run.cluster.engine_threads,
+        ),
+        reward=run.reward,
+        against=run.data.train_path,
+    )

@@ -1,0 +1,184 @@
+"""Samples and grades whole benchmarks, some being graded while others are written; goes on where it was broken off."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.data.contamination import Contamination
+from gtpo_megatron.data.prompts import ProblemSet
+from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
+from gtpo_megatron.evaluation.scores import ProblemResponses
+from gtpo_megatron.rewards.pool import Verdict
+from gtpo_megatron.rollout.requests import SampleRequest
+from gtpo_megatron.rollout.response_stream import ResponseSource, SampledResponse
+
+FinalAnswer = Callable[[str], str | None]
+
+
+class Grader(Protocol):
+    """What evaluation grades with."""
+
+    def submit(self, text: str, answer: str) -> "Future[Verdict]":
+        """Queues one response."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    """One benchmark, and the responses there are of it.
+
+    Attributes:
+        label: its name.
+        problems: of it.
+        file: of the responses.
+        contamination: by the training set; None where none was looked at.
+    """
+
+    label: str
+    problems: ProblemSet
+    file: ResponseFile
+    contamination: Contamination | None = None
+
+    def missing(self, samples: int) -> list[tuple[int, int]]:
+        """(position, sample) of every response that is not there, problem by problem."""
+        return [
+            (position, sample)
+            for position, problem in enumerate(self.problems.problems)
+            for sample in range(samples)
+            if (problem.problem_id, sample) not in self.file.responses
+        ]
+
+    def complete(self, samples: int) -> list[ProblemResponses]:
+        """Problems whose responses are all there."""
+        there = self.file.responses
+        return [
+            ProblemResponses(
+                problem=problem, responses=[there[problem.problem_id, sample] for sample in range(samples)]
+            )
+            for problem in self.problems.problems
+            if all((problem.problem_id, sample) in there for sample in range(samples))
+        ]
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where the time went once the model was loaded; grading is in none of them while generation hides it.
+
+    Attributes:
+        generation_s: waiting for the sampler.
+        grading_s: waiting for graders after the last response.
+        other_s: decoding, writing down, and handing over.
+        scoring_s: from graded responses to figures and intervals.
+    """
+
+    generation_s: float = 0.0
+    grading_s: float = 0.0
+    other_s: float = 0.0
+    scoring_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request and where it belongs."""
+
+    benchmark: Benchmark
+    position: int
+    sample: int
+    request: SampleRequest
+
+
+@dataclass(slots=True)
+class BenchmarkRun:
+    """All benchmarks of one evaluation, as one stream of requests: no benchmark waits for another's longest response.
+
+    Attributes:
+        config: of the evaluation.
+        tokenizer: of the model.
+        source: samples.
+        grader: grades.
+        final_answer: finds the answer of a response, for maj@k; None: it is left out.
+        on_response: called after each response is on disk, with its benchmark.
+        timing: filled as it runs.
+    """
+
+    config: EvaluateConfig
+    tokenizer: PreTrainedTokenizerBase
+    source: ResponseSource
+    grader: Grader
+    final_answer: FinalAnswer | None
+    on_response: Callable[[Benchmark, GradedResponse], None]
+    timing: Timing = field(default_factory=Timing)
+
+    def run(self, benchmarks: Sequence[Benchmark]) -> None:
+        """Samples and grades what is missing. Interrupted or not, what has a verdict is in the files.
+
+        Raises:
+            RolloutError, WorkerError: the sampler or a grader failed.
+        """
+        jobs = [
+            _Job(benchmark, position, sample, self._request(benchmark, position, sample))
+            for benchmark in benchmarks
+            for position, sample in benchmark.missing(self.config.samples)
+        ]
+        graded: deque[tuple[_Job, GradedResponse, Future[Verdict]]] = deque()
+        with ExitStack() as stack:
+            stack.callback(self._write_down, graded, wait=False)  # also after an interrupt
+            for response in self._sampled(jobs):
+                start = time.perf_counter()
+                graded.append(self._submitted(jobs[response.index], response))
+                self._write_down(graded, wait=False)
+                self.timing.other_s += time.perf_counter() - start
+            start = time.perf_counter()
+            self._write_down(graded, wait=True)
+            self.timing.grading_s += time.perf_counter() - start
+
+    def _request(self, benchmark: Benchmark, position: int, sample: int) -> SampleRequest:
+        """As held-out measurement during training seeds it: by the problem's position and the sample alone."""
+        prompt_ids = benchmark.problems.problems[position].prompt_ids
+        return SampleRequest(prompt_ids=prompt_ids, group_id=position, sample=sample)
+
+    def _sampled(self, jobs: Sequence[_Job]) -> Iterator[SampledResponse]:
+        """The sampler's responses; the time until each is generation time."""
+        responses = self.source.stream([job.request for job in jobs], self.config.sampling, seed=self.config.seed)
+        while True:
+            start = time.perf_counter()
+            response = next(responses, None)
+            self.timing.generation_s += time.perf_counter() - start
+            if response is None:
+                return
+            yield response
+
+    def _submitted(self, job: _Job, response: SampledResponse) -> tuple[_Job, GradedResponse, "Future[Verdict]"]:
+        text: str = self.tokenizer.decode(list(response.token_ids), skip_special_tokens=True)
+        problem = job.benchmark.problems.problems[job.position]
+        ungraded = GradedResponse(
+            problem_id=problem.problem_id,
+            sample=job.sample,
+            seed=job.request.seed(self.config.seed),
+            reward=0.0,
+            failure=None,
+            is_truncated=response.is_truncated,
+            num_tokens=len(response.token_ids),
+            answer=None if self.final_answer is None else self.final_answer(text),
+            response=text,
+        )
+        return job, ungraded, self.grader.submit(text, problem.answer)
+
+    def _write_down(self, graded: "deque[tuple[_Job, GradedResponse, Future[Verdict]]]", *, wait: bool) -> None:
+        """Writes every response that has its verdict; rows are done out of order, so each is looked at."""
+        for _ in range(len(graded)):
+            job, response, verdict = graded.popleft()
+            if not (wait or verdict.done()):
+                graded.append((job, response, verdict))
+                continue
+            found = verdict.result()
+            done = replace(response, reward=found.reward, failure=found.failure)
+            job.benchmark.file.append(done)
+            self.on_response(job.benchmark, done)

@@ -1,0 +1,75 @@
+"""What a user may name as the model to evaluate, and a fingerprint that tells two models apart."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import ConfigError
+
+WEIGHT_ENDINGS = (".safetensors", ".bin")
+SAMPLE_BYTES = 1 << 20
+"""Of each end of a weights file; whole files of a large model would take minutes."""
+
+
+def check_model_folder(folder: Path) -> dict[str, Any]:
+    """The ``config.json`` of a Hugging Face model folder.
+
+    Raises:
+        ConfigError: it is not one, or has no weights.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"model {folder}: no such folder; expected a Hugging Face model folder or a run folder")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"model {folder}: neither a Hugging Face model folder (it has no config.json) nor a run folder "
+            "(it has no config.yaml)"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {folder}: config.json cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"model {folder}: config.json holds no object; expected a Hugging Face model's")
+    if not weight_paths(folder):
+        raise ConfigError(f"model {folder}: has no weights; expected *.safetensors")
+    return config
+
+
+def weight_paths(folder: Path) -> list[Path]:
+    """Its weights files; safetensors where there are any."""
+    for ending in WEIGHT_ENDINGS:
+        found = sorted(path for path in folder.iterdir() if path.suffix == ending and path.is_file())
+        if found:
+            return found
+    return []
+
+
+def check_length(config: dict[str, Any], needed: int) -> None:
+    """Raises ConfigError where the model has fewer positions than prompt and response together take."""
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and needed > positions:
+        raise ConfigError(
+            f"max_prompt_tokens + sampling.max_response_tokens = {needed} exceeds the model's "
+            f"max_position_embeddings={positions}; shorten one of them"
+        )
+
+
+def model_fingerprint(folder: Path) -> str:
+    """A digest of the configuration, the tokenizer and the weights.
+
+    Of every weights file: its name, its size, and a mebibyte of each end, which has the header with all names.
+    """
+    digest = hashlib.sha256()
+    weights = weight_paths(folder)
+    for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jinja", ".model", ".txt")):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    for path in weights:
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLE_BYTES))
+            if size > SAMPLE_BYTES:
+                file.seek(max(SAMPLE_BYTES, size - SAMPLE_BYTES))
+                digest.update(file.read())
+    return digest.hexdigest()

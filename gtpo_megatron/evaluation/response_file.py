@@ -1,0 +1,161 @@
+"""Sampled and graded responses of one benchmark, a line each: what a broken evaluation goes on from.
+
+The first line says what they are of (model, data, sampling, seed, grading); a file of something else is refused.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 1 << 16
+
+Identity = Mapping[str, Any]
+"""Everything that a response depends on, as JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradedResponse:
+    """One response.
+
+    Attributes:
+        problem_id: of its problem.
+        sample: its number among the problem's responses, from 0.
+        seed: it was sampled with.
+        reward: of the reward function; 0 without a verdict.
+        failure: why there is no verdict; None where there is one.
+        is_truncated: the length limit cut it.
+        num_tokens: its length.
+        answer: the final answer in it, or None.
+        response: its text; empty in what is read back.
+    """
+
+    problem_id: str
+    sample: int
+    seed: int
+    reward: float
+    failure: str | None
+    is_truncated: bool
+    num_tokens: int
+    answer: str | None
+    response: str
+
+
+class ResponseFile:
+    """The file of one benchmark, open for appending.
+
+    Args:
+        path: made if it does not exist.
+        identity: of the responses to come.
+
+    Raises:
+        ConfigError: the file holds responses of something else.
+        DataError: it is damaged, elsewhere than in a last line that a crash cut short.
+    """
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self.path = path
+        self._identity = json.loads(json.dumps(identity))
+        self.responses: dict[tuple[str, int], GradedResponse] = {}
+        if path.exists():
+            self._read()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+        if self._file.tell() == 0:
+            self._write({"identity": self._identity})
+
+    def append(self, response: GradedResponse) -> None:
+        """Writes a line; the text is not kept in memory."""
+        self._write(asdict(response))
+        self.responses[response.problem_id, response.sample] = replace(response, response="")
+
+    def close(self) -> None:
+        """Makes sure that everything is on the disk."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def _read(self) -> None:
+        self._cut_last_line()
+        header: Any = None
+        for place, record in _records(self.path):
+            if header is None:
+                header = record
+                self._check_identity(record)
+                continue
+            try:
+                response = GradedResponse(**{name: record[name] for name in _NAMES} | {"response": ""})
+            except (KeyError, TypeError) as error:
+                raise DataError(f"{place}: is no response ({error!r}); choose another --output") from error
+            self.responses[response.problem_id, response.sample] = response
+
+    def _cut_last_line(self) -> None:
+        """A crash can leave half a line at the end; its response is sampled again."""
+        with self.path.open("r+b") as file:
+            size = whole = file.seek(0, os.SEEK_END)
+            while whole:
+                start = max(0, whole - _BLOCK_BYTES)
+                file.seek(start)
+                newline = file.read(whole - start).rfind(b"\n")
+                whole = start + newline + 1 if newline >= 0 else start
+                if newline >= 0:
+                    break
+            if whole < size:
+                logger.warning("%s: the last line is cut short and is dropped", self.path)
+                file.truncate(whole)
+
+    def _check_identity(self, record: Any) -> None:
+        found = record.get("identity") if isinstance(record, dict) else None
+        if not isinstance(found, dict):
+            raise DataError(f"{self.path}:1: is no header of an evaluation; choose another --output")
+        differing = sorted(
+            key for key in found.keys() | self._identity.keys() if found.get(key) != self._identity.get(key)
+        )
+        if differing:
+            changes = "; ".join(f"{key}: {found.get(key)!r} -> {self._identity.get(key)!r}" for key in differing)
+            raise ConfigError(
+                f"{self.path.parent.parent} holds another evaluation of {self.path.stem}: {changes}; choose another "
+                "--output, or remove it"
+            )
+
+
+_NAMES = tuple(field.name for field in fields(GradedResponse))
+
+
+def read_responses(path: Path) -> Iterator[GradedResponse]:
+    """Every response of a file, with its text.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    for place, record in _records(path):
+        if "identity" not in record:
+            try:
+                yield GradedResponse(**record)
+            except TypeError as error:
+                raise DataError(f"{place}: is no response ({error})") from error
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            place = f"{path}:{number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{place}: not a JSON object: {error}; choose another --output") from error
+            if not isinstance(record, dict):
+                raise DataError(f"{place}: not a JSON object; choose another --output")
+            yield place, record

@@ -1,0 +1,187 @@
+"""``gtpo-megatron evaluate``: checks everything, starts one vLLM engine and the graders, measures, writes down."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from gtpo_megatron.config.dataset import DatasetRef
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.contamination import find_contamination
+from gtpo_megatron.data.prompts import ProblemSet, load_problems
+from gtpo_megatron.data.source import origin_of
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.evaluation.benchmark_run import Benchmark, BenchmarkRun
+from gtpo_megatron.evaluation.display import EvaluationDisplay
+from gtpo_megatron.evaluation.model_folder import check_length, check_model_folder, model_fingerprint
+from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
+from gtpo_megatron.evaluation.results import FILE, ResultFile
+from gtpo_megatron.evaluation.scores import Scores
+from gtpo_megatron.evaluation.table import results_table
+from gtpo_megatron.observability.logs import set_up_logs
+from gtpo_megatron.observability.provenance import provenance
+from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
+from gtpo_megatron.orchestration.inputs import contamination_notes, dataset_notes
+from gtpo_megatron.rewards.function import resolve_final_answer
+from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+from gtpo_megatron.rollout.response_stream import ResponseSource
+
+
+def evaluate_model(
+    model: EvaluatedModel, config: EvaluateConfig, *, output: Path, console: Console
+) -> dict[str, Scores]:
+    """Measures what is missing in ``output`` and prints a table of everything.
+
+    An interrupt ends it early: what was graded is in the files, and the same call goes on from there.
+
+    Raises:
+        ConfigError, DataError: a model, benchmark, reward or output folder that cannot be used; before anything starts.
+        RolloutError, WorkerError: sampling or grading broke; what was graded is in the files.
+    """
+    for ref in config.sets.values():
+        origin_of(ref)  # an unknown name, before anything takes time
+    check_length(check_model_folder(model.folder), config.max_sequence_tokens)
+    final_answer = resolve_final_answer(config.reward.function)
+    tokenizer = load_tokenizer(str(model.folder))
+    sets = {label: _load(ref, tokenizer, config).head(config.num_problems) for label, ref in config.sets.items()}
+    training = _load(config.training_set, tokenizer, config) if config.training_set else None
+    with ExitStack() as stack:
+        stack.enter_context(_locked(output))
+        set_up_logs(run_folder=output, console=console)
+        fingerprint = model_fingerprint(model.folder)
+        benchmarks = []
+        for label, problems in sets.items():
+            contamination = None if training is None else find_contamination(training.comparable, problems.comparable)
+            notes = dataset_notes(problems, config.max_prompt_tokens)
+            for note in notes + ([] if contamination is None else contamination_notes(label, contamination)):
+                console.print(note, highlight=False, markup=False)
+            file = ResponseFile(output / "responses" / f"{label}.jsonl", identity(config, problems, fingerprint))
+            stack.callback(file.close)
+            benchmarks.append(Benchmark(label=label, problems=problems, file=file, contamination=contamination))
+        where = {"path": str(model.folder.resolve()), "named": model.named, "checkpoint": model.checkpoint}
+        result = ResultFile(
+            folder=output,
+            config=config,
+            facts={"model": where | {"fingerprint": fingerprint}, **provenance()},
+            benchmarks=benchmarks,
+            has_answers=final_answer is not None,
+        )
+        try:
+            _measure(model, result, tokenizer, console)
+        finally:
+            scores = result.write_final()
+            title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / FILE}"
+            console.print(results_table(benchmarks, scores, samples=config.samples, title=title))
+    return scores
+
+
+def identity(config: EvaluateConfig, problems: ProblemSet, fingerprint: str) -> dict[str, Any]:
+    """Everything that the responses to a benchmark depend on; how many of them there are does not."""
+    return {
+        "model": fingerprint,
+        "content": problems.content_sha256,
+        "sampling": to_plain(config.sampling),
+        "seed": config.seed,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "prompt_template": config.prompt_template,
+        "verbatim_text": config.verbatim_text,
+        "dtype": config.engine.dtype,
+        "reward": config.reward.function,
+    }
+
+
+def _load(dataset: DatasetRef, tokenizer: PreTrainedTokenizerBase, config: EvaluateConfig) -> ProblemSet:
+    return load_problems(
+        dataset,
+        tokenizer,
+        max_prompt_tokens=config.max_prompt_tokens,
+        verbatim_text=config.verbatim_text,
+        template=config.prompt_template,
+    )
+
+
+def _measure(model: EvaluatedModel, result: ResultFile, tokenizer: PreTrainedTokenizerBase, console: Console) -> None:
+    config, reward = result.config, result.config.reward
+    total = config.samples * sum(len(benchmark.problems.problems) for benchmark in result.benchmarks)
+    missing = sum(len(benchmark.missing(config.samples)) for benchmark in result.benchmarks)
+    if missing < total:
+        console.print(f"{total - missing} of {total} responses are in {result.folder} already", highlight=False)
+    if not missing:
+        return
+    with ExitStack() as stack:
+        scorer = stack.enter_context(
+            RewardScorer(
+                reward.function,
+                num_workers=reward.num_workers,
+                timeout_s=reward.timeout_s,
+                memory_limit_mib=reward.memory_limit_mib,
+            )
+        )
+        console.print(f"loading {model.folder} into vLLM", highlight=False)
+        engine = _engine(model.folder, config)
+        display = stack.enter_context(
+            EvaluationDisplay(
+                result.benchmarks, samples=config.samples, threshold=config.success_threshold, console=console
+            )
+        )
+
+        def on_response(benchmark: Benchmark, response: GradedResponse) -> None:
+            display.response_done(benchmark, response)
+            result.write_partial()
+
+        run = BenchmarkRun(
+            config=config,
+            tokenizer=tokenizer,
+            source=engine,
+            grader=scorer,
+            final_answer=resolve_final_answer(reward.function),
+            on_response=on_response,
+            timing=result.timing,
+        )
+        run.run(result.benchmarks)
+
+
+def _engine(folder: Path, config: EvaluateConfig) -> ResponseSource:
+    """A vLLM engine in this process."""
+    import torch
+
+    os.environ.update(ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | CPU_ENVIRONMENT)
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings are of our settings, and would bury the table
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        str(folder),
+        config.engine.rollout(config.sampling),
+        max_sequence_tokens=config.max_sequence_tokens,
+        seed=config.seed,
+        num_threads=config.engine.num_threads,
+    )
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """The folder, made if need be, for this process alone."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(output / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"output folder {output} cannot be written: {error.strerror}; choose another --output"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(f"output folder {output} is in use by another evaluation; wait for it or stop it") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)

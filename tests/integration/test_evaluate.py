@@ -1,0 +1,91 @@
+"""``gtpo-megatron evaluate`` on a real vLLM engine: whole, interrupted and resumed, and cut by the length limit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.evaluation.response_file import read_responses
+from recipes.tiny_cpu import ASSETS
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+COMMAND = str(Path(sys.executable).with_name("gtpo-megatron"))
+
+
+def start(output, *options, num_problems=48, samples=8, tokens=128):
+    heldout, train = ASSETS / "arithmetic" / "heldout.jsonl", ASSETS / "arithmetic" / "train.jsonl"
+    arguments = [COMMAND, "evaluate", str(ASSETS / "tiny_qwen2"), "--benchmarks", f"arithmetic={heldout}"]
+    arguments += ["--samples", str(samples), "--num-problems", str(num_problems), "--against", str(train)]
+    arguments += ["--engine.dtype", "float32", "--engine.kv-cache-mib", "256", "--max-prompt-tokens", "96"]
+    arguments += ["--sampling.max-response-tokens", str(tokens), "--output", str(output), *options]
+    with (output.parent / f"{output.name}.log").open("ab") as log:
+        return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def finish(process, output, timeout_s=400):
+    status = process.wait(timeout_s)
+    return status, (output.parent / f"{output.name}.log").read_text(errors="replace")
+
+
+def result(output):
+    return json.loads((output / "evaluation.json").read_text())
+
+
+def test_interrupted_and_resumed_equals_whole(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    status, text = finish(start(whole), whole)
+    assert status == 0, text[-3000:]
+    assert "mean@8" in text
+    found = result(whole)
+    entry = found["benchmarks"]["arithmetic"]
+    assert found["complete"] is True
+    assert (entry["num_problems"], entry["num_complete"]) == (48, 48)
+    assert 0.05 < entry["mean_at_k"]["mean"] < entry["pass_at_k"]["8"]["mean"] < 1
+    assert entry["mean_at_k"]["mean"] == pytest.approx(entry["pass_at_k"]["1"]["mean"])
+    assert entry["contamination"]["matches"] == []
+    responses = whole / "responses" / "arithmetic.jsonl"
+    assert len({(r.problem_id, r.sample) for r in read_responses(responses)}) == 48 * 8
+
+    process = start(broken)
+    file = broken / "responses" / "arithmetic.jsonl"
+    deadline = time.monotonic() + 300
+    while not (file.exists() and file.read_bytes().count(b"\n") > 40):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    status, text = finish(process, broken, 60)
+    assert status == 130, text[-3000:]
+    assert "interrupted; the same command goes on" in text
+    partial = result(broken)
+    kept = len(list(read_responses(file)))
+    assert partial["complete"] is False
+    assert 40 <= kept < 48 * 8
+
+    status, text = finish(start(broken), broken)
+    assert status == 0, text[-3000:]
+    assert f"{kept} of 384 responses are in" in text
+    again = result(broken)["benchmarks"]["arithmetic"]
+    rows = [(r.problem_id, r.sample) for r in read_responses(file)]
+    assert len(rows) == len(set(rows)) == 48 * 8
+    # the same seeds; other neighbours in a batch may move a last bit, and with it a response
+    assert again["mean_at_k"]["mean"] == pytest.approx(entry["mean_at_k"]["mean"], abs=0.03)
+    same = {(r.problem_id, r.sample): r.response for r in read_responses(file)}
+    equal = [same[r.problem_id, r.sample] == r.response for r in read_responses(responses)]
+    assert sum(equal) >= 0.95 * len(equal)
+
+
+def test_a_model_that_never_stops_is_cut_and_counted(tmp_path):
+    output = tmp_path / "out"
+    status, text = finish(start(output, "--ks", "2", num_problems=4, samples=2, tokens=6), output)
+    assert status == 0, text[-3000:]
+    entry = result(output)["benchmarks"]["arithmetic"]
+    assert entry["truncated_frac"] == 1.0
+    assert entry["response_tokens_mean"] == 6.0
+    assert entry["mean_at_k"]["mean"] == 0.0
+    assert set(entry["pass_at_k"]) == {"2"}

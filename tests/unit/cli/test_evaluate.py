@@ -1,0 +1,132 @@
+"""``gtpo-megatron evaluate`` and ``contamination``: what is asked for, and mistakes found before anything starts."""
+
+import json
+
+import pytest
+
+from gtpo_megatron.cli import dispatch, evaluate
+from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig, defaults_of_run
+from gtpo_megatron.config.serialize import to_yaml
+from recipes import tiny_cpu
+from recipes.tiny_cpu import ASSETS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
+MODEL = str(ASSETS / "tiny_qwen2")
+SHORT = ("--max-prompt-tokens", "96", "--sampling.max-response-tokens", "64")
+
+
+def complaint(capsys, *arguments):
+    try:
+        status = dispatch.run(["evaluate", *arguments])
+    except SystemExit as stop:
+        status = stop.code
+    return status, " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def rows(tmp_path, *lines, name="rows.jsonl"):
+    (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "evaluate needs a model first"),
+        (("--samples", "3"), "evaluate needs a model first"),
+        ((MODEL,), "benchmarks is empty"),
+        ((MODEL, "--benchmarks", ","), "benchmarks is empty"),
+        ((MODEL, "--benchmarks", "aime24,aime42"), "unknown data set 'aime42'"),
+        ((MODEL, "--benchmarks", "aime24,math-500"), "known: dapo-math-17k, aime24, aime25, math500"),
+        ((MODEL, "--benchmarks", "aime24@main"), "must be a commit"),
+        ((MODEL, "--benchmarks", "x=/nowhere.jsonl", *SHORT), "/nowhere.jsonl: no such file"),
+        ((MODEL, "--benchmarks", "aime24", "--samples", "0"), "samples=0: must be greater than 0"),
+        ((MODEL, "--benchmarks", "aime24", "--samples", "4", "--ks", "8"), "every k must lie between 1 and samples=4"),
+        ((MODEL, "--benchmarks", "aime24", "--sampling.temperature", "0"), "would be 32 equal responses"),
+        ((MODEL, "--benchmarks", "aime24"), "exceeds the model's max_position_embeddings=512"),
+        ((MODEL, "--benchmarks", "aime24", "--reward.function", "math:tan2", *SHORT), "math lacks it"),
+        ((MODEL, "--benchmarks", "aime24", "--checkpoint", "latest"), "is no run folder"),
+        ((MODEL, "--benchmarks", "aime24", "--sample", "3"), "unrecognized"),
+        (("/nowhere", "--benchmarks", "aime24"), "/nowhere: no such folder"),
+        ((str(ASSETS), "--benchmarks", "aime24"), "neither a Hugging Face model folder"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_starts(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    status, text = complaint(capsys, *arguments)
+    assert status in (1, 2)
+    assert message.lower() in text.lower()
+    assert "Traceback" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_benchmark_files_are_named_by_line(capsys, tmp_path):
+    good = {"problem": "1+1?", "answer": "2"}
+    for path, message in (
+        (rows(tmp_path, name="empty.jsonl"), "empty.jsonl: holds no rows"),
+        (rows(tmp_path, good, {"problem": "2+2?"}, name="two.jsonl"), "two.jsonl:2: answer is missing"),
+    ):
+        assert message in complaint(capsys, MODEL, "--benchmarks", f"aime24={path}", *SHORT)[1]
+
+
+def test_a_folder_in_use_or_not_writable_is_said(capsys, tmp_path):
+    path = rows(tmp_path, {"problem": "1+1?", "answer": "2"})
+    (tmp_path / "file").write_text("")
+    arguments = (MODEL, "--benchmarks", f"aime24={path}", *SHORT, "--output")
+    assert "cannot be written" in complaint(capsys, *arguments, str(tmp_path / "file" / "out"))[1]
+    from gtpo_megatron.orchestration.evaluation_run import _locked
+
+    with _locked(tmp_path / "out"):
+        assert "is in use by another evaluation" in complaint(capsys, *arguments, str(tmp_path / "out"))[1]
+
+
+def test_help_lists_the_options(capsys):
+    with pytest.raises(SystemExit) as stop:
+        dispatch.run(["evaluate", "--help"])
+    assert stop.value.code == 0
+    assert "--sampling.max-response-tokens" in capsys.readouterr().out
+
+
+def test_a_run_is_measured_as_it_was_during_training():
+    run = tiny_cpu.gtpo()
+    config = defaults_of_run(run)
+    assert list(config.sets) == ["heldout"]
+    assert config.sets["heldout"].path == run.evaluation.path
+    assert (config.samples, config.seed, config.num_problems) == (8, run.evaluation.seed, 256)
+    assert config.sampling == run.evaluation.sampling
+    assert config.engine == EngineConfig(dtype="float32", kv_cache_mib=256, max_concurrent_sequences=256)
+    assert config.against == run.data.train_path
+
+
+def test_where_results_go(tmp_path):
+    config = EvaluateConfig(benchmarks=("aime24",))
+    assert evaluate.output_folder(tmp_path / "m", config, is_run=False).parts[-2:] == ("evaluations", "m")
+    assert evaluate.output_folder(tmp_path, config, is_run=True) == tmp_path / "evaluations" / "hf"
+    named = EvaluateConfig(benchmarks=("aime24",), output="x", checkpoint="step_4")
+    assert str(evaluate.output_folder(tmp_path, named, is_run=True)) == "x"
+
+
+def test_a_run_without_an_export_says_so(capsys, tmp_path):
+    (tmp_path / "config.yaml").write_text(to_yaml(tiny_cpu.gtpo()))
+    assert "has no exported model" in complaint(capsys, str(tmp_path))[1]
+
+
+def test_ks_are_powers_of_two_and_the_number_of_samples():
+    assert EvaluateConfig(benchmarks=("x",), samples=32).resolved_ks == (1, 2, 4, 8, 16, 32)
+    assert EvaluateConfig(benchmarks=("x",), samples=6).resolved_ks == (1, 2, 4, 6)
+    assert EvaluateConfig(benchmarks=("x",), samples=1).resolved_ks == (1,)
+    assert EvaluateConfig(benchmarks=("x",), samples=32, ks=(32, 4, 4)).resolved_ks == (4, 32)
+
+
+def test_contamination_lists_pairs(capsys, tmp_path):
+    train = rows(tmp_path, *({"prompt": q, "answer": "2", "id": q} for q in ("1+1?", "2+2?")), name="t.jsonl")
+    held = rows(tmp_path, {"problem": "1 + 1 ?", "answer": "2"}, {"problem": "3+3?", "answer": "6"}, name="h.jsonl")
+    assert dispatch.run(["contamination", train, "--benchmarks", f"aime24={held}"]) == 0
+    out = capsys.readouterr().out
+    assert "aime24: 1 of 2 problems are in the training set" in out
+    assert "aime24-0: the same question as 1+1?" in out
+    assert dispatch.run(["contamination", train, "--benchmarks", f"aime24={held},x={train}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["aime24"]["matches"][0]["train_id"] == "1+1?"
+    assert len(found["x"]["matches"]) == 2
+    assert dispatch.run(["contamination", train, "--benchmarks", ","]) == 2
+    assert "needs at least one benchmark" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Problems, responses and stand-ins for the sampler and the grader."""
+
+from concurrent.futures import Future
+
+from gtpo_megatron.batch import Problem
+from gtpo_megatron.config.dataset import DatasetRef
+from gtpo_megatron.data.prompts import ProblemSet
+from gtpo_megatron.evaluation.benchmark_run import Benchmark
+from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
+from gtpo_megatron.rewards.pool import Verdict
+from gtpo_megatron.rollout.response_stream import SampledResponse
+
+
+def problem_set(name, num):
+    problems = tuple(Problem(problem_id=f"{name}-{i}", prompt_ids=(i,), answer=str(i)) for i in range(num))
+    return ProblemSet(
+        dataset=DatasetRef(name=name, path=f"{name}.jsonl"),
+        origin=f"{name}.jsonl",
+        problems=problems,
+        questions=tuple(f"question {i}" for i in range(num)),
+        num_rows=num,
+        num_repeated=0,
+        num_conflicting=0,
+        num_dropped_long=0,
+        content_sha256="c0",
+    )
+
+
+def benchmark(folder, name="b", num=3, identity=None):
+    file = ResponseFile(folder / "responses" / f"{name}.jsonl", identity or {"seed": 1})
+    return Benchmark(label=name, problems=problem_set(name, num), file=file)
+
+
+def graded(problem_id="p", sample=0, *, reward=0.0, failure=None, answer=None, is_truncated=False, num_tokens=1):
+    return GradedResponse(
+        problem_id=problem_id,
+        sample=sample,
+        seed=sample,
+        reward=reward,
+        failure=failure,
+        is_truncated=is_truncated,
+        num_tokens=num_tokens,
+        answer=answer,
+        response=f"text {sample}",
+    )
+
+
+class Letters:
+    """Decodes token ids to their numbers."""
+
+    def decode(self, ids, *, skip_special_tokens):
+        assert skip_special_tokens
+        return " ".join(map(str, ids))
+
+
+class Sampler:
+    """Answers request ``i`` with the tokens (prompt, i); the last request ends first. Breaks after so many."""
+
+    def __init__(self, break_after=None, error=KeyboardInterrupt):
+        self.requests = []
+        self.break_after = break_after
+        self.error = error
+        self.is_closed = False
+
+    def stream(self, requests, sampling, *, seed):
+        self.requests = list(requests)
+        try:
+            for count, (index, request) in enumerate(reversed(list(enumerate(requests)))):
+                if count == self.break_after:
+                    raise self.error
+                yield SampledResponse(index=index, token_ids=(*request.prompt_ids, index), is_truncated=index % 2 == 0)
+        finally:
+            self.is_closed = True
+
+
+class Grader:
+    """Calls a response right if its first token is its problem's answer; verdicts come ``delay`` rows late."""
+
+    def __init__(self, delay=0):
+        self.delay = delay
+        self.graded = []
+        self._late = []
+
+    def submit(self, text, answer):
+        self.graded.append((text, answer))
+        verdict = Future()
+        self._late.append((verdict, Verdict(reward=float(text.split()[0] == answer))))
+        while len(self._late) > self.delay:
+            late, found = self._late.pop(0)
+            late.set_result(found)
+        return verdict
+
+    def finish(self):
+        self.delay = 0
+        while self._late:
+            late, found = self._late.pop(0)
+            late.set_result(found)

@@ -1,0 +1,116 @@
+import json
+
+import pytest
+
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.evaluation.benchmark_run import BenchmarkRun
+from gtpo_megatron.evaluation.response_file import read_responses
+from gtpo_megatron.rollout.requests import SampleRequest
+from tests.unit.evaluation.makers import Grader, Letters, Sampler, benchmark
+
+SAMPLES = 2
+
+
+def run(benchmarks, sampler, grader=None, on_response=lambda *_: None):
+    config = EvaluateConfig(benchmarks=("b=b.jsonl",), samples=SAMPLES, seed=5)
+    made = BenchmarkRun(
+        config=config,
+        tokenizer=Letters(),
+        source=sampler,
+        grader=grader or Grader(),
+        final_answer=lambda text: text.split()[-1],
+        on_response=on_response,
+    )
+    try:
+        made.run(benchmarks)
+    finally:
+        for one in benchmarks:
+            one.file.close()
+    return made
+
+
+def test_every_response_is_sampled_graded_and_written_once(tmp_path):
+    first, second = benchmark(tmp_path, "x", 3), benchmark(tmp_path, "y", 2)
+    sampler, grader, seen = Sampler(), Grader(), []
+    run([first, second], sampler, grader, lambda b, r: seen.append((b.label, r.problem_id, r.sample)))
+    assert len(seen) == len(set(seen)) == 10
+    assert [one.missing(SAMPLES) for one in (first, second)] == [[], []]
+    assert [len(one.complete(SAMPLES)) for one in (first, second)] == [3, 2]
+    rows = list(read_responses(first.file.path))
+    assert sorted((r.problem_id, r.sample) for r in rows) == [(f"x-{i}", s) for i in range(3) for s in range(2)]
+    assert all(r.reward == 1.0 for r in rows), "the reference went along with its own response"
+    row = next(r for r in rows if (r.problem_id, r.sample) == ("x-2", 1))
+    assert (row.response, row.answer, row.num_tokens, row.is_truncated) == ("2 5", "5", 2, False)
+
+
+def test_a_seed_is_made_of_position_and_sample_alone(tmp_path):
+    """As in held-out measurement during training; so neither other benchmarks nor a resumed half change it."""
+    sampler, first = Sampler(), benchmark(tmp_path, "x", 2)
+    run([first, benchmark(tmp_path, "y", 1)], sampler)
+    assert [(r.group_id, r.sample) for r in sampler.requests] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (0, 1)]
+    written = {(r.problem_id, r.sample): r.seed for r in read_responses(first.file.path)}
+    assert written["x-1", 1] == SampleRequest(prompt_ids=(), group_id=1, sample=1).seed(5)
+
+
+def test_an_interrupt_keeps_what_was_graded_and_the_next_run_does_the_rest(tmp_path):
+    sampler = Sampler(break_after=4)
+    with pytest.raises(KeyboardInterrupt):
+        run([benchmark(tmp_path, "x", 4)], sampler)
+    assert sampler.is_closed
+    again = benchmark(tmp_path, "x", 4)
+    assert len(again.missing(SAMPLES)) == 4
+    assert len(again.complete(SAMPLES)) == 2
+    rest = Sampler()
+    run([again], rest)
+    assert len(rest.requests) == 4
+    rows = [(r.problem_id, r.sample, r.seed) for r in read_responses(again.file.path)]
+    assert len(rows) == len(set(rows)) == 8
+    whole = benchmark(tmp_path / "whole", "x", 4)
+    run([whole], Sampler())
+    assert sorted(rows) == sorted((r.problem_id, r.sample, r.seed) for r in read_responses(whole.file.path))
+
+
+def test_more_samples_later_are_added_to_those_that_are_there(tmp_path):
+    run([benchmark(tmp_path, "x", 2)], Sampler())
+    again = benchmark(tmp_path, "x", 2)
+    assert again.missing(3) == [(0, 2), (1, 2)]
+    assert len(again.complete(1)) == 2
+
+
+def test_grading_goes_on_behind_generation(tmp_path):
+    """Verdicts come three responses late: nothing waits for them, and none is lost."""
+    grader = Grader(delay=3)
+    seen = []
+
+    def on_response(one, response):
+        seen.append(len(grader.graded))
+
+    class Late(Sampler):
+        def stream(self, requests, sampling, *, seed):
+            yield from super().stream(requests, sampling, seed=seed)
+            grader.finish()
+
+    run([benchmark(tmp_path, "x", 4)], Late(), grader, on_response)
+    assert len(seen) == 8
+    assert seen[0] == 4, "the first verdict was there after four submissions"
+
+
+def test_a_sampler_that_breaks_keeps_what_was_graded(tmp_path):
+    with pytest.raises(RolloutError):
+        run([benchmark(tmp_path, "x", 2)], Sampler(break_after=3, error=RolloutError("gone")))
+    assert len(benchmark(tmp_path, "x", 2).missing(SAMPLES)) == 1
+
+
+def test_nothing_missing_samples_nothing(tmp_path):
+    run([benchmark(tmp_path, "x", 2)], Sampler())
+    sampler = Sampler()
+    run([benchmark(tmp_path, "x", 2)], sampler)
+    assert sampler.requests == []
+
+
+def test_time_is_accounted_for(tmp_path):
+    made = run([benchmark(tmp_path, "x", 2)], Sampler())
+    assert made.timing.generation_s > 0
+    assert made.timing.other_s > 0
+    assert json.dumps(made.timing.generation_s)
