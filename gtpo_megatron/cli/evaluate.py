@@ -29,27 +29,27 @@ def run(arguments: Sequence[str]) -> int:
         )
     named = arguments[0]
     folder = Path(named)
-    is_run = (folder / "config.yaml").is_file()
-    default = defaults_of_run(load_config(folder / "config.yaml")) if is_run else None
-    config = _parse(named, default, arguments[1:])
+    run_config = load_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
+    config = _parse(named, None if run_config is None else defaults_of_run(run_config), arguments[1:])
     from gtpo_megatron.orchestration.evaluated_model import find_model
-    from gtpo_megatron.orchestration.evaluation_run import evaluate_model  # seconds of imports, after a typo
+    from gtpo_megatron.orchestration.evaluation_run import check_names, evaluate_model  # seconds of imports
 
-    model = find_model(folder, config.checkpoint, is_run=is_run)
+    check_names(config)
+    model = find_model(folder, config.checkpoint, run_config)
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
+    output = output_folder(folder, config, model.checkpoint or "hf", is_run=run_config is not None)
     try:
-        evaluate_model(model, config, output=output_folder(folder, config, is_run=is_run), console=console)
+        evaluate_model(model, config, output=output, console=console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from what is written", highlight=False)
         return EXIT_INTERRUPTED
     return 0
 
 
-def output_folder(folder: Path, config: EvaluateConfig, *, is_run: bool) -> Path:
+def output_folder(folder: Path, config: EvaluateConfig, checkpoint: str, *, is_run: bool) -> Path:
     """Where the results go: beside the run, or under the model's name in ``evaluations/``."""
     if config.output:
         return Path(config.output)
-    checkpoint = config.checkpoint or "hf"
     return folder / "evaluations" / checkpoint if is_run else Path("evaluations") / folder.resolve().name
 
 

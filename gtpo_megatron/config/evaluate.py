@@ -65,7 +65,7 @@ class EvaluateConfig:
         engine: that samples.
         reward: that grades.
         against: training set, by name or file; benchmark problems that are in it are reported.
-        checkpoint: of a run: ``step_N`` or ``latest``; empty: the exported model, ``hf/``.
+        checkpoint: of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest where there is none.
         output: folder of the results; empty: ``evaluations/`` in the run's folder, or in the current one.
     """
 

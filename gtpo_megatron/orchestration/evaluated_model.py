@@ -1,10 +1,20 @@
 """The model that a user names: a Hugging Face folder, a run's exported model, or one of its checkpoints."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.model_folder import check_model_folder
+from gtpo_megatron.orchestration.checkpoint_folder import LATEST, CheckpointFolder
+from gtpo_megatron.weights.conversion import Unseen, megatron_to_hf
+from gtpo_megatron.weights.megatron_reader import is_checkpoint
+
+logger = logging.getLogger(__name__)
+
+EXPORT = "hf"
+EVALUATIONS = "evaluations"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +24,7 @@ class EvaluatedModel:
     Attributes:
         folder: in Hugging Face format.
         named: what the user wrote.
-        checkpoint: of a run; empty where none was asked for.
+        checkpoint: of a run, such as ``step_40``; empty for a model folder and for a run's exported model.
     """
 
     folder: Path
@@ -22,21 +32,45 @@ class EvaluatedModel:
     checkpoint: str = ""
 
 
-def find_model(folder: Path, checkpoint: str, *, is_run: bool) -> EvaluatedModel:
-    """The folder to load.
+def find_model(folder: Path, checkpoint: str, run: RunConfig | None) -> EvaluatedModel:
+    """The folder to load; a checkpoint is converted once, into ``evaluations/step_N/hf`` of its run.
+
+    Args:
+        folder: that the user named.
+        checkpoint: of a run: its name, or ``latest``; empty: the exported model, or the latest checkpoint of a run that
+            has not ended.
+        run: the run's configuration; None for a model folder.
 
     Raises:
         ConfigError: it is neither a model nor a run that has one, or a checkpoint is asked of a model folder.
+        CheckpointError: the checkpoint is damaged, or the disk is full.
     """
-    if not is_run:
+    if run is None:
         if checkpoint:
             raise ConfigError(f"checkpoint={checkpoint!r}: {folder} is no run folder (it has no config.yaml)")
         check_model_folder(folder)
         return EvaluatedModel(folder=folder, named=str(folder))
-    exported = folder / "hf"
-    if not exported.is_dir():
-        raise ConfigError(
-            f"run {folder} has no exported model: {exported} is written when the run ends (checkpoint.export_hf)"
-        )
-    check_model_folder(exported)
-    return EvaluatedModel(folder=exported, named=str(folder))
+    if not checkpoint and (folder / EXPORT).is_dir():
+        check_model_folder(folder / EXPORT)
+        return EvaluatedModel(folder=folder / EXPORT, named=str(folder))
+    found = _checkpoint(folder, checkpoint or LATEST)
+    target = folder / EVALUATIONS / found.name / EXPORT
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        logger.warning("%s is converted to %s, which can be removed afterwards", found, target)
+        megatron_to_hf(found, Path(run.model.path), target, progress=Unseen())
+    check_model_folder(target)
+    return EvaluatedModel(folder=target, named=str(folder), checkpoint=found.name)
+
+
+def _checkpoint(folder: Path, name: str) -> Path:
+    checkpoints = folder / "checkpoints"
+    if name == LATEST:
+        latest = CheckpointFolder(checkpoints).latest()
+        if latest is None:
+            raise ConfigError(f"run {folder} has neither an exported model ({folder / EXPORT}) nor a checkpoint yet")
+        return latest.path
+    if not is_checkpoint(checkpoints / name):
+        there = sorted(path.name for path in checkpoints.glob("step_*") if is_checkpoint(path))
+        raise ConfigError(f"checkpoint={name!r}: run {folder} has {', '.join(there) or 'none'}; or say latest")
+    return checkpoints / name

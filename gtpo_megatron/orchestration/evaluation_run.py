@@ -46,8 +46,6 @@ def evaluate_model(
         ConfigError, DataError: a model, benchmark, reward or output folder that cannot be used; before anything starts.
         RolloutError, WorkerError: sampling or grading broke; what was graded is in the files.
     """
-    for ref in config.sets.values():
-        origin_of(ref)  # an unknown name, before anything takes time
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
     final_answer = resolve_final_answer(config.reward.function)
     tokenizer = load_tokenizer(str(model.folder))
@@ -81,6 +79,12 @@ def evaluate_model(
             title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / FILE}"
             console.print(results_table(benchmarks, scores, samples=config.samples, title=title))
     return scores
+
+
+def check_names(config: EvaluateConfig) -> None:
+    """Raises ConfigError for an unknown benchmark, before anything takes time."""
+    for ref in config.sets.values():
+        origin_of(ref)
 
 
 def identity(config: EvaluateConfig, problems: ProblemSet, fingerprint: str) -> dict[str, Any]:

@@ -99,15 +99,15 @@ def test_a_run_is_measured_as_it_was_during_training():
 
 def test_where_results_go(tmp_path):
     config = EvaluateConfig(benchmarks=("aime24",))
-    assert evaluate.output_folder(tmp_path / "m", config, is_run=False).parts[-2:] == ("evaluations", "m")
-    assert evaluate.output_folder(tmp_path, config, is_run=True) == tmp_path / "evaluations" / "hf"
-    named = EvaluateConfig(benchmarks=("aime24",), output="x", checkpoint="step_4")
-    assert str(evaluate.output_folder(tmp_path, named, is_run=True)) == "x"
+    assert evaluate.output_folder(tmp_path / "m", config, "hf", is_run=False).parts[-2:] == ("evaluations", "m")
+    assert evaluate.output_folder(tmp_path, config, "step_4", is_run=True) == tmp_path / "evaluations" / "step_4"
+    named = EvaluateConfig(benchmarks=("aime24",), output="x")
+    assert str(evaluate.output_folder(tmp_path, named, "hf", is_run=True)) == "x"
 
 
-def test_a_run_without_an_export_says_so(capsys, tmp_path):
+def test_a_run_without_a_model_says_so(capsys, tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(tiny_cpu.gtpo()))
-    assert "has no exported model" in complaint(capsys, str(tmp_path))[1]
+    assert "has neither an exported model" in complaint(capsys, str(tmp_path))[1]
 
 
 def test_ks_are_powers_of_two_and_the_number_of_samples():

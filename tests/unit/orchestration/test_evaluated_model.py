@@ -1,29 +1,79 @@
+import dataclasses
 import shutil
 
 import pytest
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration import evaluated_model
 from gtpo_megatron.orchestration.evaluated_model import find_model
+from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
 MODEL = ASSETS / "tiny_qwen2"
 
 
+@pytest.fixture
+def run():
+    return tiny_cpu.gtpo()
+
+
+def checkpoint(folder, run, name):
+    """A checkpoint of the tiny model in a run's folder."""
+    hf_to_megatron(MODEL, folder / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    shutil.move(folder / "converted" / "megatron", folder / "checkpoints" / name)
+
+
 def test_a_model_folder_is_itself():
-    found = find_model(MODEL, "", is_run=False)
+    found = find_model(MODEL, "", None)
     assert (found.folder, found.checkpoint) == (MODEL, "")
-
-
-def test_a_run_has_its_export(tmp_path):
-    with pytest.raises(ConfigError, match="has no exported model"):
-        find_model(tmp_path, "", is_run=True)
-    (tmp_path / "hf").mkdir()
-    with pytest.raises(ConfigError, match=r"hf: neither a Hugging Face model folder"):
-        find_model(tmp_path, "", is_run=True)
-    shutil.copytree(MODEL, tmp_path / "hf", dirs_exist_ok=True)
-    assert find_model(tmp_path, "", is_run=True).folder == tmp_path / "hf"
 
 
 def test_a_model_folder_has_no_checkpoints():
     with pytest.raises(ConfigError, match="checkpoint='latest': .* is no run folder"):
-        find_model(MODEL, "latest", is_run=False)
+        find_model(MODEL, "latest", None)
+
+
+def test_a_run_has_its_export(tmp_path, run):
+    (tmp_path / "hf").mkdir()
+    with pytest.raises(ConfigError, match=r"hf: neither a Hugging Face model folder"):
+        find_model(tmp_path, "", run)
+    shutil.copytree(MODEL, tmp_path / "hf", dirs_exist_ok=True)
+    assert find_model(tmp_path, "", run).folder == tmp_path / "hf"
+
+
+def test_a_checkpoint_is_converted_once_and_holds_the_same_weights(tmp_path, run, monkeypatch):
+    from safetensors.torch import load_file
+
+    checkpoint(tmp_path, run, "step_4")
+    found = find_model(tmp_path, "step_4", run)
+    assert (found.folder, found.checkpoint) == (tmp_path / "evaluations" / "step_4" / "hf", "step_4")
+    weights, original = (load_file(folder / "model.safetensors") for folder in (found.folder, MODEL))
+    assert weights.keys() == original.keys()
+    assert all(weights[name].equal(original[name]) for name in original)
+    monkeypatch.setattr(evaluated_model, "megatron_to_hf", None)
+    assert find_model(tmp_path, "step_4", run) == found
+
+
+def test_checkpoints_that_are_not_there_are_said(tmp_path, run):
+    with pytest.raises(ConfigError, match=r"has neither an exported model .* nor a checkpoint yet"):
+        find_model(tmp_path, "", run)
+    checkpoint(tmp_path, run, "step_4")
+    with pytest.raises(ConfigError, match=r"checkpoint='step_5': run .* has step_4; or say latest"):
+        find_model(tmp_path, "step_5", run)
+
+
+def test_a_run_that_has_not_ended_has_its_latest_checkpoint(tmp_path, run, monkeypatch):
+    checkpoint(tmp_path, run, "step_4")
+
+    class Folder:
+        def __init__(self, path):
+            self.path = path
+
+        def latest(self):
+            return dataclasses.make_dataclass("Found", ["path"])(self.path / "step_4")
+
+    monkeypatch.setattr(evaluated_model, "CheckpointFolder", Folder)
+    assert find_model(tmp_path, "", run).checkpoint == "step_4"
