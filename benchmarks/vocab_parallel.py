@@ -231,7 +231,7 @@ def _status_bytes(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def measure_times(problem: Problem, rounds: int) -> dict[str, dict[str, float]]:
+def measure_times(problem: Problem, rounds: int, clock: Callable[[], float]) -> dict[str, dict[str, float]]:
     """Median seconds of each variant, and its median ratio to each yardstick of its group."""
     synchronise = torch.cuda.synchronize if problem.device.type == "cuda" else lambda: None
     seconds: dict[str, list[float]] = {}
@@ -239,11 +239,11 @@ def measure_times(problem: Problem, rounds: int) -> dict[str, dict[str, float]]:
     for number in range(rounds + 1):
         for variant in (v for group in groups.values() for v in group):
             synchronise()
-            start = time.perf_counter()
+            start = clock()
             variant()
             synchronise()
             if number:  # the first round warms up
-                seconds.setdefault(variant.__name__, []).append(time.perf_counter() - start)
+                seconds.setdefault(variant.__name__, []).append(clock() - start)
             problem.hidden.grad = problem.weight.grad = None
     rows = {}
     for group in groups.values():
@@ -280,17 +280,21 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512, help="tokens whose logits are made together")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="one thread's processor seconds, for busy machines")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.cpu_time:
+        arguments.threads = 1
     torch.set_num_threads(arguments.threads)
     problem = Problem(arguments)
     if arguments.memory_of:
         print(measure_memory(problem, arguments.memory_of))
         return
-    times = measure_times(problem, arguments.rounds)
+    clock = time.thread_time if arguments.cpu_time else time.perf_counter
+    times = measure_times(problem, arguments.rounds, clock)
     ratios = times.pop("ratios")
     names, flops = list(times), 2 * arguments.tokens * arguments.hidden * arguments.vocab
     del problem
