@@ -13,7 +13,20 @@ import pytest
 from gtpo_megatron.evaluation.response_file import read_responses
 from recipes.tiny_cpu import ASSETS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left():
+    """A test that fails half-way leaves no engine behind."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()
+
+
 COMMAND = str(Path(sys.executable).with_name("gtpo-megatron"))
 
 
@@ -24,7 +37,9 @@ def start(output, *options, num_problems=48, samples=8, tokens=128):
     arguments += ["--engine.dtype", "float32", "--engine.kv-cache-mib", "256", "--max-prompt-tokens", "96"]
     arguments += ["--sampling.max-response-tokens", str(tokens), "--output", str(output), *options]
     with (output.parent / f"{output.name}.log").open("ab") as log:
-        return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    STARTED.append(process)
+    return process
 
 
 def finish(process, output, timeout_s=400):
