@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,9 @@ class _Pending:
 class CheckpointSaver:
     """At most one checkpoint is on its way; as a context, this waits for it at a good end and drops it at a bad one.
 
+    First the ranks write, then a thread here adds the driver's part, names the checkpoint and drops old ones: syncing
+    and removing files takes the disk's time, for which no step should wait.
+
     Args:
         config: of the checkpoints.
         folder: where they go.
@@ -40,6 +44,8 @@ class CheckpointSaver:
         self._run = run
         self._actor = actor
         self._pending: _Pending | None = None
+        self._naming: Future[Path] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 
     def save(self, state: DriverState, scores: Mapping[str, float]) -> None:
         """Starts to save a finished step; waits for the one before, and for this one unless saving is asynchronous.
@@ -61,32 +67,45 @@ class CheckpointSaver:
             self.finish()
 
     def poll(self) -> None:
-        """At a step's end: names the checkpoint if it is written by now, and goes on if not.
+        """At a step's end: goes on with the checkpoint as far as it is without waiting.
 
         Raises:
             CheckpointError: it could not be written; the last good one stays valid.
         """
         if self._pending is not None and self._actor.is_save_written():
-            self.finish()
+            self._collect()
+        if self._naming is not None and self._naming.done():
+            self._name()
 
     def finish(self) -> None:
-        """Waits for the checkpoint that is on its way, if any, and names it.
+        """Waits for the checkpoint that is on its way, if any, until it has its name.
 
         Raises:
             CheckpointError: it could not be written; the last good one stays valid.
         """
-        if self._pending is None:
-            return
+        if self._pending is not None:
+            self._collect()
+        if self._naming is not None:
+            self._name()
+
+    def _collect(self) -> None:
+        """All ranks have written, or this waits for them."""
+        assert self._pending is not None
         pending, self._pending = self._pending, None
-        checksums = self._actor.finish_save()
-        self._folder.finish(
+        self._naming = self._thread.submit(
+            self._folder.finish,
             pending.scratch,
             pending.state,
             run=self._run,
-            checksums=checksums,
+            checksums=self._actor.finish_save(),
             scores=pending.scores,
             config=self._config,
         )
+
+    def _name(self) -> None:
+        assert self._naming is not None
+        naming, self._naming = self._naming, None
+        naming.result()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Brings the ranks back to a checkpoint.
@@ -110,5 +129,8 @@ class CheckpointSaver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.finish()
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self._thread.shutdown()  # what all ranks have written gets its name, however this ends

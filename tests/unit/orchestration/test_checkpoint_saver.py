@@ -1,6 +1,8 @@
 """A checkpoint gets its name when every rank is done, not before, and a failed one is told at the next step."""
 
 import contextlib
+import threading
+import time
 
 import pytest
 
@@ -50,6 +52,14 @@ def saver(tmp_path, ranks, **config):
     return CheckpointSaver(CheckpointConfig(**config), CheckpointFolder(tmp_path), facts(), ranks)
 
 
+def next_steps(checkpoints):
+    """Step boundaries until nothing is on its way that can go on without waiting for ranks."""
+    deadline = time.monotonic() + 10
+    checkpoints.poll()
+    while checkpoints._naming is not None and time.monotonic() < deadline:
+        checkpoints.poll()
+
+
 def test_in_the_background_the_name_comes_when_the_ranks_are_done(tmp_path, ranks):
     folder = CheckpointFolder(tmp_path)
     with saver(tmp_path, ranks) as checkpoints:
@@ -58,7 +68,7 @@ def test_in_the_background_the_name_comes_when_the_ranks_are_done(tmp_path, rank
         checkpoints.poll()
         assert folder.latest() is None
         ranks.is_written = True
-        checkpoints.poll()
+        next_steps(checkpoints)
         assert folder.latest().state == state(1)
         ranks.is_written = False
         checkpoints.save(state(2), {})
@@ -80,11 +90,41 @@ def test_a_failed_write_is_told_at_the_next_step_and_the_last_good_one_stays(tmp
     ranks.is_written = True
     checkpoints = saver(tmp_path, ranks)
     checkpoints.save(state(1), {})
-    checkpoints.poll()
+    next_steps(checkpoints)
     ranks.error = CheckpointError("rank 1: No space left on device")
     checkpoints.save(state(2), {})
     with pytest.raises(CheckpointError, match="rank 1: No space left"):
         checkpoints.poll()
+    assert CheckpointFolder(tmp_path).latest().state == state(1)
+
+
+def test_a_step_does_not_wait_for_the_disk_to_name_and_drop_and_trouble_there_is_told_too(tmp_path, ranks):
+    ranks.is_written = True
+    checkpoints = saver(tmp_path, ranks)
+    slow_disk, finish = threading.Event(), checkpoints._folder.finish
+
+    def finish_slowly(*args, **kwargs):
+        slow_disk.wait(10)
+        finish(*args, **kwargs)
+        raise CheckpointError("the disk is gone")
+
+    checkpoints._folder.finish = finish_slowly
+    checkpoints.save(state(1), {})
+    checkpoints.poll()
+    checkpoints.poll()
+    assert CheckpointFolder(tmp_path).latest() is None
+    slow_disk.set()
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        next_steps(checkpoints)
+
+
+def test_what_the_ranks_have_written_gets_its_name_at_a_bad_end_too(tmp_path, ranks):
+    ranks.is_written = True
+    checkpoints = saver(tmp_path, ranks)
+    with contextlib.suppress(KeyboardInterrupt), checkpoints:
+        checkpoints.save(state(1), {})
+        checkpoints.poll()
+        raise KeyboardInterrupt
     assert CheckpointFolder(tmp_path).latest().state == state(1)
 
 
