@@ -21,7 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy, load_sharded_metadata
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
@@ -68,7 +69,7 @@ class RankCheckpoint:
         _ensure_moments(self._optimizer)
         try:
             request = dist_checkpointing.save(
-                self._state(counters, is_loading=False),
+                _without_copies(self._state(counters, is_loading=False)),
                 str(folder),
                 sharded_strategy=_save_strategy(),
                 # that shards cover every tensor once is a matter of the layout: once a process is enough
@@ -205,6 +206,29 @@ def _save_strategy() -> Any:
     strategy = get_default_save_sharded_strategy()
     strategy.thread_count = 1  # one file a rank: a node's ranks write at once as it is
     return strategy
+
+
+def _without_copies(state: dict[str, Any]) -> dict[str, Any]:
+    """Gives every shard on the CPU a storage of just its own bytes.
+
+    Megatron copies each tensor that is a part of a larger one (the halves of a gated MLP, weights in the buffer of a
+    sharded optimizer) before it writes; the fork has taken the snapshot already, and training would wait for the copy.
+    """
+    apply_factories(state)
+    for shard in nested_values(state):
+        if isinstance(shard, ShardedTensor) and shard.data is not None:
+            shard.data = _alone(shard.data)
+    return state
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, as if it were nobody's part."""
+    is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
+    if not is_part or tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
+        return tensor
+    # numpy's arrays know their own extent only
+    own = torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return own.view(tensor.dtype).view(tensor.shape)
 
 
 def _metadata() -> dict[str, Any]:
