@@ -71,12 +71,13 @@ class ForkedWrite:
         """
         if self._process is None:
             return {}, ""
+        # a child that has told its results is not waited for: giving its memory back takes a while, and the start of the
+        # next one collects it
         try:
             written, checksums, error = pickle.loads(self._results.recv_bytes())
         except (EOFError, OSError):
             self._process.join()
             written, checksums, error = None, {}, f"its writer died (exit code {self._process.exitcode})"
-        self._process.join()
         self._results.close()
         if not error:
             results_queue().put(written)
