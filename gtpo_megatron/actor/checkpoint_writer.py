@@ -71,8 +71,8 @@ class ForkedWrite:
         """
         if self._process is None:
             return {}, ""
-        # a child that has told its results is not waited for: giving its memory back takes a while, and the start of the
-        # next one collects it
+        # a child that has told its results is not waited for: giving its memory back takes a while, and the start of
+        # the next one collects it
         try:
             written, checksums, error = pickle.loads(self._results.recv_bytes())
         except (EOFError, OSError):
