@@ -12,6 +12,7 @@
     +-- NumericsError (ArithmeticError)   gradients are not finite, again and again
     +-- CheckpointError (RuntimeError)    a checkpoint cannot be written or read
     +-- WorkerError (RuntimeError)        a rank or an engine died, hung or raised
+        +-- EngineLostError               an engine died that can be replaced
 
 A message says what, got, expected, and what to do. Each class also is its standard-library counterpart. None has an
 ``__init__`` of its own, so that all of them survive pickling between processes.
@@ -60,3 +61,7 @@ class CheckpointError(GTPOError, RuntimeError):
 
 class WorkerError(GTPOError, RuntimeError):
     """A rank or an engine died, hung or raised; the message names it."""
+
+
+class EngineLostError(WorkerError):
+    """An engine died while nobody could give a new one its weights; whoever can replaces it and asks again."""

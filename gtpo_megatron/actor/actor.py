@@ -19,6 +19,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from gtpo_megatron.actor import checkpoint, megatron_init, model, optimizer
 from gtpo_megatron.actor.converted import load_converted
 from gtpo_megatron.actor.forward_backward import run_micro_batches
+from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
 from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
@@ -108,6 +109,7 @@ class MegatronActor:
         )
         self._sender: WeightSender | None = None
         self._policy_version = 0
+        self._host_copies = HostCopies()
 
     def _build_model(self) -> None:
         """Model with the folder's weights, Megatron's data-parallel wrapper, optimizer and schedule."""
@@ -232,17 +234,19 @@ class MegatronActor:
             rewards: of all responses of the step.
 
         Raises:
-            DataError: the responses were scored under other weights than sampled them: their entropies are not
-                those of the policy that made the choices.
+            DataError: the responses were scored under other weights than sampled them (beyond what the configuration
+                allows and corrects for): their entropies are not those of the policy that made the choices.
 
         Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
         """
         if scored.scores is None:
             return TrainBatch(scored=scored, credit=None), {}
-        if scored.scores.policy_version != scored.rollouts.policy_version:
+        staleness = scored.scores.policy_version - scored.rollouts.policy_version
+        if not 0 <= staleness <= self._config.rollout.max_staleness:
             raise DataError(
                 f"responses of policy version {scored.rollouts.policy_version} were scored under version "
-                f"{scored.scores.policy_version}; credit needs both from one policy"
+                f"{scored.scores.policy_version}; rollout.max_staleness={self._config.rollout.max_staleness} allows "
+                f"at most so many versions between them"
             )
         index = torch.tensor(scored.rows, dtype=torch.int64)
         mine = scored.rollouts
@@ -326,6 +330,32 @@ class MegatronActor:
                 )
                 records.append((batch.scored.rows[i], record))
         return records
+
+    def park_memory(self) -> None:
+        """Gradients and optimizer state leave the GPU, so that an engine can have it; without a GPU nothing happens.
+
+        Communication: none.
+        """
+        if cpu_platform.is_cpu():
+            logger.info("gradients and optimizer stay where they are: there is no GPU to share")
+            return
+        for chunk in self._model:
+            chunk.offload_grad_buffers()  # zeroed before the next update, so nothing is kept of them
+        kept = optimizer_tensors(self._optimizer, (p for chunk in self._chunks for p in chunk.parameters()))
+        parked = self._host_copies.park(tensor for tensor in kept if tensor.is_cuda)  # some may be on the host for good
+        torch.cuda.empty_cache()
+        logger.info("%.1f GiB of optimizer state are on the host", parked / 2**30)
+
+    def fetch_memory(self) -> None:
+        """They come back.
+
+        Communication: none.
+        """
+        if cpu_platform.is_cpu():
+            return
+        self._host_copies.fetch()
+        for chunk in self._model:
+            chunk.restore_grad_buffers()
 
     def begin_save(self, folder: str, in_background: bool) -> None:
         """Takes a snapshot and starts to write this rank's part of a checkpoint; see ``RankCheckpoint``."""

@@ -47,32 +47,56 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutConfig:
-    """The vLLM engine.
+    """The vLLM engines.
 
     Attributes:
         group_size: responses a prompt, ``G``.
         sampling: the distribution that training responses come from.
+        num_engines: vLLM engines; the responses of a step are dealt to them, those of one group too.
         dtype: of vLLM's weights.
-        kv_cache_mib: memory of the key-value cache; without a number vLLM takes nearly all there is.
-        max_concurrent_sequences: sequences vLLM decodes together.
-        tensor_parallel_size: ranks of the engine.
+        kv_cache_mib: memory of an engine's key-value cache; without a number vLLM takes nearly all there is.
+        max_concurrent_sequences: sequences that an engine decodes together.
+        tensor_parallel_size: ranks of an engine.
+        max_engine_restarts: engines that may die and be replaced in a run; the next death ends it.
         entropy_source: who computes the token entropies. ``actor``: the trainer, in a scoring pass before the update.
             ``rollout``: vLLM while it samples; then there is no scoring pass, and the log-prob gap is measured by the
             update's own forward pass, before the new weights are used for anything.
+        placement: ``disaggregated``: engines have GPUs of their own. ``colocated``: engines use the ranks' GPUs, in
+            turns: they sleep while the trainer works, whose gradients and optimizer are on the host while they sample.
+        max_staleness: 0: responses come from the weights that they train. 1: those of the next step are sampled while
+            this one trains, from the weights that it started with; ``algorithm.off_policy`` corrects for that.
     """
 
     group_size: int = 16
     sampling: SamplingConfig = SamplingConfig()
+    num_engines: int = 1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     kv_cache_mib: int = 16384
     max_concurrent_sequences: int = 256
     tensor_parallel_size: int = 1
+    max_engine_restarts: int = 1
     entropy_source: Literal["actor", "rollout"] = "actor"
+    placement: Literal["disaggregated", "colocated"] = "disaggregated"
+    max_staleness: int = 0
 
     def __post_init__(self) -> None:
         require_types(self)
         require_choice("entropy_source", self.entropy_source, ("actor", "rollout"))
+        require_choice("placement", self.placement, ("disaggregated", "colocated"))
+        require_choice("max_staleness", self.max_staleness, (0, 1))
+        if self.max_staleness and self.entropy_source == "rollout":
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} with entropy_source='rollout': the trainer has moved on when it "
+                f"learns from such responses, so it must score them itself; use entropy_source='actor'"
+            )
+        if self.max_staleness and self.placement == "colocated":
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} with placement='colocated': engines and trainer take turns on "
+                f"the same GPUs, so nothing can be sampled while the trainer works; use placement='disaggregated'"
+            )
+        require_non_negative(max_engine_restarts=self.max_engine_restarts)
         require_positive(
+            num_engines=self.num_engines,
             kv_cache_mib=self.kv_cache_mib,
             max_concurrent_sequences=self.max_concurrent_sequences,
             tensor_parallel_size=self.tensor_parallel_size,

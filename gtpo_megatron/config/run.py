@@ -55,7 +55,24 @@ class RunConfig:
         self._check_batch()
         self._check_sampling()
         self._check_entropy_source()
+        if self.rollout.max_staleness and self.algorithm.off_policy.mode == "off":
+            raise ConfigError(
+                f"rollout.max_staleness={self.rollout.max_staleness} with algorithm.off_policy.mode='off': responses "
+                f"of older weights need an importance correction; use mode='truncate' or 'mask', or max_staleness=0"
+            )
         self._check_profile()
+        shared = self.rollout.num_engines * self.rollout.tensor_parallel_size
+        if self.rollout.placement == "colocated" and shared > self.parallel.num_ranks:
+            raise ConfigError(
+                f"rollout.placement='colocated' with rollout.num_engines={self.rollout.num_engines} and "
+                f"rollout.tensor_parallel_size={self.rollout.tensor_parallel_size} needs {shared} ranks to share GPUs "
+                f"with, parallel.num_ranks={self.parallel.num_ranks}; use fewer or smaller engines"
+            )
+        if self.cluster.mode == "local" and self.rollout.num_engines != 1:
+            raise ConfigError(
+                f"cluster.mode='local' has one engine, got rollout.num_engines={self.rollout.num_engines}; "
+                f"use mode='ray' or num_engines=1"
+            )
         if self.optimizer.offload_fraction > 0 and not self.parallel.distributed_optimizer:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "

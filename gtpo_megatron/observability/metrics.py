@@ -18,8 +18,8 @@ T = TypeVar("T")
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*/[a-z][a-z0-9_]*")
 """``stage/quantity_unit``: lower case, digits and underscores, exactly one slash."""
 
-NONDETERMINISTIC_STAGES = frozenset({"timing", "memory", "throughput"})
-"""Stages whose values differ between two runs of one seed, because they measure the machine."""
+NONDETERMINISTIC_STAGES = frozenset({"timing", "memory", "throughput", "health"})
+"""Stages whose values differ between two runs of one seed, because they are about the machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ class StageTimers:
         running = self._running
         return running[-1] if running else ""
 
+    def add(self, name: str, seconds: float) -> None:
+        """Counts seconds of a stage that ran elsewhere, beside the stages of this thread."""
+        check_name(f"timing/{name}_s")
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
     def take(self) -> dict[str, float]:
         """The seconds since the last call, as ``timing/<stage>_s``, and starts again at zero.
 

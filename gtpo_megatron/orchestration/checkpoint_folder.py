@@ -45,8 +45,8 @@ _PARTIAL = ".step_*.partial"
 class DriverState:
     """The driver's part of a checkpoint.
 
-    Nothing else lives from one step to the next: no request is in flight at a step's end, and dynamic sampling draws
-    exactly what it lacks, so it leaves no group over.
+    No request is in flight at a step's end, and dynamic sampling draws exactly what it lacks, so it leaves no group
+    over. Responses that were sampled ahead lie beside it, in a file of their own.
 
     Attributes:
         step: finished steps.

@@ -1,14 +1,14 @@
 """Saves a run while it goes on, and restores it: the ranks' part and the driver's as one."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
-from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.errors import CheckpointError, ConfigError
 from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint, CheckpointFolder, DriverState
 from gtpo_megatron.orchestration.manifest import RunFacts
 from gtpo_megatron.orchestration.parts import Actor
@@ -47,12 +47,15 @@ class CheckpointSaver:
         self._naming: Future[Path] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 
-    def save(self, state: DriverState, scores: Mapping[str, float]) -> None:
+    def save(
+        self, state: DriverState, scores: Mapping[str, float], *, write_more: Callable[[Path], None] | None = None
+    ) -> None:
         """Starts to save a finished step; waits for the one before, and for this one unless saving is asynchronous.
 
         Args:
             state: of the driver; must not change any more.
             scores: held-out metrics of the step; empty where it was not measured.
+            write_more: adds files of the driver's to the checkpoint's folder.
 
         Raises:
             CheckpointError: this checkpoint or the one before could not be written; the last good one stays valid.
@@ -61,6 +64,11 @@ class CheckpointSaver:
         self._check_metric(scores)
         self.finish()
         scratch = self._folder.begin(state.step)
+        if write_more is not None:
+            try:
+                write_more(scratch)
+            except (OSError, RuntimeError) as error:  # torch raises RuntimeError where the disk is full
+                raise CheckpointError(f"{scratch} could not be written: {error}; the last good one stays") from error
         self._actor.begin_save(scratch, in_background=self._config.async_save)
         self._pending = _Pending(scratch, state, dict(scores))
         if not self._config.async_save:

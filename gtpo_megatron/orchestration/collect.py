@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from gtpo_megatron.errors import GTPOError, WorkerError
 
@@ -11,7 +11,7 @@ GRACE_S = 5.0
 
 
 def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[str, Any]:
-    """The results of remote calls, by name.
+    """The results of remote calls that need each other, by name.
 
     Args:
         calls: name of the process -> Ray reference of its call.
@@ -23,6 +23,36 @@ def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[
             named before those that only lost their connection to it.
         GTPOError: of the type that a process raised on purpose, where none died.
     """
+    results, failures, late = _wait(calls, deadline_s=deadline_s, grace_s=GRACE_S)
+    if failures or late:
+        _raise_worst(failures, late, stage, deadline_s)
+    return results
+
+
+def collect_survivors(
+    calls: Mapping[str, Any], *, stage: str, deadline_s: float
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """The results of remote calls that do not need each other: who lives goes on when another dies.
+
+    Returns:
+        Results by name, and the names of those that died.
+
+    Raises:
+        WorkerError: a process raised, or has not answered in time.
+        GTPOError: as in ``collect``.
+    """
+    results, failures, late = _wait(calls, deadline_s=deadline_s, grace_s=deadline_s)
+    dead = frozenset(name for name, error in failures.items() if _is_death(error))
+    others = {name: error for name, error in failures.items() if name not in dead}
+    if others or late:
+        _raise_worst(others, late, stage, deadline_s)
+    return results, dead
+
+
+def _wait(
+    calls: Mapping[str, Any], *, deadline_s: float, grace_s: float
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Results, failures, and who is late, by name; at most ``grace_s`` longer than the first failure."""
     import ray
 
     names = {reference: name for name, reference in calls.items()}
@@ -37,23 +67,24 @@ def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[
                 results[names[reference]] = ray.get(reference)
             except ray.exceptions.RayError as error:
                 if not failures:
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    deadline = min(deadline, time.monotonic() + grace_s)
                 failures[names[reference]] = error
-    late = sorted(names[reference] for reference in pending)
-    if failures:
-        _raise_worst(failures, late, stage)
-    if late:
+    return results, failures, sorted(names[reference] for reference in pending)
+
+
+def _is_death(error: Any) -> bool:
+    import ray
+
+    return isinstance(error, ray.exceptions.RayActorError)
+
+
+def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline_s: float) -> NoReturn:
+    """Those that died first, then an error raised on purpose, then those that never answered their peers."""
+    if not failures:
         raise WorkerError(
             f"{', '.join(late)}: no answer in {stage} within {deadline_s:.0f} s; hung, or the deadline is too short"
         )
-    return results
-
-
-def _raise_worst(failures: dict[str, Any], late: list[str], stage: str) -> None:
-    """Those that died first, then an error raised on purpose, then those that never answered their peers."""
-    import ray
-
-    died = sorted(name for name, error in failures.items() if isinstance(error, ray.exceptions.RayActorError))
+    died = sorted(name for name, error in failures.items() if _is_death(error))
     if died:
         raise WorkerError(
             f"{', '.join(died)} died in {stage}; see log.txt, and the system log for an out-of-memory kill"

@@ -4,7 +4,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, TokenRecord
@@ -19,12 +21,16 @@ from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint, DriverState
 from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.orchestration.manifest import RunFacts
-from gtpo_megatron.orchestration.parts import StepParts
+from gtpo_megatron.orchestration.parts import Metrics, StepParts
+from gtpo_megatron.orchestration.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.policy_check import check_gap, check_version
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.training_step import StepReport, training_step
 
 logger = logging.getLogger(__name__)
+
+ROLLOUTS_FILE = "rollouts.pt"
+"""In a checkpoint: responses that were sampled ahead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +102,7 @@ class Controller:
         self._sampler = PromptSampler(inputs.train, config.seed)
         self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
         self._saver = CheckpointSaver(config.checkpoint, folder.checkpoints, facts, parts.actor)
+        self._pipeline = RolloutPipeline(self._draw, parts, config)
         self._rollout_log = RolloutLog(
             folder.path,
             groups_per_step=config.logging.rollout_groups_per_step,
@@ -109,11 +116,14 @@ class Controller:
             GTPOError: of the stage that failed; the last checkpoint stays valid.
         """
         first = self._restore(checkpoint) if checkpoint else 0
+        self._pipeline.begin_at(first + 1)
         with ExitStack() as stack:
+            stack.callback(self._pipeline.close)
             memory = stack.enter_context(PeakMemory(stage=lambda: self._parts.timers.current))
             stack.enter_context(self._saver)  # a run that ends well ends with its last checkpoint whole
             with self._parts.timers.stage("weight_sync"):
                 self._parts.weight_sync.push(version=first)
+            self._parts.turns.to_engine()
             before = None
             if first == 0:
                 before = self._measure()
@@ -145,11 +155,13 @@ class Controller:
 
     def _step(self, step: int) -> dict[str, float]:
         with self._parts.timers.stage("step"):
-            report = training_step(self._draw, self._parts, self._config, step=step)
-        if step == self._config.num_steps:
-            self._check_last_push(report.sampled.prompts, step)
+            report = training_step(self._pipeline, self._parts, self._config, step=step)
+        gap = self._check_push(report.sampled.prompts, step)
         self._log_rollouts(step, report)
-        scalars = to_scalars(report.metrics) | {"sync/policy_version": float(step)}
+        scalars = to_scalars(report.metrics | gap) | {
+            "sync/policy_version": float(step),
+            "health/engine_restarts_count": float(self._parts.engine.num_restarts),
+        }
         for counter in ("responses", "response_tokens", "reward_failed"):
             self._counters[counter] += int(scalars[f"rollout/{counter}_count"])
         if failed := int(scalars["rollout/reward_failed_count"]):
@@ -164,14 +176,26 @@ class Controller:
         self._counters["groups"] += num
         return PromptBatch(problems=self._sampler.next(num), group_ids=tuple(range(first, first + num)))
 
-    def _check_last_push(self, prompts: PromptBatch, step: int) -> None:
-        """Every push is checked by the next step's responses; the last has none, so it gets one response a prompt."""
-        probe = self._parts.engine.generate(
-            prompts, self._config.rollout.sampling, samples_per_prompt=1, seed=self._config.seed
-        )
-        scores = self._parts.actor.score_tokens(probe)
+    def _check_push(self, prompts: PromptBatch, step: int) -> Metrics:
+        """Every push is checked by the next step's responses, unless there are none or they are of older weights.
+
+        Then one response a prompt is sampled for nothing else: after the last push, and after every so many where
+        responses are stale.
+        """
+        is_last = step == self._config.num_steps
+        is_stale = self._config.rollout.max_staleness > 0
+        if not (is_last or (is_stale and step % self._config.weight_sync.verify_every_steps == 0)):
+            return {}
+        with self._parts.timers.stage("push_check"):
+            probe = self._parts.engine.generate(
+                prompts, self._config.rollout.sampling, samples_per_prompt=1, seed=self._config.seed
+            )
+            scores = self._parts.actor.score_tokens(probe)
+            self._parts.engine.forget_prefixes()  # a resumed run does not check again
         check_version(probe, version=step)
         check_gap(scores.metrics, version=step, limit=self._parts.logprob_gap_limit)
+        names = ("sync/logprob_gap_max", "sync/logprob_gap_mean") if is_stale else ()
+        return {name: scores.metrics[name] for name in names}
 
     # ------------------------------------------------------------------------------------------------ measuring, saving
     def _measure(self) -> tuple[HeldOutResult, ...]:
@@ -199,7 +223,15 @@ class Controller:
     def _save(self, step: int, scores: dict[str, float]) -> None:
         with self._parts.timers.stage("checkpoint"):
             state = DriverState(step=step, sampler=dict(self._sampler.state_dict()), counters=dict(self._counters))
-            self._saver.save(state, scores)
+            self._parts.turns.to_trainer(keep_weights=True)
+            self._saver.save(state, scores, write_more=self._write_rollouts)
+            self._parts.turns.to_push()
+            self._parts.turns.to_engine()
+
+    def _write_rollouts(self, folder: Path) -> None:
+        """Adds what was sampled ahead to a checkpoint."""
+        if self._config.rollout.max_staleness:
+            torch.save(self._pipeline.state_dict(), folder / ROLLOUTS_FILE)
 
     def _restore(self, checkpoint: Checkpoint) -> int:
         self._display.stage("checkpoint")
@@ -207,6 +239,8 @@ class Controller:
         state = checkpoint.state
         self._sampler.load_state_dict(state.sampler)
         self._counters = dict(state.counters)
+        if self._config.rollout.max_staleness:
+            self._pipeline.load_state_dict(torch.load(checkpoint.path / ROLLOUTS_FILE, weights_only=True))
         self._rollout_log.truncate_after(state.step)
         logger.info("resumed after step %d from %s", state.step, checkpoint.path)
         return state.step

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord, concatenate
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord, concatenate
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.memory_turns import memory_turns
 from gtpo_megatron.orchestration.parts import (
     Metrics,
     RankHandle,
@@ -23,7 +24,7 @@ from gtpo_megatron.orchestration.parts import (
 )
 from gtpo_megatron.orchestration.reward_stage import RewardGrader, build_grader
 from gtpo_megatron.orchestration.weight_link import connect
-from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import requests_for
 from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.sender import Checksums
@@ -38,10 +39,39 @@ HOST = "127.0.0.1"
 class LocalEngine:
     """The sampler; handles hold the batch itself."""
 
+    num_restarts = 0
+
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.remove_slot_names = engine.remove_slot_names
         self.forget_prefixes = engine.forget_prefixes
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Lets GPU memory go."""
+        self._engine.sleep(keep_weights=keep_weights)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Takes GPU memory back."""
+        self._engine.wake(what)
+
+    def unattended(self) -> "LocalEngine":
+        """Itself: it cannot die alone."""
+        return self
+
+    def replace_lost(self) -> None:
+        """Nothing: it cannot die alone."""
+
+    def abandon(self) -> None:
+        """Nothing: it ends with this process."""
+
+    def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
+        """The batch that the handle holds."""
+        batch: RolloutBatch = rollouts.payload
+        return batch
+
+    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
+        """A handle that holds the batch."""
+        return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
 
     def generate(
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
@@ -120,6 +150,14 @@ class LocalActor:
         """The chosen groups' responses."""
         return [record for _, record in self._actor.sample_records(batch.payloads[0], list(group_ids))]
 
+    def park_memory(self) -> None:
+        """Gradients and optimizer state leave the GPU."""
+        self._actor.park_memory()
+
+    def fetch_memory(self) -> None:
+        """They come back."""
+        self._actor.fetch_memory()
+
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
         """Takes a snapshot and starts to write the trainer's part of a checkpoint."""
         self._actor.begin_save(str(folder), in_background)
@@ -157,7 +195,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
     """The parts of a step in this process."""
     import torch
 
-    os.environ.update(ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | CPU_ENVIRONMENT)
+    os.environ.update(engine_environment(config.rollout, has_gpus=torch.cuda.is_available()))
     from gtpo_megatron.actor.actor import MegatronActor
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
@@ -180,6 +218,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
                 reward=LocalRewards(grader),
                 actor=actor,
                 weight_sync=WeightSync(config.weight_sync, _Transfer(trainer, sampler)),
+                turns=memory_turns(config.rollout, actor, engine),
                 timers=timers,
                 logprob_gap_limit=config.weight_sync.logprob_gap_limit,
             )

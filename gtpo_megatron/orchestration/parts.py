@@ -7,7 +7,7 @@ The driver sees the handles' summaries only, a few numbers a response.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -55,7 +55,13 @@ class RankHandle:
 
 
 class Engine(Protocol):
-    """(2) and the sampler's side of (9)."""
+    """(2) and the sampler's side of (9).
+
+    Attributes:
+        num_restarts: engines that died and were replaced since this process started.
+    """
+
+    num_restarts: int
 
     def generate(
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
@@ -69,6 +75,34 @@ class Engine(Protocol):
 
     def forget_prefixes(self) -> None:
         """Makes the next generation independent of those before."""
+        ...
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Lets GPU memory go; the weights move to the host or are dropped."""
+        ...
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Takes GPU memory back."""
+        ...
+
+    def unattended(self) -> "Engine":
+        """The same engines for a thread beside the trainer's: a death raises EngineLostError instead of a restart."""
+        ...
+
+    def replace_lost(self) -> None:
+        """Restarts what died unattended; the next push gives it weights."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends all engines, so that nobody waits for them any more."""
+        ...
+
+    def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
+        """The responses themselves, in this process."""
+        ...
+
+    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
+        """The inverse of ``fetch``."""
         ...
 
 
@@ -103,6 +137,14 @@ class Actor(Protocol):
         """What the algorithm saw of the chosen groups' tokens."""
         ...
 
+    def park_memory(self) -> None:
+        """Gradients and optimizer state leave the GPU."""
+        ...
+
+    def fetch_memory(self) -> None:
+        """They come back."""
+        ...
+
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
         """Every rank takes a snapshot and starts to write its part of a checkpoint."""
         ...
@@ -120,6 +162,22 @@ class Actor(Protocol):
         ...
 
 
+class MemoryTurns(Protocol):
+    """Who has the GPU memory, where engines and trainer share it."""
+
+    def to_trainer(self, *, keep_weights: bool = False) -> None:
+        """For scoring and updates, and for a checkpoint, after which the engine still needs its weights."""
+        ...
+
+    def to_push(self) -> None:
+        """For a push."""
+        ...
+
+    def to_engine(self) -> None:
+        """For sampling; comes after a push or after ``to_trainer(keep_weights=True)`` and ``to_push``."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
     """Everything that a training step talks to.
@@ -132,6 +190,7 @@ class StepParts:
     reward: RewardStage
     actor: Actor
     weight_sync: WeightSync
+    turns: MemoryTurns
     timers: StageTimers
     logprob_gap_limit: float
 

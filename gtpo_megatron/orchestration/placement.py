@@ -29,35 +29,39 @@ class Placement:
 
     Attributes:
         ranks: by global rank.
-        engine: of the rollout engine.
+        engines: of the rollout engines.
         reward: of the reward process, on the driver's node.
-        has_gpus: ranks and engine have GPUs of their own; False: everything is on CPUs.
+        has_gpus: ranks and engines have GPUs of their own; False: everything is on CPUs.
     """
 
     ranks: tuple[Node, ...]
-    engine: Node
+    engines: tuple[Node, ...]
     reward: Node
     has_gpus: bool
 
 
-def place(parallel: ParallelConfig, *, engine_gpus: int, nodes: Sequence[Node]) -> Placement:
+def place(
+    parallel: ParallelConfig, *, num_engines: int, engine_gpus: int, nodes: Sequence[Node], colocated: bool = False
+) -> Placement:
     """Spreads a run over nodes.
 
     On GPUs the nodes are filled one after the other, so that neighbours in the trainer's world are neighbours in the
-    machine, and no tensor-parallel group is cut by a node's edge where it fits on one. The engine takes the first node
-    that has enough GPUs left. On CPUs the ranks are spread evenly, and the engine is on the first node.
+    machine, and no tensor-parallel group is cut by a node's edge where it fits on one. Each engine takes the first node
+    that has enough GPUs left. On CPUs the ranks are spread evenly, and the engines are on the first node.
 
     Args:
         parallel: the trainer's layout.
-        engine_gpus: GPUs of the engine.
+        num_engines: rollout engines.
+        engine_gpus: GPUs of each.
         nodes: the driver's first.
+        colocated: the engines use the ranks' GPUs: the first one those of the first ranks, and so on.
 
     Raises:
-        ConfigError: there are GPUs, but too few.
+        ConfigError: there are GPUs, but too few, or an engine's would be on several nodes.
     """
     if not any(node.num_gpus for node in nodes):
         ranks = tuple(nodes[rank * len(nodes) // parallel.num_ranks] for rank in range(parallel.num_ranks))
-        return Placement(ranks=ranks, engine=nodes[0], reward=nodes[0], has_gpus=False)
+        return Placement(ranks=ranks, engines=(nodes[0],) * num_engines, reward=nodes[0], has_gpus=False)
     free = {node.node_id: node.num_gpus for node in nodes}
     tensor = parallel.tensor_parallel_size
     block = tensor if tensor <= max(free.values()) else 1
@@ -66,14 +70,25 @@ def place(parallel: ParallelConfig, *, engine_gpus: int, nodes: Sequence[Node]) 
         here = min(parallel.num_ranks - len(ranks_on_gpus), free[node.node_id] // block * block)
         ranks_on_gpus += [node] * here
         free[node.node_id] -= here
-    engine = next((node for node in nodes if free[node.node_id] >= engine_gpus), None)
-    if len(ranks_on_gpus) < parallel.num_ranks or engine is None:
+    if colocated:
+        engines = _on_ranks(ranks_on_gpus, num_engines=num_engines, engine_gpus=engine_gpus)
+    else:
+        engines = [node for node in nodes for _ in range(free[node.node_id] // engine_gpus)][:num_engines]
+    if len(ranks_on_gpus) < parallel.num_ranks or len(engines) < num_engines:
         there = ", ".join(f"{node.host} {node.num_gpus}" for node in nodes)
+        needed = parallel.num_ranks + (0 if colocated else num_engines * engine_gpus)
         raise ConfigError(
-            f"{parallel} and rollout.tensor_parallel_size={engine_gpus} need {parallel.num_ranks + engine_gpus} GPUs, "
-            f"{engine_gpus} of them on one node; Ray has: {there}; take fewer ranks, or more machines"
+            f"{parallel} and rollout.num_engines={num_engines} with tensor_parallel_size={engine_gpus} need "
+            f"{needed} GPUs, those of an engine on one node; Ray has: {there}; "
+            f"take fewer ranks, or more machines"
         )
-    return Placement(ranks=tuple(ranks_on_gpus), engine=engine, reward=nodes[0], has_gpus=True)
+    return Placement(ranks=tuple(ranks_on_gpus), engines=tuple(engines), reward=nodes[0], has_gpus=True)
+
+
+def _on_ranks(ranks: Sequence[Node], *, num_engines: int, engine_gpus: int) -> list[Node]:
+    """The node of each engine's ranks; as many engines as have theirs on one node each."""
+    shares = [ranks[index * engine_gpus : (index + 1) * engine_gpus] for index in range(num_engines)]
+    return [share[0] for share in shares if len(share) == engine_gpus and len({node.node_id for node in share}) == 1]
 
 
 def in_order(nodes: Sequence[Node], *, first: str) -> list[Node]:

@@ -7,12 +7,27 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
 
 
-def check_version(rollouts: RolloutHandle, *, version: int) -> None:
-    """Raises WeightSyncError unless the responses come from the trainer's weights, ``version``."""
-    if rollouts.policy_version != version:
+def check_version(rollouts: RolloutHandle, *, version: int, max_staleness: int = 0) -> int:
+    """How many pushes behind the trainer's weights, ``version``, the responses are.
+
+    Raises:
+        WeightSyncError: more than ``max_staleness``, or ahead of them.
+    """
+    staleness = version - rollouts.policy_version
+    if not 0 <= staleness <= max_staleness:
+        allowed = "exactly that" if max_staleness == 0 else f"that or up to {max_staleness} older"
         raise WeightSyncError(
-            f"the responses come from policy version {rollouts.policy_version}, the trainer has version {version}"
+            f"the responses come from policy version {rollouts.policy_version}, the trainer has version {version}; "
+            f"expected {allowed}"
         )
+    return staleness
+
+
+def without_gap(score_metrics: Metrics, staleness: int) -> Metrics:
+    """Scores of stale responses say nothing of the push: their gap is the policy's own way since."""
+    if staleness == 0:
+        return score_metrics
+    return {name: metric for name, metric in score_metrics.items() if not name.startswith("sync/logprob_gap")}
 
 
 def check_gap(metrics: Metrics, *, version: int, limit: float) -> None:

@@ -6,17 +6,15 @@ from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
-from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
-from gtpo_megatron.rollout.requests import requests_for
+from gtpo_megatron.orchestration.ray_engines import RayEngines
 from gtpo_megatron.weights.link import WeightLink, merged_checksums
 from gtpo_megatron.weights.sender import Checksums
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots
 
-ENGINE_NAME, REWARD_NAME = "rollout engine", "reward process"
+REWARD_NAME = "reward process"
 
 
 def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Metrics:
@@ -25,60 +23,6 @@ def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Me
         report if place.reports else {name: metric for name, metric in report.items() if not is_deterministic(name)}
         for report, place in zip(reports, places, strict=True)
     )
-
-
-class RayEngine:
-    """One vLLM engine in a process of its own."""
-
-    def __init__(self, process: Any, *, host: str, num_workers: int, deadline_s: float) -> None:
-        self._process = process
-        self._host, self._num_workers = host, num_workers
-        self._deadline_s = deadline_s
-
-    def generate(
-        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
-    ) -> RolloutHandle:
-        """The responses stay in shared memory; their lengths come back."""
-        batch, numbers = self._process.generate.options(num_returns=2).remote(
-            requests_for(prompts, samples_per_prompt), sampling, seed
-        )
-        return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
-
-    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
-        """The chosen rows as one batch, which again stays in shared memory."""
-        batch, numbers = self._process.concatenate.options(num_returns=2).remote(
-            [list(chosen) for chosen in rows], *(handle.payload for handle in rollouts)
-        )
-        return RolloutHandle(payload=batch, **self._answer("rollout", numbers))
-
-    def hosts(self) -> list[str]:
-        """The engine's machine."""
-        return [self._host]
-
-    def open_slots(self, *, slot_bytes: int, num_ranks: int, deadline_s: float) -> dict[int, SharedSlots]:
-        """Shared memory for every worker, on the engine's machine."""
-        call = self._process.open_slots.remote(range(self._num_workers), slot_bytes, num_ranks, deadline_s)
-        slots: dict[int, SharedSlots] = self._answer("weight_sync", call)
-        return slots
-
-    def remove_slot_names(self) -> None:
-        """Both sides have mapped the slots."""
-        self._answer("weight_sync", self._process.remove_slot_names.remote())
-
-    def connect_weights(self, link: WeightLink) -> None:
-        """Every worker opens its end."""
-        self._answer("weight_sync", self._process.connect_weights.remote(link, range(self._num_workers)))
-
-    def receiving(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
-        """Starts the sampler's side of a push: name -> call."""
-        return {ENGINE_NAME: self._process.receive_weights.remote(version, with_checksums)}
-
-    def forget_prefixes(self) -> None:
-        """Empties the prefix cache."""
-        self._answer("rollout", self._process.forget_prefixes.remote())
-
-    def _answer(self, stage: str, reference: Any) -> Any:
-        return collect({ENGINE_NAME: reference}, stage=stage, deadline_s=self._deadline_s)[ENGINE_NAME]
 
 
 class RayRewards:
@@ -179,6 +123,14 @@ class RayActorGroup:
         found = [row for rank, part in enumerate(rows) if self._places[rank].reports for row in part]
         return [record for _, record in sorted(found, key=lambda row: row[0])]
 
+    def park_memory(self) -> None:
+        """On all ranks."""
+        self._all("memory", "park_memory", lambda _: ())
+
+    def fetch_memory(self) -> None:
+        """On all ranks."""
+        self._all("memory", "fetch_memory", lambda _: ())
+
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
         """Every rank takes its snapshot."""
         self._all("checkpoint", "begin_save", lambda _: (str(folder), in_background))
@@ -221,11 +173,12 @@ class RayActorGroup:
 class RayTransfer:
     """Both sides of a push at once."""
 
-    def __init__(self, actor: RayActorGroup, engine: RayEngine, *, deadline_s: float) -> None:
+    def __init__(self, actor: RayActorGroup, engine: RayEngines, *, deadline_s: float) -> None:
         self._actor, self._engine, self._deadline_s = actor, engine, deadline_s
 
     def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
         """Whoever dies or fails first is named, whichever side it is on."""
+        self._engine.replace_dead()
         sending = self._actor.sending(version, with_checksums=with_checksums)
         receiving = self._engine.receiving(version, with_checksums=with_checksums)
         answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, concatenate
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.parts import rollout_summary
+from gtpo_megatron.orchestration.rollout_parts import RolloutParts
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.sender import Checksums
@@ -65,6 +66,12 @@ class RankProcess(_Process):
             probe.bind(("", 0))
             return f"tcp://{host}:{probe.getsockname()[1]}"
 
+    def gpu_ids(self) -> list[int]:
+        """That Ray gave to this process."""
+        import ray
+
+        return [int(gpu) for gpu in ray.get_gpu_ids()]
+
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
         """A store on this node where trainer and sampler can meet."""
         import ray
@@ -94,14 +101,22 @@ class RankProcess(_Process):
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of ``MegatronActor``; references among the arguments arrive as what they refer to."""
-        return getattr(self._actor, method)(*args, **kwargs)
+        gathered = [value.gather() if isinstance(value, RolloutParts) else value for value in args]
+        return getattr(self._actor, method)(*gathered, **kwargs)
 
 
 class EngineProcess(_Process):
-    """The rollout engine."""
+    """A rollout engine.
 
-    def __init__(self, config: RunConfig, run_folder: str, search_path: str) -> None:
-        super().__init__(config, run_folder, "[engine]", search_path)
+    Args:
+        config: of the run.
+        run_folder: for ``log.txt``.
+        search_path: put first on the module path.
+        prefix: of its log lines.
+    """
+
+    def __init__(self, config: RunConfig, run_folder: str, search_path: str, *, prefix: str) -> None:
+        super().__init__(config, run_folder, prefix, search_path)
         self._engine: Any = None
 
     def start(self) -> None:
@@ -122,11 +137,6 @@ class EngineProcess(_Process):
         """The responses, which stay in shared memory, and their lengths, which go to the driver."""
         batch = self._engine.generate(requests, sampling, seed=seed)
         return batch, rollout_summary(batch)
-
-    def concatenate(self, rows: Sequence[Sequence[int]], *batches: RolloutBatch) -> tuple[RolloutBatch, dict[str, Any]]:
-        """The chosen rows of several batches as one."""
-        merged = concatenate([batch.select(chosen) for batch, chosen in zip(batches, rows, strict=True)])
-        return merged, rollout_summary(merged)
 
     def open_slots(
         self, workers: Sequence[int], slot_bytes: int, num_ranks: int, deadline_s: float
@@ -154,6 +164,14 @@ class EngineProcess(_Process):
         """Empties the prefix cache."""
         self._engine.forget_prefixes()
 
+    def sleep(self, keep_weights: bool) -> None:
+        """Lets GPU memory go."""
+        self._engine.sleep(keep_weights=keep_weights)
+
+    def wake(self, what: str) -> None:
+        """Takes GPU memory back."""
+        self._engine.wake(what)
+
 
 class RewardProcess(_Process):
     """Decoding and grading."""
@@ -168,7 +186,7 @@ class RewardProcess(_Process):
 
         self._grader = build_grader(self._config)
 
-    def grade(self, rollouts: RolloutBatch, prompts: PromptBatch) -> RewardBatch:
+    def grade(self, rollouts: RolloutParts, prompts: PromptBatch) -> RewardBatch:
         """One verdict a response."""
-        rewards: RewardBatch = self._grader.grade(rollouts, prompts)
+        rewards: RewardBatch = self._grader.grade(rollouts.gather(), prompts)
         return rewards

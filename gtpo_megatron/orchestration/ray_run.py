@@ -6,25 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.collect import collect
+from gtpo_megatron.orchestration.memory_turns import memory_turns
 from gtpo_megatron.orchestration.parts import StepParts
-from gtpo_megatron.orchestration.placement import Node, Placement, place
+from gtpo_megatron.orchestration.placement import Placement, place
 from gtpo_megatron.orchestration.ray_cluster import join_cluster, ray_nodes
-from gtpo_megatron.orchestration.ray_parts import (
-    ENGINE_NAME,
-    REWARD_NAME,
-    RayActorGroup,
-    RayEngine,
-    RayRewards,
-    RayTransfer,
-)
-from gtpo_megatron.orchestration.ray_processes import EngineProcess, RankProcess, RewardProcess
+from gtpo_megatron.orchestration.ray_engines import RayEngines, engine_names
+from gtpo_megatron.orchestration.ray_parts import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
+from gtpo_megatron.orchestration.ray_start import ProcessStarter, bring_up, bring_up_engine, rank_name
 from gtpo_megatron.orchestration.weight_link import connect
-from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.weights.sync import WeightSync
 
 logger = logging.getLogger(__name__)
@@ -43,25 +34,35 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
     join_cluster(config.cluster)
     processes: dict[str, Any] = {}
     try:
-        placement = place(config.parallel, engine_gpus=config.rollout.tensor_parallel_size, nodes=ray_nodes())
-        _log_placement(placement)
-        processes = _start_processes(config, run_folder, placement)
-        ranks = [processes[_rank_name(index)] for index in range(config.parallel.num_ranks)]
-        places = _bring_up(config, processes, ranks)
-        deadline_s = config.cluster.stage_deadline_s
-        engine = RayEngine(
-            processes[ENGINE_NAME],
-            host=placement.engine.host,
-            num_workers=config.rollout.tensor_parallel_size,
-            deadline_s=deadline_s,
+        placement = place(
+            config.parallel,
+            num_engines=config.rollout.num_engines,
+            engine_gpus=config.rollout.tensor_parallel_size,
+            nodes=ray_nodes(),
+            colocated=config.rollout.placement == "colocated",
         )
+        _log_placement(placement)
+        starter = ProcessStarter(config, run_folder, placement, processes)
+        starter.all()
+        ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
+        places = bring_up(config, processes, ranks)
+        deadline_s = config.cluster.stage_deadline_s
+        engine = _engines(config, placement, starter, processes)
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
-        connect(config, run_folder, actor, engine, has_gpus=placement.has_gpus)
+        weight_sync = WeightSync(config.weight_sync, RayTransfer(actor, engine, deadline_s=deadline_s))
+
+        def reconnect() -> None:
+            connect(config, run_folder, actor, engine, has_gpus=placement.has_gpus)
+
+        reconnect()
+        engine.reconnect = reconnect
+        engine.push_again = lambda version: weight_sync.push(version=version)
         yield StepParts(
             engine=engine,
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
             actor=actor,
-            weight_sync=WeightSync(config.weight_sync, RayTransfer(actor, engine, deadline_s=deadline_s)),
+            weight_sync=weight_sync,
+            turns=memory_turns(config.rollout, actor, engine),
             timers=timers,
             logprob_gap_limit=config.weight_sync.logprob_gap_limit,
         )
@@ -71,79 +72,27 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
         ray.shutdown()
 
 
+def _engines(config: RunConfig, placement: Placement, starter: ProcessStarter, processes: dict[str, Any]) -> RayEngines:
+    names = engine_names(config.rollout.num_engines)
+
+    def restart(index: int) -> Any:
+        starter.engine(index)
+        bring_up_engine(config, names[index], processes[names[index]])
+        return processes[names[index]]
+
+    return RayEngines(
+        [processes[name] for name in names],
+        hosts=[node.host for node in placement.engines],
+        workers_per_engine=config.rollout.tensor_parallel_size,
+        restart=restart,
+        max_restarts=config.rollout.max_engine_restarts,
+        deadline_s=config.cluster.stage_deadline_s,
+    )
+
+
 def _log_placement(placement: Placement) -> None:
     by_node: dict[str, list[str]] = {}
     for index, node in enumerate(placement.ranks):
         by_node.setdefault(node.host, []).append(str(index))
     ranks = "; ".join(f"{host}: {', '.join(indices)}" for host, indices in by_node.items())
-    logger.info("ranks on %s; engine on %s", ranks, placement.engine.host)
-
-
-def _rank_name(index: int) -> str:
-    return f"rank {index}"
-
-
-def _start_processes(config: RunConfig, run_folder: Path, placement: Placement) -> dict[str, Any]:
-    """One actor a rank, the engine, the reward process; none is restarted by Ray, since a run resumes as a whole."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    common = (config, str(run_folder.resolve()), str(Path.cwd()))
-    on_cpu = {} if placement.has_gpus else CPU_ENVIRONMENT
-
-    def start(
-        kind: type,
-        node: Node,
-        *,
-        threads: int,
-        num_gpus: int,
-        environment: dict[str, str],
-        nsight: dict[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        variables = environment | on_cpu | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-        under_nsight = {"nsight": nsight} if nsight and placement.has_gpus else {}
-        options = {
-            "num_cpus": 0,
-            "num_gpus": num_gpus if placement.has_gpus else 0,
-            "runtime_env": {"env_vars": variables, **under_nsight},
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        }
-        return ray.remote(kind).options(**options).remote(*common, **kwargs)
-
-    processes = {
-        _rank_name(index): start(
-            RankProcess,
-            node,
-            threads=config.cluster.threads_per_rank,
-            num_gpus=1,
-            environment={},
-            nsight=nsight_options(config.profile, rank=index, run_folder=run_folder.resolve()),
-            global_rank=index,
-        )
-        for index, node in enumerate(placement.ranks)
-    }
-    processes[ENGINE_NAME] = start(
-        EngineProcess,
-        placement.engine,
-        threads=config.cluster.engine_threads,
-        num_gpus=config.rollout.tensor_parallel_size,
-        environment=ENVIRONMENT,
-    )
-    processes[REWARD_NAME] = start(RewardProcess, placement.reward, threads=1, num_gpus=0, environment={})
-    return processes
-
-
-def _bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any]) -> list[RankPlace]:
-    """Waits until every process has loaded what it needs; returns the ranks' places."""
-    deadline_s = config.cluster.start_deadline_s
-    identities = collect(
-        {name: process.identity.remote() for name, process in processes.items()}, stage="start", deadline_s=deadline_s
-    )
-    for name, (host, pid) in identities.items():
-        logger.info("%s: process %d on %s", name, pid, host)
-    meeting = collect({"rank 0": ranks[0].meeting_point.remote()}, stage="start", deadline_s=deadline_s)["rank 0"]
-    starting = {_rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
-    starting |= {name: processes[name].start.remote() for name in (ENGINE_NAME, REWARD_NAME)}
-    answers = collect(starting, stage="start", deadline_s=deadline_s)
-    return [answers[_rank_name(index)] for index in range(len(ranks))]
+    logger.info("ranks on %s; engines on %s", ranks, ", ".join(node.host for node in placement.engines))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,12 +30,14 @@ class Sampled:
         rollouts: the responses.
         rewards: one a response.
         metrics: of everything that was sampled, what was dropped included.
+        seconds: by stage, where they were spent beside the trainer's work.
     """
 
     prompts: PromptBatch
     rollouts: RolloutHandle
     rewards: RewardBatch
     metrics: Metrics
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 def sample_groups(

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.orchestration.parts import Metrics, RankHandle, StepParts
-from gtpo_megatron.orchestration.policy_check import check_gap, check_version
-from gtpo_megatron.orchestration.sampling import DrawPrompts, Sampled, sample_groups
+from gtpo_megatron.orchestration.pipeline import RolloutPipeline
+from gtpo_megatron.orchestration.policy_check import check_gap, check_version, without_gap
+from gtpo_megatron.orchestration.sampling import Sampled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,24 +19,23 @@ class StepReport:
     metrics: Metrics
 
 
-def training_step(draw: DrawPrompts, parts: StepParts, config: RunConfig, *, step: int) -> StepReport:
+def training_step(pipeline: RolloutPipeline, parts: StepParts, config: RunConfig, *, step: int) -> StepReport:
     """Samples, judges, scores, assigns credit, updates and pushes.
 
     Args:
-        draw: (1) hands out prompts.
+        pipeline: (1) prompts, (2) rollout and (3) reward, of this step or ahead of it.
         parts: who does it.
         config: of the run.
-        step: number of this step, from 1; responses come from policy version ``step - 1``, version ``step`` is pushed.
+        step: number of this step, from 1; the trainer starts with policy version ``step - 1`` and pushes ``step``.
     """
     stage = parts.timers.stage
-    sampled = sample_groups(  # (2) rollout and (3) reward, again where dynamic sampling asks for it
-        draw, parts, config.rollout, config.algorithm, num_prompts=config.data.prompts_per_step, seed=config.seed
-    )
-    check_version(sampled.rollouts, version=step - 1)
+    sampled = pipeline.take(step)
+    staleness = check_version(sampled.rollouts, version=step - 1, max_staleness=config.rollout.max_staleness)
     has_scoring_pass = config.rollout.entropy_source == "actor"
+    parts.turns.to_trainer()
     with stage("score"):  # (4) old log-probs and entropies, by the trainer or as the sampler saw them
         scores = (parts.actor.score_tokens if has_scoring_pass else parts.actor.adopt_scores)(sampled.rollouts)
-    if has_scoring_pass:
+    if has_scoring_pass and staleness == 0:  # else sampler and trainer differ by right
         check_gap(scores.metrics, version=step - 1, limit=parts.logprob_gap_limit)
     with stage("credit"):  # (5) shaped rewards, (6) advantages
         batch = parts.actor.assign_credit(scores, sampled.rewards)
@@ -42,6 +43,11 @@ def training_step(draw: DrawPrompts, parts: StepParts, config: RunConfig, *, ste
         updates = parts.actor.update(batch, step=step)
     if not has_scoring_pass:  # the update's forward pass was the first to see the trainer's log-probs
         check_gap(updates, version=step - 1, limit=parts.logprob_gap_limit)
+    pipeline.drain()
+    parts.turns.to_push()
     with stage("weight_sync"):  # (9) the same weights inside vLLM, verified
         parts.weight_sync.push(version=step)
-    return StepReport(sampled=sampled, batch=batch, metrics=sampled.metrics | scores.metrics | batch.metrics | updates)
+    parts.turns.to_engine()
+    pipeline.make_up()
+    metrics = sampled.metrics | without_gap(scores.metrics, staleness) | batch.metrics | updates
+    return StepReport(sampled=sampled, batch=batch, metrics=metrics | {"rollout/staleness_count": Max(staleness)})

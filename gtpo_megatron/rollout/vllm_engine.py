@@ -68,6 +68,7 @@ class VllmEngine:
             generation_config="vllm",  # the folder's generation_config must not change the sampling distribution
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
+            enable_sleep_mode=config.placement == "colocated" and torch.cuda.is_available(),
             seed=seed,
             logits_processors=[ENTROPY_PROCESSOR] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
@@ -82,6 +83,7 @@ class VllmEngine:
         self._version = 0 if has_weights else UNUSABLE
         self.num_workers = config.tensor_parallel_size
         self._slots: dict[int, SharedSlots] = {}
+        self._asleep: set[str] = set()
 
     def generate(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int) -> RolloutBatch:
         """Samples one response a request; the token or string that ends it is part of the response.
@@ -224,6 +226,20 @@ class VllmEngine:
         """Empties the prefix cache, so that what was generated before cannot influence what comes next."""
         if not self._llm.reset_prefix_cache():
             raise WeightSyncError("vLLM refused to reset its prefix cache: requests are still running")
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Lets GPU memory go: keys and values are dropped, weights go to the host or are dropped too."""
+        if not torch.cuda.is_available():
+            logger.info("the engine does not sleep: there is no GPU to share")
+            return
+        self._llm.sleep(level=1 if keep_weights else 2)
+        self._asleep = {"weights", "kv_cache"}
+
+    def wake(self, what: str) -> None:
+        """Takes GPU memory back for weights or for keys and values, if it is asleep."""
+        if what in self._asleep:
+            self._llm.wake_up(tags=[what])
+            self._asleep.discard(what)
 
 
 def _stop_token_ids(llm: Any, model_path: str) -> list[int]:

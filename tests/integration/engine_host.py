@@ -6,6 +6,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 
@@ -35,9 +36,7 @@ class EngineHost:
 
 def _start(config: RolloutConfig, max_sequence_tokens: int, environment: dict[str, str]) -> None:
     global _engine
-    from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
-
-    os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT | environment)
+    os.environ.update(engine_environment(config, has_gpus=False) | environment)
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
     _engine = VllmEngine(MODEL, config, max_sequence_tokens=max_sequence_tokens, seed=0, num_threads=1)

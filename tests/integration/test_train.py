@@ -1,6 +1,7 @@
 """The main job on real Megatron-core, vLLM and Ray."""
 
 import json
+import re
 import time
 
 import psutil
@@ -8,6 +9,7 @@ import pytest
 
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.dealing import deal_contiguous
+from gtpo_megatron.observability.metrics_file import read_metrics
 from gtpo_megatron.observability.rollout_log import read_rollouts
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import Run, steps
@@ -46,18 +48,26 @@ def test_two_steps_leave_a_whole_run_folder(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path):
-    """Twice: the engine dies (the run says so and ends), then the driver is shot."""
+    """An engine dies and is replaced; another one dies and the run says so and ends; then the driver is shot."""
     whole = Run(tmp_path / "whole", num_steps=6)
     whole.succeed()
 
     broken = Run(tmp_path / "broken", num_steps=6)
-    engine = broken.pid_of("rollout engine")
+    broken.wait_for(r"step 1/6")
+    psutil.Process(broken.pid_of("rollout engine")).kill()
+    broken.wait_for(r"rollout engine died in \w+ and will be replaced")
     broken.wait_for(r"step 3/6")
-    psutil.Process(engine).kill()
+    engines = re.findall(r"rollout engine: process (\d+) on", broken.output)
+    assert len(engines) == 2
+    psutil.Process(int(engines[-1])).kill()
     start = time.monotonic()
     assert broken.wait(60) != 0
     assert time.monotonic() - start < 60
-    assert "rollout engine died in" in broken.output
+    assert "after 1 restarts in this run" in broken.output
+    restarts = {
+        row["step"]: row["health/engine_restarts_count"] for row in read_metrics(broken.folder / "metrics.jsonl")[1:]
+    }
+    assert (restarts[1], restarts[3]) == (0, 1)
 
     shot = Run(tmp_path / "broken", "--resume", num_steps=6)
     children = [psutil.Process(shot.pid_of(name)) for name in ("rank 0", "rank 1", "rollout engine", "reward process")]

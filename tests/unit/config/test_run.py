@@ -43,6 +43,17 @@ def changed(**parts):
             "rollout.sampling.temperature=0.0",
         ),
         (
+            {"cluster": {"mode": "local"}, "parallel": ParallelConfig(num_ranks=1), "rollout": {"num_engines": 2}},
+            "cluster.mode='local' has one engine, got rollout.num_engines=2",
+        ),
+        ({"rollout": {"placement": "colocated", "num_engines": 3}}, "needs 3 ranks to share GPUs"),
+        ({"rollout": {"max_staleness": 1}}, "rollout.max_staleness=1 with algorithm.off_policy.mode='off'"),
+        ({"rollout": {"max_staleness": 1, "placement": "colocated"}}, "max_staleness=1 with placement='colocated'"),
+        (
+            {"rollout": {"max_staleness": 1, "entropy_source": "rollout"}},
+            "max_staleness=1 with entropy_source='rollout'",
+        ),
+        (
             {"rollout": {"sampling": SamplingConfig(top_p=0.9, max_response_tokens=64)}},
             "rollout.sampling.top_p=0.9",
         ),

@@ -13,6 +13,7 @@ from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.controller import Controller, RunInputs
+from gtpo_megatron.orchestration.memory_turns import Apart
 from gtpo_megatron.orchestration.parts import RankHandle, StepParts
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.weights.sync import WeightSync
@@ -87,6 +88,7 @@ def run(folder, world, checkpoint=None, **options):
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
+        turns=Apart(),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )

@@ -11,6 +11,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError, ShapeError
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.memory_turns import Apart
 from gtpo_megatron.orchestration.parts import RolloutHandle, StepParts, rollout_summary
 from gtpo_megatron.orchestration.sampling import sample_groups
 from gtpo_megatron.weights.sync import WeightSync
@@ -37,6 +38,23 @@ def batch(group_ids, samples):
 
 class WrittenDown:
     """Engine and reward in one: group ``g`` gets the outcomes ``outcomes[g]``; None is a response without a verdict."""
+
+    num_restarts = 0
+
+    def unattended(self):
+        return self
+
+    def replace_lost(self):
+        pass
+
+    def abandon(self):
+        pass
+
+    def fetch(self, rollouts):
+        return rollouts.payload
+
+    def hold(self, rollouts):
+        return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
 
     def __init__(self, outcomes):
         self.outcomes = outcomes
@@ -73,6 +91,7 @@ def sample(outcomes, algorithm, num_prompts):
         reward=world,
         actor=None,
         weight_sync=WeightSync(None, None),
+        turns=Apart(),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )

@@ -8,7 +8,9 @@ from gtpo_megatron.batch import PromptBatch
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.memory_turns import Apart
 from gtpo_megatron.orchestration.parts import RankHandle, StepParts
+from gtpo_megatron.orchestration.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.training_step import training_step
 from gtpo_megatron.weights.sync import WeightSync
 from recipes import tiny_cpu
@@ -58,6 +60,7 @@ def one_step(source, gap=0.0, version=0):
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
+        turns=Apart(),
         timers=StageTimers(),
         logprob_gap_limit=1e-3,
     )
@@ -66,7 +69,7 @@ def one_step(source, gap=0.0, version=0):
         return PromptBatch(problems=tuple(PROBLEMS[:num]), group_ids=tuple(range(num)))
 
     try:
-        return training_step(draw, parts, config, step=1), world.calls
+        return training_step(RolloutPipeline(draw, parts, config), parts, config, step=1), world.calls
     except WeightSyncError as error:
         return error, world.calls
 

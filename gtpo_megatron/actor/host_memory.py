@@ -1,0 +1,82 @@
+"""Gradients and optimizer state off the GPU while somebody else needs it, and back, bit for bit."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+class HostCopies:
+    """Copies of tensors on the host, page-locked where there is a GPU, so that they travel at full speed.
+
+    A tensor stays the same object, with the same views on it: its storage is emptied and filled again. The host's
+    memory is kept for the next time.
+    """
+
+    def __init__(self) -> None:
+        self._parked: list[tuple[Tensor, Tensor]] = []
+        self._buffers: dict[int, Tensor] = {}
+
+    def park(self, tensors: Iterable[Tensor]) -> int:
+        """Moves tensors to the host; returns how many bytes. Each must own its storage as a whole."""
+        num_bytes = 0
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() == 0:
+                continue
+            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            buffer = self._buffer(id(tensor), len(flat), pin=tensor.is_cuda)
+            buffer.copy_(flat, non_blocking=True)
+            self._parked.append((tensor, buffer))
+            num_bytes += len(flat)
+        _synchronise(self._parked)
+        for tensor, _ in self._parked:
+            tensor.untyped_storage().resize_(0)
+        return num_bytes
+
+    def fetch(self) -> None:
+        """Moves everything back."""
+        for tensor, buffer in self._parked:
+            tensor.untyped_storage().resize_(len(buffer))
+            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            flat.copy_(buffer, non_blocking=True)
+        _synchronise(self._parked)
+        self._parked.clear()
+
+    def _buffer(self, key: int, num_bytes: int, *, pin: bool) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) != num_bytes:
+            buffer = self._buffers[key] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
+        return buffer
+
+
+def optimizer_tensors(optimizer: Any, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Everything that an optimizer keeps besides the model's own parameters, each storage once.
+
+    Args:
+        optimizer: Megatron's, plain, distributed or chained.
+        parameters: of the model, which sampling and scoring need.
+    """
+    seen = {parameter.data.untyped_storage().data_ptr() for parameter in parameters}
+    found = []
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = getattr(part, "optimizer", None)
+        if inner is None:  # a rank without parameters
+            continue
+        kept = [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
+        kept += [parameter.data for group in inner.param_groups for parameter in group["params"]]
+        for tensor in kept:
+            place = tensor.untyped_storage().data_ptr()
+            if place not in seen:
+                seen.add(place)
+                found.append(tensor)
+    return found
+
+
+def _synchronise(moved: list[tuple[Tensor, Tensor]]) -> None:
+    if moved and moved[0][0].is_cuda:
+        torch.cuda.synchronize()

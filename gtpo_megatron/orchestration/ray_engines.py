@@ -1,0 +1,242 @@
+"""All rollout engines over Ray as one sampler: requests are dealt, an engine that dies is replaced."""
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from gtpo_megatron.batch import PromptBatch, RolloutBatch
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.errors import EngineLostError, WorkerError
+from gtpo_megatron.orchestration.collect import collect_survivors
+from gtpo_megatron.orchestration.parts import RolloutHandle, rollout_summary
+from gtpo_megatron.orchestration.rollout_parts import RolloutParts, chosen_rows, joined
+from gtpo_megatron.rollout.requests import deal_to_engines, requests_for
+from gtpo_megatron.weights.link import WeightLink
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots
+
+logger = logging.getLogger(__name__)
+
+
+def engine_names(num_engines: int) -> list[str]:
+    """How messages call the engines."""
+    return [f"rollout engine {index}" for index in range(num_engines)] if num_engines > 1 else ["rollout engine"]
+
+
+class RayEngines:
+    """Several vLLM engines, each in a process of its own.
+
+    An engine that dies is started again, gets the weights that the others have, and is asked again for what it was
+    asked when it died; a response depends on its request and its seed, so nothing is lost but time.
+
+    Args:
+        processes: remote ``EngineProcess`` objects; a replacement takes its predecessor's place in it.
+        hosts: the machine of each.
+        workers_per_engine: its tensor parallel size.
+        restart: starts the engine with this index anew and waits until it is up.
+        max_restarts: in the whole run; the next death ends it.
+        deadline_s: longest time for one call.
+
+    Attributes:
+        num_restarts: so far.
+        reconnect: lets the trainer's weights reach engines that were started anew; set when there is a trainer.
+        push_again: pushes the version that it is given.
+    """
+
+    def __init__(
+        self,
+        processes: list[Any],
+        *,
+        hosts: Sequence[str],
+        workers_per_engine: int,
+        restart: Callable[[int], Any],
+        max_restarts: int,
+        deadline_s: float,
+    ) -> None:
+        self._processes = processes
+        self._hosts = list(hosts)
+        self._workers_per_engine = workers_per_engine
+        self._names = engine_names(len(processes))
+        self._restart_one = restart
+        self._max_restarts = max_restarts
+        self._deadline_s = deadline_s
+        self._version = 0
+        self._is_attended = True
+        self._lost: set[int] = set()
+        self.num_restarts = 0
+        self.reconnect: Callable[[], None] = _nobody_there
+        self.push_again: Callable[[int], None] = _nobody_there
+
+    def generate(
+        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
+    ) -> RolloutHandle:
+        """The responses stay in shared memory; their lengths come back."""
+        requests = requests_for(prompts, samples_per_prompt)
+        dealt = deal_to_engines(
+            requests, max_response_tokens=sampling.max_response_tokens, loads=[0] * len(self._processes)
+        )
+        shares = [[row for row, engine in enumerate(dealt) if engine == index] for index in range(len(self._processes))]
+        busy = [index for index, share in enumerate(shares) if share]
+
+        def ask(index: int, process: Any) -> tuple[Any, Any]:
+            share = [requests[row] for row in shares[index]]
+            batch, numbers = process.generate.options(num_returns=2).remote(share, sampling, seed)
+            return batch, numbers
+
+        answers = self._ask("rollout", ask, busy)
+        rows = [(0, 0)] * len(requests)
+        for part, index in enumerate(busy):
+            for place, row in enumerate(shares[index]):
+                rows[row] = (part, place)
+        return joined([answers[index][0][0] for index in busy], [answers[index][1] for index in busy], rows)
+
+    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
+        """The chosen rows as one batch, which stays where it is."""
+        return chosen_rows(rollouts, rows)
+
+    def hosts(self) -> list[str]:
+        """The machine of every engine."""
+        return list(self._hosts)
+
+    def open_slots(self, *, slot_bytes: int, num_ranks: int, deadline_s: float) -> dict[int, SharedSlots]:
+        """Shared memory for every worker, on its engine's machine."""
+        answers = self._ask(
+            "weight_sync",
+            lambda index, process: (
+                process.open_slots.remote(self._workers(index), slot_bytes, num_ranks, deadline_s),
+            ),
+        )
+        return {worker: slots for _, found in answers.values() for worker, slots in found.items()}
+
+    def remove_slot_names(self) -> None:
+        """Both sides have mapped the slots."""
+        self._ask("weight_sync", lambda _, process: (process.remove_slot_names.remote(),))
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every worker opens its end."""
+        self._ask("weight_sync", lambda index, process: (process.connect_weights.remote(link, self._workers(index)),))
+
+    def receiving(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
+        """Starts the samplers' side of a push: name -> call."""
+        self._version = version
+        return {
+            name: process.receive_weights.remote(version, with_checksums)
+            for name, process in zip(self._names, self._processes, strict=True)
+        }
+
+    def replace_dead(self) -> None:
+        """Looks whether all engines live, so that a push does not wait for one that does not."""
+        _, dead = collect_survivors(
+            {name: process.identity.remote() for name, process in zip(self._names, self._processes, strict=True)},
+            stage="weight_sync",
+            deadline_s=self._deadline_s,
+        )
+        self._lost.update(index for index, name in enumerate(self._names) if name in dead)
+        self.replace_lost()
+
+    def _workers(self, index: int) -> range:
+        """Numbers of an engine's workers among all."""
+        return range(index * self._workers_per_engine, (index + 1) * self._workers_per_engine)
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix caches."""
+        self._ask("rollout", lambda _, process: (process.forget_prefixes.remote(),))
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """All engines."""
+        self._ask("memory", lambda _, process: (process.sleep.remote(keep_weights),))
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """All engines."""
+        self._ask("memory", lambda _, process: (process.wake.remote(what),))
+
+    def unattended(self) -> "RayEngines":
+        """The same engines; a death is only reported."""
+        twin = copy.copy(self)
+        twin._is_attended = False
+        return twin
+
+    def replace_lost(self) -> None:
+        """Starts those anew that have died unattended, and lets the trainer reach them."""
+        lost = sorted(self._lost)
+        if lost:
+            self._restart(lost, "rollout")
+            self._lost.clear()
+            self.reconnect()
+
+    def abandon(self) -> None:
+        """Kills all engines."""
+        import ray
+
+        for process in self._processes:
+            ray.kill(process)
+
+    def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
+        """The responses, in this process."""
+        parts: RolloutParts = rollouts.payload
+        return parts.gather()
+
+    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
+        """Puts responses into shared memory."""
+        import ray
+
+        rows = [(0, row) for row in range(rollouts.num_responses)]
+        return joined([ray.put(rollouts)], [rollout_summary(rollouts)], rows)
+
+    def _ask(
+        self, stage: str, call: Callable[[int, Any], tuple[Any, ...]], engines: Sequence[int] | None = None
+    ) -> dict[int, tuple[tuple[Any, ...], Any]]:
+        """Calls some engines at once, and those that die meanwhile again after their restart.
+
+        Args:
+            stage: for messages.
+            call: makes references of one engine's call; the last of them is waited for.
+            engines: indices; None: all.
+
+        Returns:
+            By index: the references, and what the last one refers to.
+        """
+        left = list(range(len(self._processes)) if engines is None else engines)
+        answers: dict[int, tuple[tuple[Any, ...], Any]] = {}
+        while left:
+            references = {index: call(index, self._processes[index]) for index in left}
+            values, dead = collect_survivors(
+                {self._names[index]: found[-1] for index, found in references.items()},
+                stage=stage,
+                deadline_s=self._deadline_s,
+            )
+            for index, found in references.items():
+                if self._names[index] in values:
+                    answers[index] = (found, values[self._names[index]])
+            left = [index for index in left if self._names[index] in dead]
+            if left and not self._is_attended:
+                self._lost.update(left)
+                raise EngineLostError(f"{', '.join(sorted(dead))} died in {stage}")
+            if left:
+                self._restart(left, stage)
+                self.reconnect()
+                self.push_again(self._version)
+        return answers
+
+    def _restart(self, engines: Sequence[int], stage: str) -> None:
+        names = ", ".join(self._names[index] for index in engines)
+        if self.num_restarts + len(engines) > self._max_restarts:
+            raise WorkerError(
+                f"{names} died in {stage}, after {self.num_restarts} restarts in this run "
+                f"(rollout.max_engine_restarts={self._max_restarts}); see log.txt, and the system log for an "
+                f"out-of-memory kill"
+            )
+        self.num_restarts += len(engines)
+        logger.warning(
+            "%s died in %s and will be replaced (%d of at most %d replacements in this run); then it is asked again",
+            names,
+            stage,
+            self.num_restarts,
+            self._max_restarts,
+        )
+        for index in engines:
+            self._processes[index] = self._restart_one(index)
+
+
+def _nobody_there(*_: Any) -> None:
+    raise WorkerError("an engine died before the first weights were pushed; see log.txt")

@@ -1,0 +1,130 @@
+"""The processes of a run on Ray: started where they belong, waited for, and an engine again where one has died."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.observability.profiling import nsight_options
+from gtpo_megatron.orchestration.collect import collect
+from gtpo_megatron.orchestration.placement import Node, Placement
+from gtpo_megatron.orchestration.ray_engines import engine_names
+from gtpo_megatron.orchestration.ray_parts import REWARD_NAME
+from gtpo_megatron.orchestration.ray_processes import EngineProcess, RankProcess, RewardProcess
+from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
+
+logger = logging.getLogger(__name__)
+
+
+def rank_name(index: int) -> str:
+    """How messages call a rank."""
+    return f"rank {index}"
+
+
+class ProcessStarter:
+    """Starts a run's processes as Ray actors; Ray restarts none of them, since weights and state would be missing."""
+
+    def __init__(self, config: RunConfig, run_folder: Path, placement: Placement, processes: dict[str, Any]) -> None:
+        self._config = config
+        self._placement = placement
+        self._processes = processes
+        self._run_folder = run_folder.resolve()
+        self._common = (config, str(self._run_folder), str(Path.cwd()))
+
+    def all(self) -> None:
+        """One actor a rank, one an engine, the reward process; by name, each known as soon as it is started."""
+        for index in range(self._config.parallel.num_ranks):
+            self._processes[rank_name(index)] = self._rank(index)
+        for index in range(self._config.rollout.num_engines):
+            self.engine(index)
+        self._processes[REWARD_NAME] = self._start(
+            RewardProcess, self._placement.reward, threads=1, num_gpus=0, environment={}
+        )
+
+    def engine(self, index: int) -> None:
+        """An engine; the same call replaces one."""
+        rollout = self._config.rollout
+        shares_gpus = rollout.placement == "colocated" and self._placement.has_gpus
+        environment = engine_environment(rollout, has_gpus=self._placement.has_gpus)
+        self._processes[engine_names(rollout.num_engines)[index]] = self._start(
+            EngineProcess,
+            self._placement.engines[index],
+            threads=self._config.cluster.engine_threads,
+            num_gpus=0 if shares_gpus else rollout.tensor_parallel_size,
+            environment=environment | (self._gpus_of_ranks(index) if shares_gpus else {}),
+            prefix="[engine]" if rollout.num_engines == 1 else f"[engine {index}]",
+        )
+
+    def _gpus_of_ranks(self, index: int) -> dict[str, str]:
+        """An engine that shares GPUs asks Ray for none and is told the ids of its ranks'."""
+        size = self._config.rollout.tensor_parallel_size
+        ranks = [rank_name(rank) for rank in range(index * size, (index + 1) * size)]
+        ids = collect(
+            {rank: self._processes[rank].gpu_ids.remote() for rank in ranks},
+            stage="start",
+            deadline_s=self._config.cluster.start_deadline_s,
+        )
+        visible = ",".join(str(gpu) for rank in ranks for gpu in ids[rank])
+        return {"CUDA_VISIBLE_DEVICES": visible, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+
+    def _rank(self, index: int) -> Any:
+        return self._start(
+            RankProcess,
+            self._placement.ranks[index],
+            threads=self._config.cluster.threads_per_rank,
+            num_gpus=1,
+            environment={},
+            nsight=nsight_options(self._config.profile, rank=index, run_folder=self._run_folder),
+            global_rank=index,
+        )
+
+    def _start(
+        self,
+        kind: type,
+        node: Node,
+        *,
+        threads: int,
+        num_gpus: int,
+        environment: dict[str, str],
+        nsight: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        on_cpu = {} if self._placement.has_gpus else CPU_ENVIRONMENT
+        variables = environment | on_cpu | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        under_nsight = {"nsight": nsight} if nsight and self._placement.has_gpus else {}
+        options = {
+            "num_cpus": 0,
+            "num_gpus": num_gpus if self._placement.has_gpus else 0,
+            "runtime_env": {"env_vars": variables, **under_nsight},
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        }
+        return ray.remote(kind).options(**options).remote(*self._common, **kwargs)
+
+
+def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any]) -> list[RankPlace]:
+    """Waits until every process has loaded what it needs; returns the ranks' places."""
+    deadline_s = config.cluster.start_deadline_s
+    _log_identities(processes, deadline_s)
+    meeting = collect({"rank 0": ranks[0].meeting_point.remote()}, stage="start", deadline_s=deadline_s)["rank 0"]
+    starting = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
+    starting |= {name: process.start.remote() for name, process in processes.items() if name not in starting}
+    answers = collect(starting, stage="start", deadline_s=deadline_s)
+    return [answers[rank_name(index)] for index in range(len(ranks))]
+
+
+def bring_up_engine(config: RunConfig, name: str, process: Any) -> None:
+    """Waits until a replacement is up."""
+    _log_identities({name: process}, config.cluster.start_deadline_s)
+    collect({name: process.start.remote()}, stage="restart", deadline_s=config.cluster.start_deadline_s)
+
+
+def _log_identities(processes: dict[str, Any], deadline_s: float) -> None:
+    identities = collect(
+        {name: process.identity.remote() for name, process in processes.items()}, stage="start", deadline_s=deadline_s
+    )
+    for name, (host, pid) in identities.items():
+        logger.info("%s: process %d on %s", name, pid, host)

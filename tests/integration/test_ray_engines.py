@@ -1,0 +1,198 @@
+"""Several engines as one, on real Ray actors that make responses up: who answers, who dies, what is asked again."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
+from gtpo_megatron.orchestration.collect import collect
+from gtpo_megatron.orchestration.parts import rollout_summary
+from gtpo_megatron.orchestration.ray_engines import RayEngines
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+SAMPLING = SamplingConfig(max_response_tokens=8)
+PROMPTS = PromptBatch(
+    problems=tuple(Problem(problem_id=str(i), prompt_ids=(1,) * (1 + i), answer="") for i in range(4)),
+    group_ids=(10, 11, 12, 13),
+)
+
+
+class Engine:
+    """Response tokens spell the request; an engine that finds its call's name in the folder takes it away and dies."""
+
+    def __init__(self, index, death_notes):
+        self.index = index
+        self.death_notes = death_notes
+        self.version = -1
+
+    def _maybe_die(self, call):
+        note = self.death_notes / f"{self.index} {call}"
+        if note.exists():
+            note.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def generate(self, requests, sampling, seed):
+        self._maybe_die("generate")
+        tokens = torch.tensor([[r.group_id, r.sample, r.seed(seed) % 1000] for r in requests])
+        batch = RolloutBatch(
+            prompt_ids=torch.zeros(len(requests), 1, dtype=torch.int64),
+            prompt_lengths=torch.tensor([len(r.prompt_ids) for r in requests]),
+            response_ids=tokens,
+            response_lengths=torch.full((len(requests),), 3),
+            rollout_logprobs=torch.full(tokens.shape, -0.1 * self.index),
+            group_ids=tokens[:, 0],
+            truncated=torch.zeros(len(requests), dtype=torch.bool),
+            policy_version=self.version,
+        )
+        return batch, rollout_summary(batch)
+
+    def identity(self):
+        self._maybe_die("identity")
+        return "host", self.index
+
+    def receive_weights(self, version, with_checksums):
+        self.version = version
+        return {self.index: {"version": version}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
+    yield
+    ray.shutdown()
+
+
+class World:
+    """A fleet, the weights it was given, and what happened to it."""
+
+    def __init__(self, tmp_path, num_engines, max_restarts=1):
+        import ray
+
+        self._kind = ray.remote(Engine).options(num_cpus=0)
+        self._death_notes = tmp_path
+        self.restarted, self.pushed = [], []
+        self.fleet = RayEngines(
+            [self._kind.remote(index, self._death_notes) for index in range(num_engines)],
+            hosts=["here"] * num_engines,
+            workers_per_engine=1,
+            restart=self.restart,
+            max_restarts=max_restarts,
+            deadline_s=120.0,
+        )
+        self.fleet.reconnect = lambda: self.pushed.append("reconnected")
+        self.fleet.push_again = self.push_again
+        self.push(5)
+
+    def restart(self, index):
+        self.restarted.append(index)
+        return self._kind.remote(index, self._death_notes)
+
+    def push(self, version):
+        self.fleet.replace_dead()
+        return collect(self.fleet.receiving(version, with_checksums=True), stage="weight_sync", deadline_s=120.0)
+
+    def push_again(self, version):
+        self.pushed.append(version)
+        self.push(version)
+
+    def die_at(self, *calls):
+        for call in calls:
+            (self._death_notes / call).touch()
+
+    def generate(self):
+        return self.fleet.generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
+
+
+def test_rows_come_back_in_the_order_of_the_prompts_and_groups_are_split(tmp_path):
+    handle = World(tmp_path, 3).generate()
+    batch = handle.payload.gather()
+    assert [tuple(row[:2].tolist()) for row in batch.response_ids] == [
+        (g, s) for g in PROMPTS.group_ids for s in range(3)
+    ]
+    assert handle.group_ids.tolist() == batch.group_ids.tolist()
+    assert handle.prompt_lengths.tolist() == batch.prompt_lengths.tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+    by_engine = batch.rollout_logprobs[:, 0].mul(-10).round().int().reshape(4, 3)
+    assert all(len(set(group.tolist())) == 3 for group in by_engine)
+    assert handle.policy_version == 5
+    # the tokens are those of one engine alone
+    alone = World(tmp_path, 1).generate().payload.gather()
+    assert torch.equal(alone.response_ids, batch.response_ids)
+
+
+def test_chosen_rows_of_several_batches(tmp_path):
+    world = World(tmp_path, 2)
+    first, second = world.generate(), world.generate()
+    chosen = world.fleet.concatenate([first, second], [[2, 0], [11]])
+    batch = chosen.payload.gather()
+    assert batch.response_ids[:, :2].tolist() == [[10, 2], [10, 0], [13, 2]]
+    assert chosen.group_ids.tolist() == [10, 10, 13]
+    again = world.fleet.concatenate([chosen], [[1]])
+    assert again.payload.gather().response_ids[:, :2].tolist() == [[10, 0]]
+    world.push(6)
+    with pytest.raises(RolloutError, match=r"policy versions \[5, 6\]"):
+        world.fleet.concatenate([first, world.generate()], [[0], [0]])
+
+
+def test_an_engine_that_dies_is_replaced_and_asked_again(tmp_path):
+    world = World(tmp_path, 2)
+    expected = world.generate().payload.gather()
+    world.die_at("1 generate")
+    handle = world.generate()
+    assert torch.equal(handle.payload.gather().response_ids, expected.response_ids)
+    assert torch.equal(handle.payload.gather().rollout_logprobs, expected.rollout_logprobs)  # the same engine's share
+    assert (world.restarted, world.pushed, world.fleet.num_restarts) == ([1], ["reconnected", 5], 1)
+    assert handle.policy_version == 5
+    # the next death is one too many
+    world.die_at("0 generate")
+    with pytest.raises(
+        WorkerError, match=r"rollout engine 0 died in rollout, after 1 restarts .*max_engine_restarts=1"
+    ):
+        world.generate()
+
+
+def test_an_engine_that_is_dead_before_a_push_is_replaced_first(tmp_path):
+    world = World(tmp_path, 2)
+    world.die_at("0 identity")
+    received = world.push(6)
+    assert (world.restarted, world.pushed) == ([0], ["reconnected"])
+    assert received == {"rollout engine 0": {0: {"version": 6}}, "rollout engine 1": {1: {"version": 6}}}
+
+
+def test_unattended_engines_say_that_they_are_lost_and_are_replaced_later(tmp_path):
+    world = World(tmp_path, 2)
+    world.die_at("1 generate")
+    with pytest.raises(EngineLostError, match="rollout engine 1 died in rollout"):
+        world.fleet.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
+    assert world.restarted == []
+    world.fleet.replace_lost()
+    assert (world.restarted, world.pushed) == ([1], ["reconnected"])
+    world.push(6)
+    assert world.generate().policy_version == 6
+    world.fleet.replace_lost()
+    assert world.restarted == [1]
+
+
+def test_responses_survive_a_trip_through_a_checkpoint(tmp_path):
+    world = World(tmp_path, 2)
+    handle = world.generate()
+    held = world.fleet.hold(world.fleet.fetch(handle))
+    assert torch.equal(held.payload.gather().response_ids, handle.payload.gather().response_ids)
+    assert torch.equal(held.response_lengths, handle.response_lengths)
+
+
+def test_two_at_once_need_two_restarts(tmp_path):
+    world = World(tmp_path, 3, max_restarts=2)
+    world.die_at("0 generate", "2 generate")
+    assert world.generate().policy_version == 5
+    assert (world.restarted, world.pushed) == ([0, 2], ["reconnected", 5])
+    world = World(tmp_path, 3)
+    world.die_at("0 generate", "2 generate")
+    with pytest.raises(WorkerError, match="rollout engine 0, rollout engine 2 died in rollout, after 0 restarts"):
+        world.generate()
