@@ -95,18 +95,28 @@ def check_world(options: SlurmOptions) -> Placement | None:
         )
     if gpus and total == parallel.num_ranks:
         return None
-    needed = parallel.num_ranks + (options.config.rollout.tensor_parallel_size if gpus else 0)
+    rollout = options.config.rollout
+    colocated = rollout.placement == "colocated"
+    own_gpus = 0 if colocated or not gpus else rollout.num_engines * rollout.tensor_parallel_size
+    engines = f"{rollout.num_engines} engine(s) of {rollout.tensor_parallel_size}"
+    needed = parallel.num_ranks + own_gpus
     if gpus and total < needed:
         raise ConfigError(
-            f"--nodes {options.nodes} of --gpus-per-node {gpus} are {total} GPUs; {parallel} and an engine of "
-            f"{options.config.rollout.tensor_parallel_size} need {needed}, or {parallel.num_ranks} that both share"
+            f"--nodes {options.nodes} of --gpus-per-node {gpus} are {total} GPUs; {parallel} and {engines} "
+            f"need {needed}, or {parallel.num_ranks} that both share"
         )
-    placement = place(parallel, engine_gpus=options.config.rollout.tensor_parallel_size, nodes=planned_nodes(options))
-    used = {node.node_id for node in (*placement.ranks, placement.engine)}
+    placement = place(
+        parallel,
+        num_engines=rollout.num_engines,
+        engine_gpus=rollout.tensor_parallel_size,
+        nodes=planned_nodes(options),
+        colocated=colocated,
+    )
+    used = {node.node_id for node in (*placement.ranks, *placement.engines)}
     if len(used) < options.nodes:
         raise ConfigError(
-            f"--nodes {options.nodes}: {options.nodes - len(used)} would be empty, since {parallel} and an engine of "
-            f"{options.config.rollout.tensor_parallel_size} fit on {len(used)}; take --nodes {len(used)} or more ranks"
+            f"--nodes {options.nodes}: {options.nodes - len(used)} would be empty, since {parallel} and "
+            f"{engines} fit on {len(used)}; take --nodes {len(used)} or more ranks"
         )
     return placement
 

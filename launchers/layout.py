@@ -30,9 +30,13 @@ def _nodes(options: SlurmOptions, placement: Placement | None) -> Iterator[str]:
             continue
         ranks = [rank for rank in range(num_ranks) if placement.ranks[rank].node_id == str(index)]
         parts = [_ranks(ranks)] if ranks else []
-        parts += ["engine"] if placement.engine.node_id == str(index) else []
+        parts += _engines([node.node_id for node in placement.engines].count(str(index)))
         parts += ["driver, rewards"] if index == 0 else []
         yield f"node {index}   {'; '.join(parts)}"
+
+
+def _engines(num: int) -> list[str]:
+    return [] if num == 0 else ["engine" if num == 1 else f"{num} engines"]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
