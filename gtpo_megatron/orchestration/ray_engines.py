@@ -132,7 +132,7 @@ class RayEngines:
             deadline_s=self._deadline_s,
         )
         self._lost.update(index for index, name in enumerate(self._names) if name in dead)
-        self.replace_lost()
+        self._replace_lost("weight_sync")
 
     def _workers(self, index: int) -> range:
         """Numbers of an engine's workers among all."""
@@ -158,9 +158,12 @@ class RayEngines:
 
     def replace_lost(self) -> None:
         """Starts those anew that have died unattended, and lets the trainer reach them."""
+        self._replace_lost("rollout")
+
+    def _replace_lost(self, stage: str) -> None:
         lost = sorted(self._lost)
         if lost:
-            self._restart(lost, "rollout")
+            self._restart(lost, stage)
             self._lost.clear()
             self.reconnect()
 
