@@ -1,12 +1,12 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart test test-dist test-slow test-gpu test-gpu-stack fmt lint types arch golden bench-quickstart check
+.PHONY: setup quickstart test test-dist test-slow test-slurm test-gpu test-gpu-stack fmt lint types arch golden bench-quickstart check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-FAST := not (slow or gpu or vllm or ray or megatron or network)
+FAST := not (slow or gpu or vllm or ray or megatron or network or slurm)
 RUN_DIR := runs/quickstart
 
 setup:
@@ -28,6 +28,10 @@ test-slow: setup  ## whole runs: kill and resume, four ranks, two updates
 
 test-gpu-stack:  ## Megatron and Triton tests on the versions of the gpu extra, without a GPU; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
+
+test-slurm: setup  ## jobs on a real Slurm of two nodes on this machine; needs root, else skipped with the reason
+	@tools/install_slurm.sh
+	$(PYTEST) tests/slurm -m slurm
 
 test-gpu: setup
 	$(PYTEST) tests/gpu -m gpu
@@ -54,4 +58,4 @@ golden: setup  ## rewrites the golden curve; say why in the commit
 bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
 	$(BIN)/python -m benchmarks.quickstart --output benchmarks/results/quickstart.json
 
-check: lint types arch test test-slow  ## what CI runs
+check: lint types arch test test-slow test-slurm  ## what CI runs

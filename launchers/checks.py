@@ -41,6 +41,7 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
     check_writable(job.run_dir)
     placement = check_world(options)
     check_layout(options.config)
+    check_transport(options.config, placement)
     check_image(options.container)
     memory = plan_memory(options)
     step_s, source = known_step_s(job.run_dir, memory)
@@ -119,6 +120,30 @@ def check_world(options: SlurmOptions) -> Placement | None:
             f"{engines} fit on {len(used)}; take --nodes {len(used)} or more ranks"
         )
     return placement
+
+
+def check_transport(config: RunConfig, placement: Placement | None) -> None:
+    """A push through shared memory finds every shard on the engine's node.
+
+    Raises:
+        ConfigError: some are on other nodes only.
+    """
+    if placement is None or config.weight_sync.transport != "shared_memory":
+        return
+    parallel = config.parallel
+    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    ranks_per_stage = parallel.num_ranks // stages
+    here = {
+        (rank % tensor, rank // ranks_per_stage)
+        for rank, node in enumerate(placement.ranks)
+        if node.node_id == placement.engine.node_id
+    }
+    if len(here) < tensor * stages:
+        raise ConfigError(
+            f"weight_sync.transport='shared_memory': {tensor * stages - len(here)} of {tensor * stages} shards of the "
+            f"model are on other nodes than the engine ({placement.engine.host}); use "
+            f"--weight-sync.transport process_group"
+        )
 
 
 def planned_nodes(options: SlurmOptions) -> list[Node]:

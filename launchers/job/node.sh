@@ -15,6 +15,7 @@ set -u
 source "$1"
 
 readonly EXIT_NO_PACKAGE=90 EXIT_NO_ADDRESS=91 EXIT_NO_HEAD=92 EXIT_RAY_LOST=93
+readonly RAY_ATTEMPTS=4
 readonly DRIVER_PATIENCE_S=60 # for the driver to say why, when this node's Ray is gone
 readonly NODE=$SLURM_NODEID ATTEMPT=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 readonly HEAD_FILE=$LAUNCH_DIR/head.$ATTEMPT ENDED_FILE=$LAUNCH_DIR/ended.$ATTEMPT
@@ -65,19 +66,31 @@ start_ray() { # arguments: of this kind of node
 
 ray_is_up() { kill -0 "$ray_pid" 2>/dev/null; }
 
-listens() { timeout 2 bash -c "</dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
+# Ray gives itself 30 s, which a node that reads its libraries from a busy disk for the first time may exceed
+bring_up_ray() { # the same arguments
+  local attempt
+  for ((attempt = 1; attempt <= RAY_ATTEMPTS; attempt++)); do
+    start_ray "$@"
+    while ray_is_up; do
+      grep -q 'Ray runtime started' "$RAY_LOG" && return 0
+      [[ -s $ENDED_FILE ]] && exit 0
+      ((SECONDS > START_DEADLINE_S)) && return 1
+      sleep 0.2
+    done
+    say "Ray did not start, attempt $attempt of $RAY_ATTEMPTS: $(tail -n 1 "$RAY_LOG")"
+    # shellcheck disable=SC2046 # one word a process
+    kill -KILL $(ours) 2>/dev/null
+  done
+  return 1
+}
 
 # a signal to the batch system's step goes to the driver, which saves at the end of its step
 tell_driver() { [[ -n $driver_pid ]] && kill -USR1 "$driver_pid" 2>/dev/null; }
 end_driver() { [[ -n $driver_pid ]] && kill -TERM "$driver_pid" 2>/dev/null; }
 
 run_head() {
-  start_ray --head --port="$port" --include-dashboard=false --temp-dir="$RAY_FOLDER"
-  until listens "$address:$port"; do
-    ray_is_up || fail "$EXIT_NO_HEAD" "the Ray head did not start: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
-    ((SECONDS > START_DEADLINE_S)) && fail "$EXIT_NO_HEAD" "the Ray head does not listen after $SECONDS s; see $RAY_LOG"
-    sleep 0.2
-  done
+  bring_up_ray --head --port="$port" --include-dashboard=false --temp-dir="$RAY_FOLDER" ||
+    fail "$EXIT_NO_HEAD" "the Ray head did not start within $SECONDS s: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
   publish "$HEAD_FILE" "$address:$port"
   say "Ray head at $address:$port"
   env "$MARK" "$PYTHON" -m gtpo_megatron.cli train "$CONFIG" --run-dir "$RUN_DIR" --resume \
@@ -99,7 +112,8 @@ run_worker() {
     ((SECONDS > START_DEADLINE_S)) && fail "$EXIT_NO_HEAD" "no Ray head after $SECONDS s; see the log of node 0"
     sleep 0.2
   done
-  start_ray --address="$(< "$HEAD_FILE")"
+  bring_up_ray --address="$(< "$HEAD_FILE")" ||
+    fail "$EXIT_RAY_LOST" "Ray did not start within $SECONDS s: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
   until [[ -s $ENDED_FILE ]]; do
     if ! ray_is_up; then
       keep_ray_logs

@@ -40,6 +40,21 @@ class Slurm:
         }
         self.conf = shared / "slurm" / "slurm.conf"
 
+        self.launches: list[Launch] = []
+
+    def launch(self, name: str, *overrides: str, num_steps: int = 2) -> "Launch":
+        """Starts a launcher; ``end`` ends it if it is still there."""
+        launch = Launch(self.shared, name, *overrides, num_steps=num_steps)
+        self.launches.append(launch)
+        return launch
+
+    def end(self) -> None:
+        """Launchers and daemons, however far a test has come."""
+        for launch in self.launches:
+            launch.process.kill()
+            launch.process.wait(30)
+        self("stop")
+
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess:
         """``tools/local_slurm.sh``."""
         return subprocess.run(
@@ -111,8 +126,7 @@ class Launch:
     @property
     def step(self) -> int:
         """Last finished step; -1 before there is any."""
-        path = self.run_dir / "metrics.jsonl"
-        return max((row["step"] for row in read_metrics(path)), default=-1) if path.exists() else -1
+        return step_of(self.run_dir)
 
     @property
     def saved_step(self) -> int:
@@ -142,6 +156,12 @@ class Launch:
             except OSError:
                 continue  # it has just ended
         return found
+
+
+def step_of(run_dir: Path) -> int:
+    """Last finished step; -1 before there is any."""
+    path = run_dir / "metrics.jsonl"
+    return max((row["step"] for row in read_metrics(path)), default=-1) if path.exists() else -1
 
 
 def steps(run_dir: Path) -> list[dict]:

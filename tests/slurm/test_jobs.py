@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.orchestration.run_status import read_status
-from tests.slurm.cluster import Launch, Slurm, scontrol, steps
+from tests.slurm.cluster import Slurm, scontrol, steps
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 
@@ -32,7 +32,7 @@ def slurm():
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SLURM_CONF", str(cluster.conf))
         yield cluster
-    assert cluster("stop").returncode == 0
+    cluster.end()
     shutil.rmtree(shared)
 
 
@@ -45,8 +45,8 @@ def assert_nothing_is_left(launch):
 
 def test_a_broken_run_equals_an_unbroken_one_beside_it(slurm):
     """Two jobs share both nodes. One is left alone; the other is warned and requeued, then loses a node."""
-    whole = Launch(slurm.shared, "whole", *SAVES, num_steps=NUM_STEPS)
-    broken = Launch(slurm.shared, "broken", *SAVES, num_steps=NUM_STEPS)
+    whole = slurm.launch("whole", *SAVES, num_steps=NUM_STEPS)
+    broken = slurm.launch("broken", *SAVES, num_steps=NUM_STEPS)
 
     # the warning before the time limit reaches the batch shell, as --signal=B:USR1 has it
     broken.until("its first step", lambda: broken.step >= 1)
@@ -91,11 +91,11 @@ def assert_the_folder_is_whole(launch):
 
 def test_jobs_that_fail_say_why_and_leave_nothing(slurm):
     """A refused configuration, an interpreter without the package, a port in use; and one that is cancelled."""
-    cancelled = Launch(slurm.shared, "cancelled", num_steps=50)
+    cancelled = slurm.launch("cancelled", num_steps=50)
     failing = {
-        "would end in the same way": Launch(slurm.shared, "refused", "--data.prompts-per-step", "1000000"),
-        "has no gtpo_megatron": Launch(slurm.shared, "bare", "--python", "/bin/false"),
-        "choose another with --ray-port": Launch(slurm.shared, "port", "--ray-port", "16828"),  # slurmd's
+        "would end in the same way": slurm.launch("refused", "--data.prompts-per-step", "1000000"),
+        "has no gtpo_megatron": slurm.launch("bare", "--python", "/bin/false"),
+        "choose another with --ray-port": slurm.launch("port", "--ray-port", "16828"),  # slurmd's
     }
     for words, launch in failing.items():
         assert launch.wait() == 1
@@ -116,7 +116,7 @@ def test_jobs_that_fail_say_why_and_leave_nothing(slurm):
 
 
 def test_what_slurm_would_refuse_is_not_submitted(slurm):
-    launch = Launch(slurm.shared, "nowhere", "--partition", "nowhere")
+    launch = slurm.launch("nowhere", "--partition", "nowhere")
     assert launch.wait() == 2
     last = launch.told.splitlines()[-1]
     assert "Slurm would refuse the job: " in last

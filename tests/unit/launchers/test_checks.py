@@ -68,6 +68,13 @@ def test_what_cannot_work_on_gpus(tmp_path, overrides, message):
         check(big_options("--dry-run", *overrides, run_dir=tmp_path))
 
 
+def test_shared_memory_reaches_one_node_only(tmp_path):
+    split = ["--parallel.tensor-parallel-size", "1", "--parallel.pipeline-parallel-size", "2"]
+    with pytest.raises(ConfigError, match=r"1 of 2 shards of the model are on other nodes than the engine \(node 0\)"):
+        check(tiny_options(*split, run_dir=tmp_path))
+    check(tiny_options(*split, "--weight-sync.transport", "process_group", run_dir=tmp_path))
+
+
 def test_a_model_that_is_only_a_name_is_for_dry_runs(tmp_path):
     with pytest.raises(ConfigError, match=r"jobs need the folder of its weights: --model.path FOLDER"):
         check(big_options(run_dir=tmp_path))
