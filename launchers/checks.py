@@ -123,7 +123,7 @@ def check_world(options: SlurmOptions) -> Placement | None:
 
 
 def check_transport(config: RunConfig, placement: Placement | None) -> None:
-    """A push through shared memory finds every shard on the engine's node.
+    """A push through shared memory finds every shard on each engine's node.
 
     Raises:
         ConfigError: some are on other nodes only.
@@ -133,17 +133,19 @@ def check_transport(config: RunConfig, placement: Placement | None) -> None:
     parallel = config.parallel
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     ranks_per_stage = parallel.num_ranks // stages
-    here = {
-        (rank % tensor, rank // ranks_per_stage)
-        for rank, node in enumerate(placement.ranks)
-        if node.node_id == placement.engine.node_id
-    }
-    if len(here) < tensor * stages:
-        raise ConfigError(
-            f"weight_sync.transport='shared_memory': {tensor * stages - len(here)} of {tensor * stages} shards of the "
-            f"model are on other nodes than the engine ({placement.engine.host}); use "
-            f"--weight-sync.transport process_group"
-        )
+    shards = tensor * stages
+    for engine in dict.fromkeys(placement.engines):
+        here = {
+            (rank % tensor, rank // ranks_per_stage)
+            for rank, node in enumerate(placement.ranks)
+            if node.node_id == engine.node_id
+        }
+        if len(here) < shards:
+            raise ConfigError(
+                f"weight_sync.transport='shared_memory': {shards - len(here)} of {shards} shards of the "
+                f"model are on other nodes than the engine ({engine.host}); use "
+                f"--weight-sync.transport process_group"
+            )
 
 
 def planned_nodes(options: SlurmOptions) -> list[Node]:
