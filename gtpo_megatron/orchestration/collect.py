@@ -1,5 +1,6 @@
 """Waits for remote calls under a deadline and names whoever failed."""
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -8,6 +9,16 @@ from gtpo_megatron.errors import GTPOError, WorkerError
 
 GRACE_S = 5.0
 """How long to listen on after the first failure: a dead process's peers may report their broken collectives first."""
+
+MAX_REASON_CHARACTERS = 400
+"""Of what Ray says about a death: its guesses about lost processes go on for a paragraph."""
+
+SAYS_NOTHING = (
+    "The actor died unexpectedly before finishing this task",
+    "The actor never ran",
+    *(f"{field}:" for field in ("class_name", "actor_id", "pid", "name", "namespace", "ip")),
+)
+"""How lines of Ray's messages begin that say only that or where a process died."""
 
 
 def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[str, Any]:
@@ -86,9 +97,7 @@ def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline
         )
     died = sorted(name for name, error in failures.items() if _is_death(error))
     if died:
-        raise WorkerError(
-            f"{', '.join(died)} died in {stage}; see log.txt, and the system log for an out-of-memory kill"
-        )
+        raise WorkerError(f"{', '.join(died)} died in {stage}{_why({name: failures[name] for name in died})}")
     causes = {name: getattr(error, "cause", None) or error for name, error in failures.items()}
     for name, cause in causes.items():
         if isinstance(cause, GTPOError):
@@ -99,3 +108,27 @@ def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline
             f"{', '.join(late)} did not answer in {stage}; {name} gave up waiting: {type(cause).__name__}: {cause}"
         ) from cause
     raise WorkerError(f"{name} raised in {stage}: {type(cause).__name__}: {cause}") from cause
+
+
+def _why(deaths: Mapping[str, Any]) -> str:
+    """The end of a sentence that says who died: what Ray says about one of them.
+
+    Rather about one whose own code raised at its start than about one that was killed.
+    """
+    raised = [name for name, error in deaths.items() if error.actor_init_failed]
+    name = next(iter(raised or deaths))
+    reason = last_line(str(deaths[name]))
+    whose = f"; {name}: " if len(deaths) > 1 else ": "
+    where = "see log.txt" if raised else "see log.txt, and the system log for an out-of-memory kill"
+    return f"{whose}{reason}; {where}" if reason else f"; {where}"
+
+
+def last_line(message: str) -> str:
+    """The last line of Ray's message that says why a process died; "" where none does.
+
+    In a traceback that is the exception. It comes without colours, and cut where it is long.
+    """
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines()]
+    telling = [line for line in lines if re.search(r"\w", line) and not line.startswith(SAYS_NOTHING)]
+    line = telling[-1] if telling else ""
+    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS].rstrip()} ..."
