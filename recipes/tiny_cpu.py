@@ -18,6 +18,7 @@ from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
 from gtpo_megatron.config.evaluation import EvaluationConfig
 from gtpo_megatron.config.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -105,6 +106,7 @@ def _tiny_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: in
         # measured: 3.6e-5 at most over 40 steps; a push that went wrong shows as 1e-2 and more
         weight_sync=WeightSyncConfig(verify_every_steps=10, logprob_gap_limit=5e-4),
         checkpoint=CheckpointConfig(every_steps=10, keep=2, export_hf=True),
+        logging=LoggingConfig(tensorboard=True),
         cluster=ClusterConfig(
             num_cpus=2,
             object_store_mib=128,

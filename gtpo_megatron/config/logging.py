@@ -22,8 +22,8 @@ class LoggingConfig:
 
     Attributes:
         log_level: of our own loggers; other libraries' stay at WARNING.
-        tensorboard: write ``events.out.*`` into the run folder.
-        wandb_project: project at Weights & Biases; None: wandb is not imported.
+        tensorboard: write ``events.out.*`` into the run folder; needs the extra ``tensorboard``.
+        wandb_project: project at Weights & Biases, which needs the extra ``wandb``; None: wandb is not imported.
         wandb_entity: user or team that owns the project; None: the account's default.
         wandb_mode: ``offline`` writes into the run folder for a later ``wandb sync`` (compute nodes without internet).
         rollout_groups_per_step: prompt groups whose texts are written to ``rollouts/`` in a step; 0 writes none.
@@ -33,7 +33,7 @@ class LoggingConfig:
     """
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    tensorboard: bool = True
+    tensorboard: bool = False
     wandb_project: str | None = None
     wandb_entity: str | None = None
     wandb_mode: Literal["online", "offline"] = "online"

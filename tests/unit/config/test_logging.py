@@ -4,9 +4,9 @@ from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.errors import ConfigError
 
 
-def test_defaults_are_valid_and_choose_tensorboard_only():
+def test_defaults_are_valid_and_choose_no_logger():
     config = LoggingConfig()
-    assert config.tensorboard
+    assert not config.tensorboard
     assert config.wandb_project is None
     assert config.rollout_groups_per_step == 2
 

@@ -9,7 +9,7 @@ from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.observability.metrics_file import read_metrics
 from gtpo_megatron.observability.sinks import MetricSinks, open_sinks
 
-QUIET = LoggingConfig(tensorboard=False)
+QUIET = LoggingConfig()
 
 
 class Recorder:
@@ -107,8 +107,8 @@ def test_tensorboard_reads_back_what_was_written_and_hides_what_a_resumed_run_re
 @pytest.mark.parametrize(
     ("config", "module", "match"),
     [
-        (LoggingConfig(), "torch.utils.tensorboard", "logging.tensorboard is on"),
-        (LoggingConfig(tensorboard=False, wandb_project="p"), "wandb", "logging.wandb_project='p'"),
+        (LoggingConfig(tensorboard=True), "torch.utils.tensorboard", "logging.tensorboard is on"),
+        (LoggingConfig(wandb_project="p"), "wandb", "logging.wandb_project='p'"),
     ],
 )
 def test_a_chosen_library_that_is_not_installed_is_a_configuration_error(tmp_path, monkeypatch, config, module, match):
@@ -151,7 +151,7 @@ class FakeWandb(types.ModuleType):
 def test_wandb_goes_on_in_the_same_run_after_a_resume(tmp_path, monkeypatch):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    config = LoggingConfig(tensorboard=False, wandb_project="gtpo", wandb_entity="lab", wandb_mode="offline")
+    config = LoggingConfig(wandb_project="gtpo", wandb_entity="lab", wandb_mode="offline")
     with open_sinks(tmp_path, config, run_config={"seed": 1}) as sinks:
         sinks.write(1, {"policy/loss": 0.5})
     with open_sinks(tmp_path, config, run_config={"seed": 1}, resume_after=0) as sinks:
@@ -167,7 +167,7 @@ def test_wandb_goes_on_in_the_same_run_after_a_resume(tmp_path, monkeypatch):
 
 def test_wandb_without_a_network_does_not_stop_the_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(init_error=RuntimeError("api.wandb.ai unreachable")))
-    with open_sinks(tmp_path, LoggingConfig(tensorboard=False, wandb_project="gtpo"), run_config={}) as sinks:
+    with open_sinks(tmp_path, LoggingConfig(wandb_project="gtpo"), run_config={}) as sinks:
         sinks.write(1, {"policy/loss": 0.5})
     assert sinks.failures == {"wandb": "RuntimeError: api.wandb.ai unreachable"}
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
