@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
 from gtpo_megatron.config.evaluation import HELDOUT, EvaluationConfig
-from gtpo_megatron.evaluation.metrics import bootstrap_interval, mean_at_k, pass_at_k
+from gtpo_megatron.evaluation.metrics import best_at_k, bootstrap_interval, mean_at_k, pass_at_k
+
+BEST_OF = (32, 16)
+"""Of the early paper's reward curves; drawn with replacement, so they exist for any number of samples."""
 
 SampleAndGrade = Callable[[PromptBatch], RewardBatch]
 """Samples every prompt ``samples`` times with the evaluation's seed, prompt-major, and grades."""
@@ -35,6 +38,7 @@ class HeldOutResult:
         mean_at_k: mean over problems of the share of correct samples.
         interval: 95%, bootstrap over problems.
         pass_at_k: mean over problems of whether any sample is correct.
+        best_at: expected greatest reward of 32 and of 16 responses, drawn with replacement from the samples.
         num_problems: how many.
         samples: ``k``.
         num_failed: responses without a verdict.
@@ -44,6 +48,7 @@ class HeldOutResult:
     mean_at_k: float
     interval: tuple[float, float]
     pass_at_k: float
+    best_at: dict[int, float]
     num_problems: int
     samples: int
     num_failed: int
@@ -56,6 +61,7 @@ class HeldOutResult:
             f"eval/{self.label}_interval_high": self.interval[1],
             f"eval/{self.label}_pass_at_k": self.pass_at_k,
             f"eval/{self.label}_failed_count": float(self.num_failed),
+            **{f"eval/{self.label}_best_at_{k}": value for k, value in self.best_at.items()},
         }
 
     def __str__(self) -> str:
@@ -83,12 +89,14 @@ def evaluate(
     rewards = sample_and_grade(prompts)
     correct = ((rewards.rewards >= threshold) & ~rewards.failed).double().reshape(len(problems), config.samples)
     table = correct.tolist()
+    values = rewards.rewards.double().masked_fill(rewards.failed, 0.0).reshape(len(problems), config.samples).numpy()
     interval = bootstrap_interval([sum(row) / len(row) for row in table], seed=config.seed)
     return HeldOutResult(
         label=heldout.label,
         mean_at_k=mean_at_k(table),
         interval=(interval.low, interval.high),
         pass_at_k=pass_at_k(table, config.samples),
+        best_at={k: best_at_k(values, k) for k in BEST_OF},
         num_problems=len(problems),
         samples=config.samples,
         num_failed=int(rewards.failed.sum()),

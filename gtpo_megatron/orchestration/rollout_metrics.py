@@ -1,11 +1,17 @@
 """What the driver can say of a rollout batch from a few numbers a response."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Sum
 from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
+
+
+BEST_COUNTS = (32, 16)
+"""Of the early paper's reward curves."""
 
 
 def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
@@ -26,6 +32,23 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
         "rollout/response_tokens_count": Sum(int(lengths.sum())),
         "rollout/truncated_frac": Mean(int(rollouts.truncated.sum()), num),
         "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),
+    } | best_rewards([rewards])
+
+
+def best_rewards(rounds: Sequence[RewardBatch]) -> Metrics:
+    """Mean reward of the 32 and of the 16 responses with the highest reward.
+
+    Args:
+        rounds: everything that was sampled in the step; not additive, so rounds are not merged but given together.
+
+    Returns:
+        Nothing where fewer responses have a verdict.
+    """
+    values = torch.cat([rewards.rewards[~rewards.failed] for rewards in rounds]).double().sort(descending=True).values
+    return {
+        f"rollout/reward_best_{count}_mean": Mean(float(values[:count].sum()), count)
+        for count in BEST_COUNTS
+        if len(values) >= count
     }
 
 

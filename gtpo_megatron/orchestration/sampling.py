@@ -13,7 +13,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import Sum, merge
 from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle, StepParts
-from gtpo_megatron.orchestration.rollout_metrics import rollout_metrics
+from gtpo_megatron.orchestration.rollout_metrics import best_rewards, rollout_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +86,15 @@ def sample_groups(
             num_prompts,
             num_drawn,
         )
-    metrics = merge([sampled.metrics for sampled in rounds]) | {
-        "rollout/refills_count": Sum(len(rounds) - 1),
-        "rollout/groups_dropped_count": Sum(num_drawn - num_kept),
-    }
+    best = best_rewards([sampled.rewards for sampled in rounds])
+    metrics = (
+        merge([sampled.metrics for sampled in rounds])
+        | best
+        | {
+            "rollout/refills_count": Sum(len(rounds) - 1),
+            "rollout/groups_dropped_count": Sum(num_drawn - num_kept),
+        }
+    )
     return _merged(rounds, kept, parts, metrics)
 
 

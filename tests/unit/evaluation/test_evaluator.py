@@ -31,6 +31,10 @@ def test_accuracy_by_hand():
     assert result.pass_at_k == pytest.approx(3 / 4)
     assert result.interval[0] < result.mean_at_k < result.interval[1]
     assert result.metrics()["eval/heldout_failed_count"] == 0
+    # with replacement from (1, 1), (1, 0), (0, 0), (0.5, 0.4), by reward rather than verdict
+    hit = 1 - 0.5**16
+    assert result.best_at[16] == pytest.approx((1 + hit + 0 + 0.4 + 0.1 * hit) / 4)
+    assert result.metrics()["eval/heldout_best_at_32"] == result.best_at[32] > result.best_at[16]
     assert "held-out mean@2 50.0%" in str(result)
 
 
@@ -43,6 +47,15 @@ def test_a_response_without_a_verdict_counts_as_wrong_and_is_counted():
 def test_metrics_go_by_the_label_of_the_set():
     result = measure([1.0] * 8, label="aime24")
     assert set(result.metrics()) == {
-        f"eval/aime24_{what}" for what in ("mean_at_k", "interval_low", "interval_high", "pass_at_k", "failed_count")
+        f"eval/aime24_{what}"
+        for what in (
+            "mean_at_k",
+            "interval_low",
+            "interval_high",
+            "pass_at_k",
+            "failed_count",
+            "best_at_32",
+            "best_at_16",
+        )
     }
     assert str(result).startswith("aime24 mean@2 100.0%")

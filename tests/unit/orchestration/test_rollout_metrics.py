@@ -10,7 +10,7 @@ from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.observability.metrics import Max, to_scalars
 from gtpo_megatron.orchestration.parts import RolloutHandle
 from gtpo_megatron.orchestration.policy_check import check_gap, check_version
-from gtpo_megatron.orchestration.rollout_metrics import rollout_metrics
+from gtpo_megatron.orchestration.rollout_metrics import best_rewards, rollout_metrics
 
 
 def handle(group_ids, lengths, truncated=None, version=3):
@@ -52,6 +52,16 @@ def test_a_response_without_a_verdict_is_counted_but_not_a_zero():
     assert found["rollout/reward_failed_count"] == 3.0
     assert found["rollout/reward_best_frac"] == 1.0  # group 2 has no verdict and is no group here
     assert found["rollout/groups_mixed_frac"] == 0.0
+
+
+def test_the_best_32_and_16_are_taken_over_all_rounds_together():
+    first = rewards([1.0] * 10 + [0.0] * 12)
+    second = rewards([0.5] * 9 + [1.0], [False] * 9 + [True])  # the last has no verdict
+    found = to_scalars(best_rewards([first, second]))
+    assert found["rollout/reward_best_16_mean"] == pytest.approx((10 + 6 * 0.5) / 16)
+    assert "rollout/reward_best_32_mean" not in found  # 31 have a verdict
+    third = rewards([0.25])
+    assert to_scalars(best_rewards([first, second, third]))["rollout/reward_best_32_mean"] == pytest.approx(14.75 / 32)
 
 
 def test_no_verdict_at_all_is_not_a_number():
