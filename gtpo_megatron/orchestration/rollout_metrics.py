@@ -9,7 +9,6 @@ from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Sum
 from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
 
-
 BEST_COUNTS = (32, 16)
 """Of the early paper's reward curves."""
 
@@ -21,7 +20,7 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
     lengths = rollouts.response_lengths
     num = lengths.numel()
     best, mixed = _by_group(values, rollouts.group_ids, judged)
-    return {
+    metrics: Metrics = {
         "rollout/reward_mean": Mean(float(values[judged].sum()), int(judged.sum())),
         "rollout/reward_best_frac": Mean(float(best.sum()), best.numel()),
         "rollout/reward_failed_count": Sum(int(rewards.failed.sum())),
@@ -32,7 +31,8 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
         "rollout/response_tokens_count": Sum(int(lengths.sum())),
         "rollout/truncated_frac": Mean(int(rollouts.truncated.sum()), num),
         "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),
-    } | best_rewards([rewards])
+    }
+    return metrics | best_rewards([rewards])
 
 
 def best_rewards(rounds: Sequence[RewardBatch]) -> Metrics:
