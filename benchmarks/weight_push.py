@@ -29,7 +29,7 @@ from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push_plan import PushLayout, SourceRank, TargetWorker, plan_push
 from gtpo_megatron.weights.reshard import ShardPlace, hf_shapes, load_plan
-from gtpo_megatron.weights.transports.shared_memory import create_slots, remove_name
+from gtpo_megatron.weights.transports.shared_memory import SlotShape, create_slots, remove_name
 
 MIB = 1 << 20
 DEADLINE_S = 300.0
@@ -194,9 +194,11 @@ class Floor:
     def __init__(self, arch: Architecture) -> None:
         self.tensors = {name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in hf_shapes(arch).items()}
         self.slots = create_slots(
-            slot_bytes=sum(-(-t.nbytes // 64) * 64 for t in self.tensors.values()) // 2 + 64,
-            num_ranks=1,
-            deadline_s=DEADLINE_S,
+            SlotShape(
+                slot_bytes=sum(-(-t.nbytes // 64) * 64 for t in self.tensors.values()) // 2 + 64,
+                num_ranks=1,
+                deadline_s=DEADLINE_S,
+            )
         )
 
     def copy(self) -> float:
@@ -245,7 +247,7 @@ def measure(folder: Path, workers: int, rounds: int, bucket_mib: int) -> dict[st
     arch = read_architecture(folder)
     layout = layout_of(arch, tp=2, pp=1, replicas=1, workers=workers, bucket_mib=bucket_mib)
     slots = {
-        worker: create_slots(slot_bytes=layout.bucket_bytes, num_ranks=2, deadline_s=DEADLINE_S)
+        worker: create_slots(SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=2, deadline_s=DEADLINE_S))
         for worker in range(workers)
     }
     link = WeightLink(arch=arch, layout=layout, dtype_name="bfloat16", endpoint=slots)

@@ -68,6 +68,11 @@ class RunConfig:
                 f"rollout.tensor_parallel_size={self.rollout.tensor_parallel_size} needs {shared} ranks to share GPUs "
                 f"with, parallel.num_ranks={self.parallel.num_ranks}; use fewer or smaller engines"
             )
+        if self.weight_sync.transport == "relay" and self.rollout.placement != "colocated":
+            raise ConfigError(
+                f"weight_sync.transport='relay' with rollout.placement={self.rollout.placement!r}: ranks hand weights "
+                f"on to the workers on their own GPUs; use placement='colocated', or transport='process_group'"
+            )
         if self.cluster.mode == "local" and self.rollout.num_engines != 1:
             raise ConfigError(
                 f"cluster.mode='local' has one engine, got rollout.num_engines={self.rollout.num_engines}; "

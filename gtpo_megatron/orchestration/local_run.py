@@ -30,7 +30,7 @@ from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.sender import Checksums
 from gtpo_megatron.weights.sync import WeightSync
 from gtpo_megatron.weights.transports.process_group import open_store
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
 
 HOST = "127.0.0.1"
 """Both sides are on it."""
@@ -84,11 +84,9 @@ class LocalEngine:
         """The only engine's."""
         return [HOST]
 
-    def open_slots(self, *, slot_bytes: int, num_ranks: int, deadline_s: float) -> dict[int, SharedSlots]:
+    def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
         """For every worker of the engine."""
-        slots: dict[int, SharedSlots] = self._engine.open_slots(
-            range(self._engine.num_workers), slot_bytes=slot_bytes, num_ranks=num_ranks, deadline_s=deadline_s
-        )
+        slots: dict[int, SharedSlots] = self._engine.open_slots(range(self._engine.num_workers), shape)
         return slots
 
     def connect_weights(self, link: WeightLink) -> None:

@@ -47,7 +47,8 @@ def place(
 
     On GPUs the nodes are filled one after the other, so that neighbours in the trainer's world are neighbours in the
     machine, and no tensor-parallel group is cut by a node's edge where it fits on one. Each engine takes the first node
-    that has enough GPUs left. On CPUs the ranks are spread evenly, and the engines are on the first node.
+    that has enough GPUs left. On CPUs the ranks are spread evenly, and the engines are on the first node; colocated, on
+    their ranks' nodes.
 
     Args:
         parallel: the trainer's layout.
@@ -61,7 +62,15 @@ def place(
     """
     if not any(node.num_gpus for node in nodes):
         ranks = tuple(nodes[rank * len(nodes) // parallel.num_ranks] for rank in range(parallel.num_ranks))
-        return Placement(ranks=ranks, engines=(nodes[0],) * num_engines, reward=nodes[0], has_gpus=False)
+        engines = [nodes[0]] * num_engines
+        if colocated:
+            engines = _on_ranks(ranks, num_engines=num_engines, engine_gpus=engine_gpus)
+        if len(engines) < num_engines:
+            raise ConfigError(
+                f"rollout.placement='colocated': an engine of tensor_parallel_size={engine_gpus} lies on one node, and "
+                f"its ranks are on several; take a divisor of {parallel.num_ranks // len(nodes)}, or fewer nodes"
+            )
+        return Placement(ranks=ranks, engines=tuple(engines), reward=nodes[0], has_gpus=False)
     free = {node.node_id: node.num_gpus for node in nodes}
     tensor = parallel.tensor_parallel_size
     block = tensor if tensor <= max(free.values()) else 1

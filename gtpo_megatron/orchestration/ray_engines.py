@@ -13,7 +13,7 @@ from gtpo_megatron.orchestration.parts import RolloutHandle, rollout_summary
 from gtpo_megatron.orchestration.rollout_parts import RolloutParts, chosen_rows, joined
 from gtpo_megatron.rollout.requests import deal_to_engines, requests_for
 from gtpo_megatron.weights.link import WeightLink
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
 
 logger = logging.getLogger(__name__)
 
@@ -98,13 +98,11 @@ class RayEngines:
         """The machine of every engine."""
         return list(self._hosts)
 
-    def open_slots(self, *, slot_bytes: int, num_ranks: int, deadline_s: float) -> dict[int, SharedSlots]:
+    def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
         """Shared memory for every worker, on its engine's machine."""
         answers = self._ask(
             "weight_sync",
-            lambda index, process: (
-                process.open_slots.remote(self._workers(index), slot_bytes, num_ranks, deadline_s),
-            ),
+            lambda index, process: (process.open_slots.remote(self._workers(index), shape),),
         )
         return {worker: slots for _, found in answers.values() for worker, slots in found.items()}
 

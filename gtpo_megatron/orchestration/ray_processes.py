@@ -19,7 +19,7 @@ from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.sender import Checksums
 from gtpo_megatron.weights.transports.process_group import open_store
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
 
 logger = logging.getLogger(__name__)
 
@@ -138,13 +138,9 @@ class EngineProcess(_Process):
         batch = self._engine.generate(requests, sampling, seed=seed)
         return batch, rollout_summary(batch)
 
-    def open_slots(
-        self, workers: Sequence[int], slot_bytes: int, num_ranks: int, deadline_s: float
-    ) -> dict[int, SharedSlots]:
+    def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
         """Shared memory on this node for the engine's workers."""
-        slots: dict[int, SharedSlots] = self._engine.open_slots(
-            workers, slot_bytes=slot_bytes, num_ranks=num_ranks, deadline_s=deadline_s
-        )
+        slots: dict[int, SharedSlots] = self._engine.open_slots(workers, shape)
         return slots
 
     def remove_slot_names(self) -> None:

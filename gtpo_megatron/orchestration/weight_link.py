@@ -2,19 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.link import Endpoint, SharedFolder, WeightLink, wire_dtype
+from gtpo_megatron.weights.link import Endpoint, Relay, SharedFolder, WeightLink, wire_dtype
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push_plan import PushLayout, SourceRank, TargetWorker
 from gtpo_megatron.weights.reshard import ShardPlace
 from gtpo_megatron.weights.transports.process_group import Meeting
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
 
 MIB = 1 << 20
+
+_REACH: dict[str, Literal["same_host", "anywhere", "own_rank_first"]] = {
+    "shared_memory": "same_host",
+    "process_group": "anywhere",
+    "relay": "own_rank_first",
+    "files": "anywhere",
+}
 
 
 class TrainerSide(Protocol):
@@ -44,7 +52,7 @@ class SamplerSide(Protocol):
         """Of every engine."""
         ...
 
-    def open_slots(self, *, slot_bytes: int, num_ranks: int, deadline_s: float) -> Mapping[int, SharedSlots]:
+    def open_slots(self, shape: SlotShape) -> Mapping[int, SharedSlots]:
         """Shared memory for every worker, on its machine."""
         ...
 
@@ -71,20 +79,20 @@ def connect(
     endpoint: Endpoint
     match sync.transport:
         case "shared_memory":
-            endpoint = dict(
-                sampler.open_slots(
-                    slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=sync.deadline_s
-                )
-            )
+            shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=sync.deadline_s)
+            endpoint = dict(sampler.open_slots(shape))
         case "process_group":
-            host, port = trainer.open_weight_store(sync.deadline_s)
-            endpoint = Meeting(
-                host=host,
-                port=port,
-                num_ranks=len(layout.sources),
-                num_workers=len(layout.targets),
-                backend="nccl" if has_gpus else "gloo",
-                deadline_s=sync.deadline_s,
+            if has_gpus and config.rollout.placement == "colocated":
+                raise WeightSyncError(
+                    "weight_sync.transport='process_group' with rollout.placement='colocated': NCCL refuses a rank "
+                    "and a worker on one GPU; use transport='relay'"
+                )
+            endpoint = _meeting(config, trainer, layout, num_workers=len(layout.targets), has_gpus=has_gpus)
+        case "relay":
+            shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=sync.deadline_s, on_gpu=has_gpus)
+            endpoint = Relay(
+                meeting=_meeting(config, trainer, layout, num_workers=0, has_gpus=has_gpus),
+                slots=dict(sampler.open_slots(shape)),
             )
         case "files":
             endpoint = SharedFolder(path=str(run_folder.resolve() / "weights"), deadline_s=sync.deadline_s)
@@ -98,9 +106,24 @@ def connect(
         sampler.connect_weights(link)
         trainer.connect_weights(link)
     finally:
-        if sync.transport == "shared_memory":
+        if sync.transport in ("shared_memory", "relay"):
             sampler.remove_slot_names()
     return link
+
+
+def _meeting(
+    config: RunConfig, trainer: TrainerSide, layout: PushLayout, *, num_workers: int, has_gpus: bool
+) -> Meeting:
+    deadline_s = config.weight_sync.deadline_s
+    host, port = trainer.open_weight_store(deadline_s)
+    return Meeting(
+        host=host,
+        port=port,
+        num_ranks=len(layout.sources),
+        num_workers=num_workers,
+        backend="nccl" if has_gpus else "gloo",
+        deadline_s=deadline_s,
+    )
 
 
 def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide) -> PushLayout:
@@ -130,5 +153,5 @@ def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide) -> Pu
         padded_vocab_size=trainer.padded_vocab_size(),
         itemsize=itemsize,
         bucket_bytes=config.weight_sync.bucket_mib * MIB,
-        same_host=config.weight_sync.transport == "shared_memory",
+        reach=_REACH[config.weight_sync.transport],
     )

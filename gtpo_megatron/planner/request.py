@@ -131,7 +131,7 @@ class Push:
     """How new weights travel into the engines.
 
     Attributes:
-        transport: ``process_group`` has its buckets on the GPUs, the others have them on the host.
+        transport: ``process_group`` and ``relay`` have their buckets on the GPUs, the others have them on the host.
         bucket_bytes: of a bucket; two for each sampler worker are under way.
     """
 
@@ -139,14 +139,19 @@ class Push:
     bucket_bytes: int
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Buckets are in the memory of GPUs."""
+        return self.transport in ("process_group", "relay")
+
+    @property
     def bytes_on_gpu(self) -> int:
         """Of one side."""
-        return 2 * self.bucket_bytes if self.transport == "process_group" else 0
+        return 2 * self.bucket_bytes if self.is_on_gpu else 0
 
     @property
     def bytes_on_host(self) -> int:
         """Of one sampler worker."""
-        return 2 * self.bucket_bytes if self.transport != "process_group" else 0
+        return 0 if self.is_on_gpu else 2 * self.bucket_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from gtpo_megatron.rollout.response_stream import SampledResponse, stream_respon
 from gtpo_megatron.rollout.responses import to_rollout_batch
 from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.link import WeightLink
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots, create_slots, remove_name
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape, create_slots, remove_name
 
 logger = logging.getLogger(__name__)
 
@@ -172,12 +172,10 @@ class VllmEngine:
             )
         return [taken[number] for number in numbers]
 
-    def open_slots(
-        self, workers: Sequence[int], *, slot_bytes: int, num_ranks: int, deadline_s: float
-    ) -> dict[int, SharedSlots]:
+    def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
         """Shared memory on this machine for this engine's workers, by the numbers that they have in the link."""
         for worker in workers:
-            self._slots[worker] = create_slots(slot_bytes=slot_bytes, num_ranks=num_ranks, deadline_s=deadline_s)
+            self._slots[worker] = create_slots(shape)
         return dict(self._slots)
 
     def remove_slot_names(self) -> None:

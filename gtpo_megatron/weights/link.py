@@ -15,6 +15,7 @@ from gtpo_megatron.weights.sender import Checksums, WeightSender
 from gtpo_megatron.weights.transports.channel import ReceivingEnd, SendingEnd
 from gtpo_megatron.weights.transports.files import FileReceiver, FileSender
 from gtpo_megatron.weights.transports.process_group import Meeting, ProcessGroupReceiver, ProcessGroupSender
+from gtpo_megatron.weights.transports.relay import RelayReceiver, RelaySender
 from gtpo_megatron.weights.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender, SharedSlots
 
 
@@ -31,8 +32,21 @@ class SharedFolder:
     deadline_s: float
 
 
-Endpoint = Mapping[int, SharedSlots] | Meeting | SharedFolder
-"""What a transport needs to know: each worker's slots, a network meeting point, or a folder."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relay:
+    """Where ranks meet, and where each of them hands on to the worker on its GPU.
+
+    Attributes:
+        meeting: of the ranks.
+        slots: by worker, each with one writer: the rank of the same number.
+    """
+
+    meeting: Meeting
+    slots: Mapping[int, SharedSlots]
+
+
+Endpoint = Mapping[int, SharedSlots] | Meeting | Relay | SharedFolder
+"""What a transport needs to know: each worker's slots, a network meeting point, both, or a folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +98,8 @@ class WeightLink:
         match self.endpoint:
             case Meeting() as meeting:
                 return ProcessGroupSender(rank, meeting)
+            case Relay(meeting=meeting, slots=slots):
+                return RelaySender(rank, meeting, slots)
             case SharedFolder(path=path, deadline_s=deadline_s):
                 return FileSender(rank, Path(path), deadline_s=deadline_s)
         streams = plan_push(self.arch, self.layout)
@@ -95,6 +111,8 @@ class WeightLink:
         match self.endpoint:
             case Meeting() as meeting:
                 return ProcessGroupReceiver(worker, meeting, [bucket.spans for bucket in stream.buckets])
+            case Relay(slots=slots):
+                return RelayReceiver(worker, slots[worker])
             case SharedFolder(path=path, deadline_s=deadline_s):
                 return FileReceiver(worker, Path(path), deadline_s=deadline_s)
         return SharedMemoryReceiver(worker, self.endpoint[worker])

@@ -10,6 +10,7 @@ All processes compute the same plan from the same ``PushLayout``; only that trav
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
@@ -63,7 +64,8 @@ class PushLayout:
         padded_vocab_size: of the trainer.
         itemsize: bytes an element on the way.
         bucket_bytes: largest bucket.
-        same_host: a worker can be reached from ranks on its own machine only (shared memory, CUDA IPC).
+        reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
+            all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
     """
 
     sources: tuple[SourceRank, ...]
@@ -71,7 +73,7 @@ class PushLayout:
     padded_vocab_size: int
     itemsize: int
     bucket_bytes: int
-    same_host: bool = True
+    reach: Literal["same_host", "anywhere", "own_rank_first"] = "same_host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,9 @@ def _rows_at_once(copy: SliceCopy, layout: PushLayout) -> Iterator[SliceCopy]:
 def _least_loaded(
     holders: Sequence[SourceRank], layout: PushLayout, target: TargetWorker, name: str, sent: dict[int, int]
 ) -> int:
-    able = [source.rank for source in holders if not layout.same_host or source.host == target.host]
+    able = [source.rank for source in holders if layout.reach != "same_host" or source.host == target.host]
+    if layout.reach == "own_rank_first" and target.worker in able:
+        return target.worker
     if not able:
         raise WeightMappingError(
             f"{name}: {target} on host {target.host!r} can take weights from ranks on its own machine only, and "

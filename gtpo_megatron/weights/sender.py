@@ -44,19 +44,22 @@ class WeightSender:
         Communication: that of the transport, to every worker.
         """
         sums: Checksums = {stream.target.worker: {} for stream in self._streams} if with_checksums else {}
+        self._end.start()
         for index in range(max(len(stream.buckets) for stream in self._streams)):
             for stream in self._streams:
-                if index >= len(stream.buckets) or self._rank not in stream.buckets[index].spans:
+                if index >= len(stream.buckets):
                     continue
                 bucket, worker = stream.buckets[index], stream.target.worker
-                sequence, span = self._num_pushes * len(stream.buckets) + index, bucket.spans[self._rank]
-                memory = self._end.slot(worker, sequence, span)
+                if not self._end.is_needed(worker, bucket.spans):
+                    continue
+                sequence = self._num_pushes * len(stream.buckets) + index
+                memory = self._end.slot(worker, sequence, bucket.spans)
                 for piece in bucket.pieces:
                     if piece.rank == self._rank:
-                        self._pack(piece, parameters, memory, span[0])
+                        self._pack(piece, parameters, memory, bucket.spans[self._rank][0])
                         if with_checksums:
                             self._add_checksum(piece, parameters, sums[worker])
-                self._end.commit(worker, sequence, span)
+                self._end.commit(worker, sequence, bucket.spans)
         self._end.finish()
         self._num_pushes += 1
         return sums

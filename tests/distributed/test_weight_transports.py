@@ -19,9 +19,11 @@ from gtpo_megatron.weights.transports.process_group import (
     ProcessGroupSender,
     open_store,
 )
+from gtpo_megatron.weights.transports.relay import RelayReceiver, RelaySender
 from gtpo_megatron.weights.transports.shared_memory import (
     SharedMemoryReceiver,
     SharedMemorySender,
+    SlotShape,
     create_slots,
     remove_name,
 )
@@ -31,7 +33,7 @@ from tests.unit.weights.test_reshard import architecture, filled, numbered_tenso
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]
 
-TRANSPORTS = ("shared_memory", "process_group", "files")
+TRANSPORTS = ("shared_memory", "process_group", "relay", "files")
 NUM_PUSHES = 3
 
 
@@ -47,20 +49,17 @@ class Ends:
             deadline_s,
         )
         self.streams = plan_push(arch, layout)
-        if transport == "shared_memory":
-            self.slots = {
-                stream.target.worker: create_slots(
-                    slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=deadline_s
-                )
-                for stream in self.streams
-            }
-        elif transport == "process_group":
+        if transport in ("shared_memory", "relay"):
+            writers = len(layout.sources) if transport == "shared_memory" else 1
+            shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=writers, deadline_s=deadline_s)
+            self.slots = {stream.target.worker: create_slots(shape) for stream in self.streams}
+        if transport in ("process_group", "relay"):
             self.store = open_store("127.0.0.1", deadline_s=60)
             self.meeting = Meeting(
                 host="127.0.0.1",
                 port=self.store.port,
                 num_ranks=len(layout.sources),
-                num_workers=len(layout.targets),
+                num_workers=len(layout.targets) if transport == "process_group" else 0,
                 backend="gloo",
                 deadline_s=deadline_s,
             )
@@ -71,6 +70,8 @@ class Ends:
                 return SharedMemorySender(rank, self.slots)
             case "process_group":
                 return ProcessGroupSender(rank, self.meeting)
+            case "relay":
+                return RelaySender(rank, self.meeting, self.slots)
         return FileSender(rank, self.folder, deadline_s=self.deadline_s)
 
     def receiving(self, worker):
@@ -80,6 +81,8 @@ class Ends:
             case "process_group":
                 spans = [bucket.spans for bucket in self.streams[worker].buckets]
                 return ProcessGroupReceiver(worker, self.meeting, spans)
+            case "relay":
+                return RelayReceiver(worker, self.slots[worker])
         return FileReceiver(worker, self.folder, deadline_s=self.deadline_s)
 
     def close(self):
@@ -157,8 +160,8 @@ def test_pushes_arrive_whole(transport, workers, make_ends):
 def without_rank_1(index, _, __, ends):
     """Rank 1 comes and sends nothing; the others say what they miss."""
     if index == 1:
-        if ends.transport == "process_group":
-            ends.sending(1).slot(0, 0, (0, 8))  # joins the group
+        if ends.transport in ("process_group", "relay"):
+            ends.sending(1).start()  # joins the group
             time.sleep(ends.deadline_s + 2)
         return "absent"
     try:
@@ -175,7 +178,10 @@ def test_who_does_not_send_is_named_by_the_deadline(transport, make_ends):
     ends = make_ends(transport, arch, layout, deadline_s=2.0)
     answers = run_processes(without_rank_1, 3, ends, timeout_s=40)
     assert f"transport {transport}" in answers[2]
-    assert re.search(r"worker 0: bucket \d+ did not come from rank 1 within 2 s.*must not be used", answers[2])
+    told = (
+        answers[0] if transport == "relay" else answers[2]
+    )  # the worker sees its own rank only, which says who it missed
+    assert re.search(r"worker 0:? (bucket \d+ )?did not come from rank 1 within 2 s.*must not be used", told), answers
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "files"])
@@ -192,4 +198,4 @@ def test_a_worker_that_does_not_read_is_named(transport, make_ends):
 
 def test_no_room_in_shared_memory_says_so():
     with pytest.raises(WeightSyncError, match=r"no room for .* MiB of buckets.*--shm-size.*bucket_mib"):
-        create_slots(slot_bytes=1 << 50, num_ranks=1, deadline_s=1.0)
+        create_slots(SlotShape(slot_bytes=1 << 50, num_ranks=1, deadline_s=1.0))

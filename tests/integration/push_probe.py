@@ -53,12 +53,14 @@ def push(engine, arch, layout, reference, pool, transport, version):
     from gtpo_megatron.weights.link import SharedFolder, WeightLink, merged_checksums
     from gtpo_megatron.weights.reshard import load_plan
     from gtpo_megatron.weights.transports.process_group import Meeting, open_store
-    from gtpo_megatron.weights.transports.shared_memory import create_slots, remove_name
+    from gtpo_megatron.weights.transports.shared_memory import SlotShape, create_slots, remove_name
     from tests.unit.weights.test_reshard import filled
 
     store, num_ranks, workers = None, len(layout.sources), [target.worker for target in layout.targets]
     if transport == "shared_memory":
-        endpoint = {w: create_slots(slot_bytes=BUCKET_BYTES, num_ranks=num_ranks, deadline_s=60) for w in workers}
+        endpoint = {
+            w: create_slots(SlotShape(slot_bytes=BUCKET_BYTES, num_ranks=num_ranks, deadline_s=60)) for w in workers
+        }
     elif transport == "process_group":
         store = open_store("127.0.0.1", deadline_s=60)
         endpoint = Meeting(

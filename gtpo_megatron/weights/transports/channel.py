@@ -6,7 +6,7 @@ sequence ``k * n + b``. Two buckets a worker are under way at most: a rank may f
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -16,29 +16,44 @@ from gtpo_megatron.errors import WeightSyncError
 SLOTS = 2
 """Buckets to a worker that are under way at a time: one is packed while the other is unpacked."""
 
+Spans = Mapping[int, tuple[int, int]]
+"""Rank -> first byte of its part of a bucket, and number of bytes; ranks without a part are absent."""
+
 _FIRST_NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3
 
 
 class SendingEnd(Protocol):
     """A trainer rank's end."""
 
-    def slot(self, worker: int, sequence: int, span: tuple[int, int]) -> Tensor:
+    def start(self) -> None:
+        """Opens a push. Every rank calls it, also one that no worker wants anything from.
+
+        Raises:
+            WeightSyncError: somebody did not come by the deadline.
+        """
+        ...
+
+    def is_needed(self, worker: int, spans: Spans) -> bool:
+        """Whether this rank has to do with a bucket: a part of it is here, or it passes on what others send."""
+        ...
+
+    def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """Memory for this rank's part of a bucket, waiting until it is free.
 
         Args:
             worker: who the bucket is for.
             sequence: of the bucket.
-            span: first byte of this rank's part in the bucket, and its number of bytes.
+            spans: of the bucket.
 
         Returns:
-            ``[bytes]`` uint8, to be overwritten.
+            ``[bytes]`` uint8, to be overwritten; empty where this rank has no part.
 
         Raises:
             WeightSyncError: the worker did not let go of an earlier bucket by the deadline.
         """
         ...
 
-    def commit(self, worker: int, sequence: int, span: tuple[int, int]) -> None:
+    def commit(self, worker: int, sequence: int, spans: Spans) -> None:
         """This rank's part is complete."""
         ...
 
@@ -54,12 +69,12 @@ class SendingEnd(Protocol):
 class ReceivingEnd(Protocol):
     """A sampler worker's end."""
 
-    def wait(self, sequence: int, spans: dict[int, tuple[int, int]]) -> Tensor:
+    def wait(self, sequence: int, spans: Spans) -> Tensor:
         """The bucket, once every rank's part is there.
 
         Args:
             sequence: of the bucket.
-            spans: rank -> first byte and number of bytes of its part.
+            spans: of the bucket.
 
         Returns:
             ``[bytes]`` uint8, valid until ``release``.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.transports.channel import SLOTS, wait_until
+from gtpo_megatron.weights.transports.channel import SLOTS, Spans, wait_until
 
 
 def _part(folder: Path, worker: int, sequence: int, rank: int) -> Path:
@@ -30,7 +30,15 @@ class FileSender:
         self._sent: dict[int, list[int]] = {}
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def slot(self, worker: int, sequence: int, span: tuple[int, int]) -> Tensor:
+    def start(self) -> None:
+        """Nothing to open."""
+
+    def is_needed(self, worker: int, spans: Spans) -> bool:
+        """Where it has a part."""
+        del worker
+        return self._rank in spans
+
+    def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """Memory of this process."""
         sent = self._sent.setdefault(worker, [])
         if len(sent) >= SLOTS:
@@ -40,18 +48,19 @@ class FileSender:
                 deadline_s=self._deadline_s,
                 complaint=lambda: f"transport files, rank {self._rank}: worker {worker} did not read {oldest.name}",
             )
-        if self._memory.numel() < span[1]:
-            self._memory = torch.empty(span[1], dtype=torch.uint8)
+        _, num = spans[self._rank]
+        if self._memory.numel() < num:
+            self._memory = torch.empty(num, dtype=torch.uint8)
         sent.append(sequence)
-        return self._memory[: span[1]]
+        return self._memory[:num]
 
-    def commit(self, worker: int, sequence: int, span: tuple[int, int]) -> None:
+    def commit(self, worker: int, sequence: int, spans: Spans) -> None:
         """Writes the file aside and gives it its name."""
         path = _part(self._folder, worker, sequence, self._rank)
         scratch = path.with_suffix(path.suffix + ".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._memory[: span[1]].numpy().tofile(scratch)
+            self._memory[: spans[self._rank][1]].numpy().tofile(scratch)
             scratch.rename(path)
         except OSError as error:
             raise WeightSyncError(f"transport files, rank {self._rank}: {path}: {error.strerror or error}") from error
@@ -71,7 +80,7 @@ class FileReceiver:
         self._worker, self._folder, self._deadline_s = worker, folder, deadline_s
         self._parts: list[Path] = []
 
-    def wait(self, sequence: int, spans: dict[int, tuple[int, int]]) -> Tensor:
+    def wait(self, sequence: int, spans: Spans) -> Tensor:
         """Reads every rank's file."""
         bucket = torch.empty(max(first + num for first, num in spans.values()), dtype=torch.uint8)
         for rank, (first, num) in spans.items():

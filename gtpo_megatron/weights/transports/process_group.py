@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, but not in its list
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.transports.channel import SLOTS
+from gtpo_megatron.weights.transports.channel import SLOTS, Spans
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Meeting:
         host: of the store.
         port: of the store.
         num_ranks: trainer ranks.
-        num_workers: sampler workers.
+        num_workers: sampler workers; 0 where ranks pass on to them what others send.
         backend: ``gloo`` or ``nccl``.
         deadline_s: longest time a member waits for another.
     """
@@ -43,6 +43,15 @@ class Meeting:
     def device(self) -> torch.device:
         """Of the buffers."""
         return torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
+
+    @property
+    def transport(self) -> str:
+        """As users name it."""
+        return "process_group" if self.num_workers else "relay"
+
+    def member_for(self, worker: int) -> int:
+        """Who takes a worker's buckets: itself, or else the rank of its number."""
+        return self.num_ranks + worker if self.num_workers else worker
 
 
 def open_store(host: str, *, deadline_s: float) -> TCPStore:
@@ -68,7 +77,7 @@ def join(meeting: Meeting, member: int) -> Any:
         return dist.ProcessGroupGloo(store, member, size, timeout)
     except (RuntimeError, ValueError) as error:
         raise WeightSyncError(
-            f"transport process_group: member {member} of {size} could not join at {meeting.host}:{meeting.port} "
+            f"transport {meeting.transport}: member {member} of {size} could not join at {meeting.host}:{meeting.port} "
             f"within {meeting.deadline_s:g} s: {error}"
         ) from error
 
@@ -83,22 +92,37 @@ class ProcessGroupSender:
         self._pending: list[tuple[int, int, Any] | None] = [None] * SLOTS
         self._turn = 0
 
-    def slot(self, worker: int, sequence: int, span: tuple[int, int]) -> Tensor:
+    def start(self) -> None:
+        """Joins the group at the first push."""
+        self.group()
+
+    def is_needed(self, worker: int, spans: Spans) -> bool:
+        """Where it has a part."""
+        del worker
+        return self._rank in spans
+
+    def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """Memory of this process, whose previous contents have been sent."""
         del worker, sequence
-        if self._group is None:
-            self._group = join(self._meeting, self._rank)
         self._settle(self._turn)
-        if self._buffers[self._turn].numel() < span[1]:
-            self._buffers[self._turn] = torch.empty(span[1], dtype=torch.uint8, device=self._meeting.device)
-        return self._buffers[self._turn][: span[1]]
+        _, num = spans[self._rank]
+        if self._buffers[self._turn].numel() < num:
+            self._buffers[self._turn] = torch.empty(num, dtype=torch.uint8, device=self._meeting.device)
+        return self._buffers[self._turn][:num]
 
-    def commit(self, worker: int, sequence: int, span: tuple[int, int]) -> None:
+    def commit(self, worker: int, sequence: int, spans: Spans) -> None:
         """Sends in the background."""
-        part = self._buffers[self._turn][: span[1]]
-        work = self._group.send([part], self._meeting.num_ranks + worker, sequence % 2**31)
+        _, num = spans[self._rank]
+        part = self._buffers[self._turn][:num]
+        work = self.group().send([part], self._meeting.member_for(worker), sequence % 2**31)
         self._pending[self._turn] = (worker, sequence, work)
         self._turn = (self._turn + 1) % SLOTS
+
+    def group(self) -> Any:
+        """The process group, joined when it is first asked for."""
+        if self._group is None:
+            self._group = join(self._meeting, self._rank)
+        return self._group
 
     def finish(self) -> None:
         """Waits until everything has been sent."""
@@ -114,7 +138,7 @@ class ProcessGroupSender:
             return
         worker, sequence, work = pending
         self._pending[turn] = None
-        _wait(work, self._meeting, f"rank {self._rank}: worker {worker} did not take bucket {sequence}")
+        wait_for(work, self._meeting, f"rank {self._rank}: worker {worker} did not take bucket {sequence}")
 
 
 class ProcessGroupReceiver:
@@ -132,7 +156,7 @@ class ProcessGroupReceiver:
         self._buffers: list[Tensor] = []
         self._under_way: dict[int, dict[int, Any]] = {}
 
-    def wait(self, sequence: int, spans: dict[int, tuple[int, int]]) -> Tensor:
+    def wait(self, sequence: int, spans: Spans) -> Tensor:
         """The slot that the receives wrote to."""
         if self._group is None:
             self._join()
@@ -140,7 +164,7 @@ class ProcessGroupReceiver:
         if (sequence + 1) % len(self._buckets):  # not into the next push, which may never come
             self._receive(sequence + 1)
         for rank, work in self._under_way.pop(sequence).items():
-            _wait(work, self._meeting, f"worker {self._worker}: bucket {sequence} did not come from rank {rank}")
+            wait_for(work, self._meeting, f"worker {self._worker}: bucket {sequence} did not come from rank {rank}")
         del spans
         return self._buffers[sequence % SLOTS]
 
@@ -166,13 +190,18 @@ class ProcessGroupReceiver:
         }
 
 
-def _wait(work: Any, meeting: Meeting, complaint: str) -> None:
+def wait_for(work: Any, meeting: Meeting, complaint: str) -> None:
+    """Waits for one send or receive, on a GPU until its bytes can be read.
+
+    Raises:
+        WeightSyncError: not done by the deadline; says what ``complaint`` says.
+    """
     try:
         work.wait(datetime.timedelta(seconds=meeting.deadline_s))
     except RuntimeError as error:
         raise WeightSyncError(
-            f"transport process_group ({meeting.backend}), {complaint} within {meeting.deadline_s:g} s: {error}; the "
-            f"sampler must not be used"
+            f"transport {meeting.transport} ({meeting.backend}), {complaint} within {meeting.deadline_s:g} s: {error}; "
+            f"the sampler must not be used"
         ) from error
     if meeting.backend == "nccl":
         torch.cuda.current_stream().synchronize()

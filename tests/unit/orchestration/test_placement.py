@@ -65,3 +65,10 @@ def test_engines_on_the_ranks_gpus_need_no_others():
     assert [node.host for node in placement.engines] == ["node0", "node0", "node1", "node1"]
     with pytest.raises(ConfigError, match="need 6 GPUs, those of an engine on one node"):  # the second is on both
         place(ParallelConfig(num_ranks=6), num_engines=2, engine_gpus=2, nodes=nodes(3, 3), colocated=True)
+
+
+def test_engines_on_the_ranks_nodes_without_gpus():
+    placement = place(ParallelConfig(num_ranks=4), num_engines=2, engine_gpus=2, nodes=nodes(0, 0), colocated=True)
+    assert [node.host for node in placement.engines] == ["node0", "node1"]
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 lies on one node.*divisor of 1"):
+        place(ParallelConfig(num_ranks=2), num_engines=1, engine_gpus=2, nodes=nodes(0, 0), colocated=True)

@@ -148,7 +148,21 @@ def test_a_worker_far_away_needs_a_whole_replica_beside_it():
     assert {piece.rank for s in plan_push(arch, layout) for bucket in s.buckets for piece in bucket.pieces} == {1}
     with pytest.raises(WeightMappingError, match=r"host 'b'.*rank 0 \('a'\).*process_group"):
         plan_push(arch, push_layout(arch, sources=(near,), targets=(worker,)))
-    plan_push(arch, push_layout(arch, sources=(near,), targets=(worker,), same_host=False))
+    plan_push(arch, push_layout(arch, sources=(near,), targets=(worker,), reach="anywhere"))
+
+
+def test_a_worker_takes_from_its_own_rank_what_that_holds():
+    """Same layout on both sides: nothing but norms leaves a GPU, which rank 0 of a tensor-parallel group sends."""
+    arch = architecture(vocab_size=2 * SAMPLER_VOCAB_MULTIPLE)
+    layout = push_layout(arch, tp=2, replicas=2, workers=2, engines=2, reach="own_rank_first")
+    for stream in plan_push(arch, layout):
+        pieces = [piece for bucket in stream.buckets for piece in bucket.pieces]
+        assert {p.rank for p in pieces if "norm" not in p.copy.hf_name} == {stream.target.worker}
+    layout = push_layout(arch, tp=1, pp=2, workers=1, engines=2, reach="own_rank_first")
+    for stream in plan_push(arch, layout):
+        own = [p.rank == stream.target.worker for bucket in stream.buckets for p in bucket.pieces]
+        assert any(own)
+        assert not all(own)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Slots in the memory of a GPU that two processes share, one of which allocates them: CUDA IPC.
+
+The handle travels in the file that has the counters. It is opened as memory of the device that the opening process
+calls its own: the two may number the same GPU differently.
+"""
+
+import pickle
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.transports.channel import SLOTS
+from gtpo_megatron.weights.transports.shared_memory import SlotFile
+
+_DEVICE_ARGUMENT = 6
+"""Place of the device's number in the arguments of ``torch.multiprocessing.reductions.rebuild_cuda_tensor``."""
+
+
+def share_gpu_slots(file: SlotFile) -> Tensor:
+    """Allocates the slots on this process's GPU and publishes their handle; they live as long as the tensor.
+
+    Returns:
+        ``[slots, bytes]`` uint8.
+    """
+    slots = torch.empty(SLOTS, file.shape.slot_bytes, dtype=torch.uint8, device="cuda")
+    file.publish(pickle.dumps(reduce_tensor(slots)))  # type: ignore[no-untyped-call]
+    return slots
+
+
+def open_gpu_slots(file: SlotFile) -> Tensor:
+    """The slots that another process has published.
+
+    Raises:
+        WeightSyncError: they are on another GPU, or that process has gone.
+    """
+    rebuild, arguments = pickle.loads(file.published())  # written by a rank of this run
+    here = torch.cuda.current_device()
+    arguments = (*arguments[:_DEVICE_ARGUMENT], here, *arguments[_DEVICE_ARGUMENT + 1 :])
+    try:
+        return cast("Tensor", rebuild(*arguments))
+    except RuntimeError as error:
+        raise WeightSyncError(
+            f"transport relay: the memory that the trainer's rank offers cannot be opened on GPU {here}: {error}; rank "
+            f"and worker of the same number must be on the same GPU"
+        ) from error
