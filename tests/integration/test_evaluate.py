@@ -15,6 +15,7 @@ from recipes.tiny_cpu import ASSETS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 STARTED = []
+PROBLEMS = 200  # so many that a signal after the first responses comes long before the last
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def _no_process_is_left():
 COMMAND = str(Path(sys.executable).with_name("gtpo-megatron"))
 
 
-def start(output, *options, num_problems=48, samples=8, tokens=128):
+def start(output, *options, num_problems=PROBLEMS, samples=8, tokens=128):
     heldout, train = ASSETS / "arithmetic" / "heldout.jsonl", ASSETS / "arithmetic" / "train.jsonl"
     arguments = [COMMAND, "evaluate", str(ASSETS / "tiny_qwen2"), "--benchmarks", f"arithmetic={heldout}"]
     arguments += ["--samples", str(samples), "--num-problems", str(num_problems), "--against", str(train)]
@@ -59,12 +60,12 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     found = result(whole)
     entry = found["benchmarks"]["arithmetic"]
     assert found["complete"] is True
-    assert (entry["num_problems"], entry["num_complete"]) == (48, 48)
+    assert (entry["num_problems"], entry["num_complete"]) == (PROBLEMS, PROBLEMS)
     assert 0.05 < entry["mean_at_k"]["mean"] < entry["pass_at_k"]["8"]["mean"] < 1
     assert entry["mean_at_k"]["mean"] == pytest.approx(entry["pass_at_k"]["1"]["mean"])
     assert entry["contamination"]["matches"] == []
     responses = whole / "responses" / "arithmetic.jsonl"
-    assert len({(r.problem_id, r.sample) for r in read_responses(responses)}) == 48 * 8
+    assert len({(r.problem_id, r.sample) for r in read_responses(responses)}) == PROBLEMS * 8
 
     process = start(broken)
     file = broken / "responses" / "arithmetic.jsonl"
@@ -80,14 +81,14 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     partial = result(broken)
     kept = len(list(read_responses(file)))
     assert partial["complete"] is False
-    assert 40 <= kept < 48 * 8
+    assert 40 <= kept < PROBLEMS * 8
 
     status, text = finish(start(broken), broken)
     assert status == 0, text[-3000:]
-    assert f"{kept} of 384 responses are in" in text
+    assert f"{kept} of {PROBLEMS * 8} responses are in" in text
     again = result(broken)["benchmarks"]["arithmetic"]
     rows = [(r.problem_id, r.sample) for r in read_responses(file)]
-    assert len(rows) == len(set(rows)) == 48 * 8
+    assert len(rows) == len(set(rows)) == PROBLEMS * 8
     # the same seeds; other neighbours in a batch may move a last bit, and with it a response
     assert again["mean_at_k"]["mean"] == pytest.approx(entry["mean_at_k"]["mean"], abs=0.03)
     same = {(r.problem_id, r.sample): r.response for r in read_responses(file)}
