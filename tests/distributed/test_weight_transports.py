@@ -1,7 +1,10 @@
 """Pushes between real processes: right values again and again, and who is named when somebody is missing."""
 
+import os
 import re
+import signal
 import time
+from multiprocessing import SimpleQueue
 
 import pytest
 import torch
@@ -182,6 +185,47 @@ def test_who_does_not_send_is_named_by_the_deadline(transport, make_ends):
         answers[0] if transport == "relay" else answers[2]
     )  # the worker sees its own rank only, which says who it missed
     assert re.search(r"worker 0:? (bucket \d+ )?did not come from rank 1 within 2 s.*must not be used", told), answers
+
+
+class KilledInMidPush:
+    """An end whose process is killed when it has given away some buckets."""
+
+    def __init__(self, end, num_buckets):
+        self._end, self._left = end, num_buckets
+
+    def __getattr__(self, name):
+        return getattr(self._end, name)
+
+    def commit(self, worker, sequence, spans):
+        self._end.commit(worker, sequence, spans)
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def rank_1_dies(index, _, __, ends, answers):
+    if index == 1:
+        sending = ends.sending
+        ends.sending = lambda rank: KilledInMidPush(sending(rank), 4)
+    try:
+        push_and_check(index, _, __, ends)
+    except WeightSyncError as error:
+        answers.put((index, str(error)))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_is_killed_in_mid_push_is_named(transport, make_ends):
+    arch = architecture()
+    layout = push_layout(arch, tp=2, workers=1, bucket_bytes=256, itemsize=2, padded_vocab_size=14)
+    ends, answers = make_ends(transport, arch, layout, deadline_s=4.0), SimpleQueue()
+    with pytest.raises(AssertionError, match=r"rank 1 left no result \(exit code -9; hung ranks: \[\]\)"):
+        run_processes(rank_1_dies, 3, ends, answers, timeout_s=40)
+    told = {}
+    while not answers.empty():
+        index, text = answers.get()
+        told[index] = text
+    who = told[0] if transport == "relay" else told[2]  # a relayed worker sees its own rank only
+    assert re.search(r"(bucket \d+|worker 0) .*did not come from rank 1 .*must not be used", who), told
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "files"])

@@ -1,14 +1,17 @@
 """Run as a program: pushes perturbed weights from many trainer layouts into one vLLM engine and looks at what it says.
 
-    python -m tests.integration.push_probe FOLDER SAMPLER_TP [TRANSPORT]
+    python -m tests.integration.push_probe FOLDER SAMPLER_TP TRANSPORT [NUM_MORE]
 
 Trainer ranks are threads that hold real shards, cut by the load plan. After every push greedy output must equal that of
-``transformers`` with the same weights. Prints a line of JSON for each push.
+``transformers`` with the same weights. Prints a line of JSON for each push. Then pushes NUM_MORE times over one link
+and prints the memory of all processes after the first tenth of them and after the last.
 """
 
+import gc
 import json
 import os
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +20,7 @@ LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "tp2 pp2, two replicas": {"tp": 2
 BUCKET_BYTES = 64 << 10
 
 
-def main(folder: Path, sampler_tp: int, transport: str) -> None:
+def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
     from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT)
@@ -44,46 +47,89 @@ def main(folder: Path, sampler_tp: int, transport: str) -> None:
                 for parameter in reference.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
             layout = push_layout(arch, workers=sampler_tp, bucket_bytes=BUCKET_BYTES, **sizes)
-            sent, received = push(engine, arch, layout, reference, pool, transport, version)
+            sent, received = Link(engine, arch, layout, transport).push(reference, pool, version)
             same = greedy(engine, prompts) == expected(reference, prompts)
             print(json.dumps({"layout": name, "same_output": same, "same_checksums": sent == received}), flush=True)
+        if num_more:
+            layout = push_layout(arch, workers=sampler_tp, bucket_bytes=BUCKET_BYTES, tp=2)
+            link, memory = Link(engine, arch, layout, transport), []
+            for index in range(num_more):
+                link.push(reference, pool, len(LAYOUTS) + 1 + index)
+                if index + 1 in (num_more // 10, num_more):
+                    memory.append(memory_of_all())
+            print(json.dumps({"bytes_early": memory[0], "bytes_late": memory[1]}), flush=True)
 
 
-def push(engine, arch, layout, reference, pool, transport, version):
-    from gtpo_megatron.weights.link import SharedFolder, WeightLink, merged_checksums
-    from gtpo_megatron.weights.reshard import load_plan
+def memory_of_all():
+    """Of this process and its children, shared pages counted once."""
+    import psutil
+
+    gc.collect()
+    here = psutil.Process()
+    return sum(p.memory_full_info().pss for p in (here, *here.children(recursive=True)))
+
+
+class Link:
+    """Both sides of pushes from one layout."""
+
+    def __init__(self, engine, arch, layout, transport):
+        self.engine, self.layout = engine, layout
+        self.link, self.store = connect(engine, arch, layout, transport)
+        self.senders = [self.link.sender(source.rank) for source in layout.sources]
+        remove_names(self.link.endpoint)
+
+    def push(self, reference, pool, version):
+        from gtpo_megatron.weights.link import merged_checksums
+        from gtpo_megatron.weights.reshard import load_plan
+        from tests.unit.weights.test_reshard import filled
+
+        tensors = {name: t.double() for name, t in reference.state_dict().items()}
+        plans = [load_plan(self.link.arch, s.place, self.layout.padded_vocab_size) for s in self.layout.sources]
+        shards = [filled(plan, tensors) for plan in plans]
+        pushes = zip(self.senders, shards, strict=True)
+        futures = [pool.submit(sender.push, shard, with_checksums=True) for sender, shard in pushes]
+        received = self.engine.receive_weights(version, with_checksums=True)
+        return merged_checksums([future.result() for future in futures]), received
+
+
+def connect(engine, arch, layout, transport):
+    """The link, and the store that a network transport meets at."""
+    from gtpo_megatron.weights.link import Relay, SharedFolder, WeightLink
     from gtpo_megatron.weights.transports.process_group import Meeting, open_store
-    from gtpo_megatron.weights.transports.shared_memory import SlotShape, create_slots, remove_name
-    from tests.unit.weights.test_reshard import filled
+    from gtpo_megatron.weights.transports.shared_memory import SlotShape, create_slots
 
     store, num_ranks, workers = None, len(layout.sources), [target.worker for target in layout.targets]
-    if transport == "shared_memory":
-        endpoint = {
-            w: create_slots(SlotShape(slot_bytes=BUCKET_BYTES, num_ranks=num_ranks, deadline_s=60)) for w in workers
-        }
-    elif transport == "process_group":
+    if transport == "files":
+        endpoint = SharedFolder(path=tempfile.mkdtemp(dir=Path.cwd()), deadline_s=60)
+    if transport in ("shared_memory", "relay"):
+        writers = num_ranks if transport == "shared_memory" else 1
+        shape = SlotShape(slot_bytes=BUCKET_BYTES, num_ranks=writers, deadline_s=60)
+        slots = endpoint = {worker: create_slots(shape) for worker in workers}
+    if transport in ("process_group", "relay"):
         store = open_store("127.0.0.1", deadline_s=60)
-        endpoint = Meeting(
+        members = len(workers) if transport == "process_group" else 0
+        meeting = endpoint = Meeting(
             host="127.0.0.1",
             port=store.port,
             num_ranks=num_ranks,
-            num_workers=len(workers),
+            num_workers=members,
             backend="gloo",
             deadline_s=60,
         )
-    else:
-        endpoint = SharedFolder(path=str(Path.cwd() / f"push_{version}"), deadline_s=60)
+    if transport == "relay":
+        endpoint = Relay(meeting=meeting, slots=slots)
     link = WeightLink(arch=arch, layout=layout, dtype_name="float32", endpoint=endpoint)
     engine.connect_weights(link, workers)
-    tensors = {name: t.double() for name, t in reference.state_dict().items()}
-    shards = [filled(load_plan(arch, source.place, layout.padded_vocab_size), tensors) for source in layout.sources]
-    senders = [link.sender(source.rank) for source in layout.sources]
-    if transport == "shared_memory":
-        for slots in endpoint.values():
-            remove_name(slots)
-    futures = [pool.submit(s.push, shard, with_checksums=True) for s, shard in zip(senders, shards, strict=True)]
-    received = engine.receive_weights(version, with_checksums=True)
-    return merged_checksums([future.result() for future in futures]), received
+    return link, store
+
+
+def remove_names(endpoint):
+    from gtpo_megatron.weights.link import Relay
+    from gtpo_megatron.weights.transports.shared_memory import remove_name
+
+    files = endpoint.slots if isinstance(endpoint, Relay) else endpoint
+    for slots in files.values() if isinstance(files, dict) else ():
+        remove_name(slots)
 
 
 def greedy(engine, prompts):
@@ -110,4 +156,4 @@ def expected(reference, prompts):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "shared_memory")
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]) if len(sys.argv) > 4 else 0)

@@ -56,18 +56,31 @@ def make_folder(folder, family, *, tied):
         pytest.param("qwen2", False, 1, "shared_memory", marks=pytest.mark.slow),
         pytest.param("qwen3", False, 2, "process_group", marks=pytest.mark.slow),
         pytest.param("llama", True, 1, "files", marks=pytest.mark.slow),
+        pytest.param("llama", False, 2, "relay", marks=pytest.mark.slow),
     ],
 )
 def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler_tp, transport):
     make_folder(tmp_path, family, tied=tied)
-    command = [sys.executable, "-m", "tests.integration.push_probe", str(tmp_path), str(sampler_tp), transport]
+    rows = probe(tmp_path, sampler_tp, transport)
+    assert len(rows) == 3
+    for row in rows:
+        assert row["same_checksums"], row
+        assert row["same_output"], row
+
+
+@pytest.mark.slow
+def test_200_pushes_need_no_more_memory_than_20(tmp_path):
+    make_folder(tmp_path, "qwen2", tied=True)
+    memory = probe(tmp_path, 1, "shared_memory", "200")[-1]
+    assert memory["bytes_late"] - memory["bytes_early"] < 8 << 20, memory  # the model has 2.5 MiB
+
+
+def probe(tmp_path, sampler_tp, *arguments):
+    """Runs the program; its lines."""
+    command = [sys.executable, "-m", "tests.integration.push_probe", str(tmp_path), str(sampler_tp), *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(rows) == 3
-    for row in rows:
-        assert row["same_checksums"], row
-        assert row["same_output"], row
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -6,7 +6,7 @@ background; a worker has the next bucket's receives under way while it reads thi
 """
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,11 @@ class ProcessGroupSender:
         """Sends in the background."""
         _, num = spans[self._rank]
         part = self._buffers[self._turn][:num]
-        work = self.group().send([part], self._meeting.member_for(worker), sequence % 2**31)
+        work = post(
+            lambda: self.group().send([part], self._meeting.member_for(worker), sequence % 2**31),
+            self._meeting,
+            f"rank {self._rank}: worker {worker} did not take bucket {sequence}",
+        )
         self._pending[self._turn] = (worker, sequence, work)
         self._turn = (self._turn + 1) % SLOTS
 
@@ -185,9 +189,39 @@ class ProcessGroupReceiver:
             return
         slot, spans = self._buffers[sequence % SLOTS], self._buckets[sequence % len(self._buckets)]
         self._under_way[sequence] = {
-            rank: self._group.recv([slot[first : first + num]], rank, sequence % 2**31)
+            rank: receive(
+                self._group,
+                slot[first : first + num],
+                rank,
+                sequence,
+                self._meeting,
+                f"worker {self._worker}: bucket {sequence} did not come from rank {rank}",
+            )
             for rank, (first, num) in spans.items()
         }
+
+
+def post(start: Callable[[], Any], meeting: Meeting, complaint: str) -> Any:
+    """Starts a send or a receive.
+
+    Raises:
+        WeightSyncError: the other side has gone; says what ``complaint`` says.
+    """
+    try:
+        return start()
+    except RuntimeError as error:
+        raise WeightSyncError(
+            f"transport {meeting.transport} ({meeting.backend}), {complaint}: {error}; the sampler must not be used"
+        ) from error
+
+
+def receive(group: Any, memory: Tensor, rank: int, sequence: int, meeting: Meeting, complaint: str) -> Any:
+    """Starts to receive a part of a bucket.
+
+    Raises:
+        WeightSyncError: the rank has gone; says what ``complaint`` says.
+    """
+    return post(lambda: group.recv([memory], rank, sequence % 2**31), meeting, complaint)
 
 
 def wait_for(work: Any, meeting: Meeting, complaint: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gtpo_megatron.weights.transports.channel import SLOTS, Spans, wait_until
 from gtpo_megatron.weights.transports.gpu_slots import open_gpu_slots, share_gpu_slots
-from gtpo_megatron.weights.transports.process_group import Meeting, ProcessGroupSender, wait_for
+from gtpo_megatron.weights.transports.process_group import Meeting, ProcessGroupSender, receive, wait_for
 from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotFile
 
 _HOST = 0
@@ -51,7 +51,14 @@ class RelaySender:
             return self._outgoing.slot(worker, sequence, spans)
         slot = self._free_slot(sequence)
         self._incoming[sequence] = {
-            rank: self._outgoing.group().recv([slot[first : first + num]], rank, sequence % 2**31)
+            rank: receive(
+                self._outgoing.group(),
+                slot[first : first + num],
+                rank,
+                sequence,
+                self._meeting,
+                self._missing(sequence, rank),
+            )
             for rank, (first, num) in spans.items()
             if rank != self._rank
         }
@@ -100,14 +107,13 @@ class RelaySender:
         """Waits for the other ranks' parts and says that the bucket is whole."""
         assert self._file is not None
         for rank, work in self._incoming.pop(sequence).items():
-            wait_for(
-                work,
-                self._meeting,
-                f"rank {self._rank}: bucket {sequence} for worker {self._rank} did not come from rank {rank}",
-            )
+            wait_for(work, self._meeting, self._missing(sequence, rank))
         if self._file.shape.on_gpu:  # what this rank packed is in the slot, not only on its way
             torch.cuda.current_stream().synchronize()
         self._file.written[_HOST] = sequence + 1
+
+    def _missing(self, sequence: int, rank: int) -> str:
+        return f"rank {self._rank}: bucket {sequence} for worker {self._rank} did not come from rank {rank}"
 
 
 class RelayReceiver:
