@@ -174,3 +174,39 @@ def test_one_process_without_ray(tmp_path):
         assert row["rollout/responses_count"] >= 16
         drawn = row["rollout/responses_count"] / 4
         assert 0 <= row["rollout/groups_dropped_count"] < drawn
+
+
+@pytest.mark.slow
+def test_two_engines_in_turns_with_the_trainer_say_what_one_beside_it_says(tmp_path):
+    """Colocated, weights relayed by the ranks: other ways for the same bytes, so the same steps."""
+    by_placement = {}
+    for name, options in {
+        "beside": (),
+        "in_turns": (
+            *("--rollout.placement", "colocated", "--rollout.num-engines", "2"),
+            *("--weight-sync.transport", "relay", "--weight-sync.bucket-mib", "1"),
+        ),
+    }.items():
+        run = Run(tmp_path / name, *options, num_steps=2)
+        run.succeed()
+        by_placement[name] = steps(run.folder)[1:]
+    for beside, in_turns in zip(*by_placement.values(), strict=True):
+        assert in_turns["sync/logprob_gap_max"] <= 1e-4
+        assert in_turns["rollout/response_tokens_count"] == beside["rollout/response_tokens_count"]
+        assert in_turns["policy/entropy_nats"] == pytest.approx(beside["policy/entropy_nats"], abs=1e-4)
+        assert in_turns["optimizer/grad_norm"] == pytest.approx(beside["optimizer/grad_norm"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_sampling_one_step_ahead_repeats_and_resumes(tmp_path):
+    """Responses of the step before's weights, corrected for; killed and resumed it equals the unbroken run."""
+    options = ("--rollout.max-staleness", "1", "--algorithm.off-policy.mode", "truncate", "--rollout.num-engines", "2")
+    whole = Run(tmp_path / "whole", *options, num_steps=4)
+    whole.succeed()
+    broken = Run(tmp_path / "broken", *options, num_steps=4)
+    broken.wait_for(r"step 3/4")
+    broken.kill()
+    Run(tmp_path / "broken", "--resume", *options, num_steps=4).succeed()
+    assert steps(tmp_path / "broken") == steps(whole.folder)
+    rows = steps(whole.folder)[1:]
+    assert [row["rollout/staleness_count"] for row in rows] == [0, 1, 1, 1]
