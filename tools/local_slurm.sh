@@ -10,9 +10,12 @@
 #
 # Needs root with CAP_SYS_ADMIN and CAP_NET_ADMIN (unshare, ip), and: slurmctld slurmd slurm-client munge iproute2.
 # LOCAL_SLURM_DIR holds all state. It must not be under /tmp, which every node has its own of, and its path be short:
-# sockets are in it. LOCAL_SLURM_NET (10.87.0) and LOCAL_SLURM_BRIDGE (gtpobr0) keep two of these apart.
+# sockets are in it. LOCAL_SLURM_NET (10.87.0) and LOCAL_SLURM_BRIDGE (gtpobr0) keep two of these apart. Every node sees
+# this checkout, also where it is under /tmp.
 set -euo pipefail
 
+ROOT=$(cd "$(dirname "$0")/.." && pwd)
+readonly ROOT
 readonly STATE=${LOCAL_SLURM_DIR:-/var/tmp/local_slurm} NET=${LOCAL_SLURM_NET:-10.87.0}
 readonly BRIDGE=${LOCAL_SLURM_BRIDGE:-gtpobr0}
 readonly CPUS_PER_NODE=16 MEMORY_MB=16000 # advertised only: jobs share the machine
@@ -116,7 +119,10 @@ hostname $1
 mount --bind $home.hosts /etc/hosts
 mount --bind $home.nsswitch /etc/nsswitch.conf
 mount -t tmpfs -o mode=1777 shm /dev/shm
+mkdir -p $home.checkout
+mount --bind "$ROOT" $home.checkout
 mount -t tmpfs -o mode=1777 tmp /tmp
+if [[ ! -d "$ROOT" ]]; then mkdir -p "$ROOT" && mount --bind $home.checkout "$ROOT"; fi
 export SLURM_CONF=$CONF
 trap 'exit 0' TERM
 slurmd -D -N $1 &
