@@ -21,7 +21,7 @@ from gtpo_megatron.algorithms.fixed_point import INTEGER_BITS, from_limbs, to_li
 from gtpo_megatron.algorithms.reduction import Reduction
 from gtpo_megatron.algorithms.row_sums import sums_and_squares
 from gtpo_megatron.algorithms.rows import length_blocks
-from gtpo_megatron.algorithms.scratch import Scratch
+from gtpo_megatron.algorithms.scratch import Scratch, lazy_zeros
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, SideRule
 from gtpo_megatron.algorithms.shares import Shares
 from gtpo_megatron.algorithms.table import ResponseTable
@@ -183,7 +183,7 @@ class _RowRewards:
     ) -> None:
         self.shares, self.values, self.response_mask = shares, shares.values, response_mask
         self.order, self.blocks = length_blocks(lengths, self.values)
-        self.num_live, self.lengths, self.is_correct = int((lengths > 0).sum()), lengths, is_correct
+        self.lengths, self.is_correct = lengths, is_correct
         self.scratch = Scratch(self.values.device)
 
         def by_row(wrong: float, correct: float) -> Tensor:
@@ -267,11 +267,9 @@ class _RowRewards:
         """
         values = self.values
         dtype = torch.float64 if may_be_narrow and self.is_clipped else values.dtype
-        shaped = torch.empty(values.shape, dtype=torch.float32, device=values.device)
-        advantages = values if values.dtype == torch.float32 else torch.empty_like(shaped)
-        empty = self.order[self.num_live :].to(values.device)
-        shaped.index_fill_(0, empty, 0.0)
-        advantages.index_fill_(0, empty, 0.0)
+        shaped = lazy_zeros(values.shape, torch.float32, values.device)
+        in_place = values.dtype == torch.float32
+        advantages = values if in_place else lazy_zeros(values.shape, torch.float32, values.device)
         to_reward = self._affine(torch.zeros_like(mean), torch.ones_like(mean), dtype)
         to_advantage = self._affine(mean, factor, dtype)
         flips = torch.zeros(len(values), dtype=torch.float32, device=values.device)

@@ -93,10 +93,8 @@ class LengthBlock:
         return torch.index_select(values[:, : self.width], 0, self.rows, out=out)
 
     def put(self, values: Tensor, target: Tensor) -> None:
-        """Writes ``[R, width]`` to these rows of ``target`` ``[B, T]``, and zeros behind it."""
+        """Writes ``[R, width]`` to these rows of ``target`` ``[B, T]``."""
         target[:, : self.width].index_copy_(0, self.rows, values)
-        if self.width < target.shape[1]:
-            target[:, self.width :].index_fill_(0, self.rows, 0.0)
 
     def clear_padding(self, block: Tensor, response_mask: Tensor) -> Tensor:
         """Sets what lies outside the mask to 0, in place."""

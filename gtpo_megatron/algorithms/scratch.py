@@ -1,9 +1,32 @@
-"""Memory that a loop over blocks uses again and again: temporaries stay in cache and cause no page faults."""
+"""Memory without page faults: temporaries that a loop uses again and again, results on huge pages.
+
+A first touch of 4 KiB costs more than writing them: for a batch of float32 results half the time of a whole pass.
+"""
 
 import math
+import mmap
 
 import torch
 from torch import Tensor
+
+_LAZY_FROM_BYTES = 1 << 22
+"""Two huge pages; below, the allocator's memory is likely to be warm."""
+
+
+def lazy_zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory only where they are written: on a CPU fresh pages of the system's, huge ones if it can.
+
+    Args:
+        shape: of the result.
+        dtype: of the result.
+        device: of the result.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < _LAZY_FROM_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)  # keeps the pages as long as it lives
 
 
 class Scratch:

@@ -30,7 +30,7 @@ from gtpo_megatron.algorithms.portable_math import portable_exp, portable_log
 from gtpo_megatron.algorithms.reduction import Reduction
 from gtpo_megatron.algorithms.row_sums import row_sums, sums_and_squares
 from gtpo_megatron.algorithms.rows import block_elements
-from gtpo_megatron.algorithms.scratch import Scratch
+from gtpo_megatron.algorithms.scratch import Scratch, lazy_zeros
 from gtpo_megatron.algorithms.segments import (
     NEVER,
     Chunk,
@@ -51,7 +51,7 @@ class Shares:
     Sums are of deviations on a grid of the row's own, so that no order of terms changes a bit of them (``row_sums``).
 
     Attributes:
-        values: ``[B, T]``, ``x - origin``; undefined outside the mask.
+        values: ``[B, T]``, ``x - origin``; 0 outside the mask.
         lowest: no share of the row is below it; 0 where ``ShareRule.may_be_narrow`` is False.
         highest: no share of the row is above it.
         origin: 1, so that shares close to it keep their digits in float32; 0 where pools are wide.
@@ -257,7 +257,8 @@ class _ShareWorker:
     # ---------------------------------------------------------------------------------------------------------- shares
     def _apply(self) -> Shares:
         """Last pass: shares, their extremes and their sums."""
-        values = torch.empty_like(self.tokens.values)
+        own = self.tokens.values
+        values = lazy_zeros(own.shape, own.dtype, own.device)
         facts = torch.zeros(5, len(self.order), dtype=torch.float64, device=self.device)
         for is_correct, chunk in self.parts:
             share, live = self._chunk_shares(chunk, is_correct)
