@@ -14,12 +14,12 @@ class HostCopies:
     """Copies of tensors on the host, page-locked where there is a GPU, so that they travel at full speed.
 
     A tensor stays the same object, with the same views on it: its storage is emptied and filled again. The host's
-    memory is kept for the next time.
+    memory is kept for the next time, in which the same tensors must come in the same order to find it.
     """
 
     def __init__(self) -> None:
         self._parked: list[tuple[Tensor, Tensor]] = []
-        self._buffers: dict[int, Tensor] = {}
+        self._buffers: list[Tensor] = []
 
     def park(self, tensors: Iterable[Tensor]) -> int:
         """Moves tensors to the host; returns how many bytes. Each must own its storage as a whole."""
@@ -29,7 +29,7 @@ class HostCopies:
             if storage.nbytes() == 0:
                 continue
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            buffer = self._buffer(id(tensor), len(flat), pin=tensor.is_cuda)
+            buffer = self._buffer(len(self._parked), len(flat), pin=tensor.is_cuda)
             buffer.copy_(flat, non_blocking=True)
             self._parked.append((tensor, buffer))
             num_bytes += len(flat)
@@ -47,11 +47,13 @@ class HostCopies:
         _synchronise(self._parked)
         self._parked.clear()
 
-    def _buffer(self, key: int, num_bytes: int, *, pin: bool) -> Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None or len(buffer) != num_bytes:
-            buffer = self._buffers[key] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
-        return buffer
+    def _buffer(self, place: int, num_bytes: int, *, pin: bool) -> Tensor:
+        """By place, not by identity: ``parameter.data`` is another object every time."""
+        if place == len(self._buffers):
+            self._buffers.append(torch.empty(0, dtype=torch.uint8))
+        if len(self._buffers[place]) != num_bytes:
+            self._buffers[place] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
+        return self._buffers[place]
 
 
 def optimizer_tensors(optimizer: Any, parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -20,6 +20,17 @@ def test_parked_storage_is_empty_and_comes_back_the_same():
         assert torch.equal(view, window)
 
 
+def test_the_hosts_memory_is_used_again(monkeypatch):
+    """Also for parameters, whose data is another object every time."""
+    parameters, copies, taken = [torch.nn.Parameter(torch.randn(n)) for n in (4, 9)], HostCopies(), []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: taken.append(args) or empty(*args, **kwargs))
+    for _ in range(5):
+        copies.park(parameter.data for parameter in parameters)
+        copies.fetch()
+    assert [args for args in taken if args[0]] == [(16,), (36,)]
+
+
 def test_what_changed_in_between_is_what_comes_back():
     tensor, copies = torch.zeros(3), HostCopies()
     copies.park([tensor])
