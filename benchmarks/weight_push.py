@@ -257,7 +257,7 @@ def measure(folder: Path, workers: int, rounds: int, bucket_mib: int) -> dict[st
     engine.connect_weights(link, range(workers))
     trainer.wait_until_ready()
     floor, shapes = Floor(arch), hf_shapes(arch)
-    where = (floor.slots.path, floor.slots.num_bytes, floor.slots.header_bytes, shapes)
+    where = (floor.slots.path, floor.slots.shape.num_bytes, floor.slots.shape.header_bytes, shapes)
     seconds: dict[str, list[float]] = {"floor": [], "push": [], "push_with_checksums": []}
     for number in range(rounds + 1):
         times = {"floor": floor.copy() + max(engine._llm.collective_rpc(reload_from_shared_memory, args=where))}
