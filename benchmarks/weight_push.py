@@ -203,8 +203,8 @@ class Floor:
 
     def copy(self) -> float:
         """Seconds of the copy."""
-        flat = torch.from_file(self.slots.path, shared=True, size=self.slots.num_bytes, dtype=torch.uint8)
-        start, offset = time.perf_counter(), self.slots.header_bytes
+        flat = torch.from_file(self.slots.path, shared=True, size=self.slots.shape.num_bytes, dtype=torch.uint8)
+        start, offset = time.perf_counter(), self.slots.shape.header_bytes
         for tensor in self.tensors.values():
             flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
             offset += -(-tensor.nbytes // 64) * 64
