@@ -13,8 +13,8 @@ from gtpo_megatron.distributed.kernels import torch_tiles
 from gtpo_megatron.distributed.kernels.partials import SoftmaxSums
 from gtpo_megatron.distributed.kernels.truncation import Truncation
 
-CPU_TILE_ELEMENTS = 1 << 21
-"""8 MiB of float32: what the matrix product writes is read again from the last-level cache, not from memory."""
+CPU_TILE_ELEMENTS = 1 << 22
+"""16 MiB of float32: what the matrix product writes is read again from the last-level cache, not from memory."""
 
 MIN_TILE_COLUMNS = 512
 """Narrower products waste time packing their operands; a chunk so long that this matters has larger tiles."""
