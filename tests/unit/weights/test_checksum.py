@@ -5,6 +5,7 @@ import torch
 
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights import checksum
 from gtpo_megatron.weights.checksum import slice_checksum, tensor_checksum
 from gtpo_megatron.weights.link import merged_checksums
 from gtpo_megatron.weights.sync import WeightSync, compare_checksums
@@ -32,7 +33,7 @@ def test_checksum_sees_one_bit_and_an_exchange():
 
 
 def test_checksum_in_many_chunks_equals_the_formula(monkeypatch):
-    monkeypatch.setattr("gtpo_megatron.weights.checksum._CHUNK_ROWS_ELEMENTS", 4)
+    monkeypatch.setitem(checksum._BLOCK_ELEMENTS, "cpu", 4)
     tensor = torch.randn(9, 3)
     bits = tensor.flatten().view(torch.int32).tolist()
     expected = sum(b * (2 * i + 1) * 0x9E3779B97F4A7C15 for i, b in enumerate(bits)) % 2**64
