@@ -85,7 +85,7 @@ def assert_the_folder_is_whole(launch):
     assert names >= {"config", "metrics", "events", "rollouts", "checkpoints", "report", "log", "launch", "logs"}
     log = (launch.run_dir / "log.txt").read_text(encoding="utf-8")
     assert "2 nodes have joined the Ray head at 10." in log
-    assert "ranks on node0: 0; node1: 1; engine on node0" in log
+    assert "ranks on node0: 0; node1: 1; engines on node0" in log
     assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in steps(launch.run_dir)[1:])
     status = read_status(launch.run_dir)
     assert (status.state, status.step, status.checkpoint_step) == ("finished", NUM_STEPS, NUM_STEPS)
