@@ -115,12 +115,14 @@ class Controller:
         Raises:
             GTPOError: of the stage that failed; the last checkpoint stays valid.
         """
+        self._parts.turns.to_trainer()  # an awake engine leaves no room for a checkpoint
         first = self._restore(checkpoint) if checkpoint else 0
         self._pipeline.begin_at(first + 1)
         with ExitStack() as stack:
             stack.callback(self._pipeline.close)
             memory = stack.enter_context(PeakMemory(stage=lambda: self._parts.timers.current))
             stack.enter_context(self._saver)  # a run that ends well ends with its last checkpoint whole
+            self._parts.turns.to_push()
             with self._parts.timers.stage("weight_sync"):
                 self._parts.weight_sync.push(version=first)
             self._parts.turns.to_engine()

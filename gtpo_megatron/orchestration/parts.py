@@ -166,7 +166,7 @@ class MemoryTurns(Protocol):
     """Who has the GPU memory, where engines and trainer share it."""
 
     def to_trainer(self, *, keep_weights: bool = False) -> None:
-        """For scoring and updates, and for a checkpoint, after which the engine still needs its weights."""
+        """For the start, for scoring and updates, and for a checkpoint, after which the engine needs its weights."""
         ...
 
     def to_push(self) -> None:

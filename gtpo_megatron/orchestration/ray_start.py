@@ -106,12 +106,22 @@ class ProcessStarter:
 
 
 def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any]) -> list[RankPlace]:
-    """Waits until every process has loaded what it needs; returns the ranks' places."""
+    """Waits until every process has loaded what it needs; returns the ranks' places.
+
+    Engines that share the ranks' GPUs load first and go to sleep: the two would not fit side by side.
+    """
     deadline_s = config.cluster.start_deadline_s
     _log_identities(processes, deadline_s)
+    waiting = dict(processes)
+    if config.rollout.placement == "colocated":
+        engines = {name: waiting.pop(name) for name in engine_names(config.rollout.num_engines)}
+        loading = {name: engine.start.remote() for name, engine in engines.items()}
+        collect(loading, stage="start", deadline_s=deadline_s)
+        falling_asleep = {name: engine.sleep.remote(keep_weights=False) for name, engine in engines.items()}
+        collect(falling_asleep, stage="start", deadline_s=deadline_s)
     meeting = collect({"rank 0": ranks[0].meeting_point.remote()}, stage="start", deadline_s=deadline_s)["rank 0"]
     starting = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
-    starting |= {name: process.start.remote() for name, process in processes.items() if name not in starting}
+    starting |= {name: process.start.remote() for name, process in waiting.items() if name not in starting}
     answers = collect(starting, stage="start", deadline_s=deadline_s)
     return [answers[rank_name(index)] for index in range(len(ranks))]
 

@@ -26,6 +26,13 @@ ENTROPY_PROCESSOR = "gtpo_megatron.rollout.sampled_entropy:SampledEntropy"
 MIN_BATCHED_TOKENS = 8192
 """Tokens that vLLM computes in one pass, at least: a whole prompt must fit, and small passes waste time."""
 
+LEAST_FREE_SHARE = 0.05
+"""Of a shared GPU's memory, without which vLLM does not start (``gpu_memory_utilization``): an engine that replaces
+another one finds the trainer there. The cache has a size of its own, so the share means nothing else."""
+
+ALL_MEMORY = frozenset({"weights", "kv_cache"})
+"""vLLM's tags of what a sleeping engine lets go."""
+
 UNUSABLE = -1
 """Policy version of an engine whose weights are neither the old nor the new ones."""
 
@@ -52,6 +59,7 @@ class VllmEngine:
 
         self._keeps_entropies = config.entropy_source == "rollout"
         has_weights = converted_weights(Path(model_path)) is None
+        shares_gpu = config.placement == "colocated" and torch.cuda.is_available()
         self._llm = LLM(
             model=model_path,
             load_format="auto" if has_weights else "dummy",
@@ -68,7 +76,8 @@ class VllmEngine:
             generation_config="vllm",  # the folder's generation_config must not change the sampling distribution
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
-            enable_sleep_mode=config.placement == "colocated" and torch.cuda.is_available(),
+            enable_sleep_mode=shares_gpu,
+            **({"gpu_memory_utilization": LEAST_FREE_SHARE} if shares_gpu else {}),
             seed=seed,
             logits_processors=[ENTROPY_PROCESSOR] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
@@ -230,8 +239,10 @@ class VllmEngine:
         if not torch.cuda.is_available():
             logger.info("the engine does not sleep: there is no GPU to share")
             return
+        if self._asleep == ALL_MEMORY:
+            return  # as after the start, when it made room for the trainer
         self._llm.sleep(level=1 if keep_weights else 2)
-        self._asleep = {"weights", "kv_cache"}
+        self._asleep = set(ALL_MEMORY)
 
     def wake(self, what: str) -> None:
         """Takes GPU memory back for weights or for keys and values, if it is asleep."""

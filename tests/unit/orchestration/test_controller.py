@@ -14,7 +14,7 @@ from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.controller import Controller, RunInputs
 from gtpo_megatron.orchestration.memory_turns import Apart
-from gtpo_megatron.orchestration.parts import RankHandle, StepParts
+from gtpo_megatron.orchestration.parts import MemoryTurns, RankHandle, StepParts
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.weights.sync import WeightSync
 from recipes import tiny_cpu
@@ -71,7 +71,23 @@ class World(WrittenDown):
         self.saved.append(f"loaded {folder.name}")
 
 
-def run(folder, world, checkpoint=None, **options):
+class Turns(MemoryTurns):
+    """Writes down whose turn it is, between what the world writes down."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def to_trainer(self, *, keep_weights=False):
+        self._log.append("trainer, engine keeps its weights" if keep_weights else "trainer")
+
+    def to_push(self):
+        self._log.append("push")
+
+    def to_engine(self):
+        self._log.append("engine")
+
+
+def run(folder, world, checkpoint=None, turns=None, **options):
     """The whole run, or its rest from a checkpoint."""
     config = tiny_cpu.gtpo(num_steps=4)
     config = dataclasses.replace(
@@ -88,7 +104,7 @@ def run(folder, world, checkpoint=None, **options):
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=Apart(),
+        turns=turns or Apart(),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )
@@ -161,3 +177,18 @@ def test_a_request_at_the_last_step_changes_nothing(tmp_path):
     summary = run(RunFolder(tmp_path), (world := World()), stop_reason=lambda: "late" if world.version == 4 else "")
     assert summary.stopped_after is None
     assert summary.after is not None
+
+
+def test_an_engine_on_the_same_gpus_sleeps_while_a_checkpoint_is_read_and_written(tmp_path):
+    folder, world = RunFolder(tmp_path), World()
+    turns = Turns(world.saved)
+    run(folder, world, turns=turns)
+    cycle = ["trainer", "push", "engine"]
+
+    def save(step):
+        return ["trainer, engine keeps its weights", f"step_{step}", "push", "engine"]
+
+    assert world.saved == [*cycle, *cycle, *cycle, *save(2), *cycle, *cycle, *save(4)]
+    del world.saved[:]
+    run(folder, world, folder.checkpoints.latest(), turns)
+    assert world.saved == ["trainer", "loaded step_4", "push", "engine"]
