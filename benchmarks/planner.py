@@ -80,7 +80,7 @@ def request_for(model: str, gpus: int, engine_tensor: int = 4) -> PlanRequest:
     config = replace(
         config,
         model=replace(config.model, path=model),
-        rollout=replace(config.rollout, tensor_parallel_size=engine_tensor),
+        rollout=replace(config.rollout, num_engines=64 // engine_tensor, tensor_parallel_size=engine_tensor),
     )
     return request_from(config, Cluster(gpu=GPUS["h100"], num_gpus=gpus, gpu_memory=80 * GIB))
 

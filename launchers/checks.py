@@ -8,6 +8,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.orchestration.placement import Node, Placement, place
+from gtpo_megatron.planner.request import gpus_of
 from gtpo_megatron.weights.architecture import read_architecture
 from launchers.job_folder import JobFolder, check_writable, is_local, local_paths
 from launchers.memory import MemoryPlan, plan_memory
@@ -20,12 +21,12 @@ class CheckedJob:
     """A job that nothing speaks against.
 
     Attributes:
-        placement: None where ranks and engines share all GPUs.
+        placement: of every process, on nodes by their number.
         memory: the plan.
         remarks: what could not be checked here, and why.
     """
 
-    placement: Placement | None
+    placement: Placement
     memory: MemoryPlan
     remarks: list[str]
 
@@ -73,16 +74,16 @@ def check_paths(config: RunConfig, *, is_dry_run: bool) -> list[str]:
     return []
 
 
-def check_world(options: SlurmOptions) -> Placement | None:
-    """Ranks and engine fit on the nodes, and no node stays empty.
+def check_world(options: SlurmOptions) -> Placement:
+    """Ranks and engines fit on the nodes, and no node stays empty.
 
     Returns:
-        The placement; None where ranks and engines share all GPUs.
+        The placement.
 
     Raises:
         ConfigError: too few GPUs, more nodes than the run can use, or a tensor-parallel group over two nodes.
     """
-    parallel, gpus = options.config.parallel, options.gpus_per_node
+    parallel, rollout, gpus = options.config.parallel, options.config.rollout, options.gpus_per_node
     tensor, total = parallel.tensor_parallel_size, options.nodes * gpus
     if gpus and tensor > gpus:
         raise ConfigError(
@@ -94,24 +95,20 @@ def check_world(options: SlurmOptions) -> Placement | None:
             f"parallel.tensor_parallel_size={tensor} does not divide --gpus-per-node {gpus}: a group would lie on two "
             f"nodes; choose a divisor"
         )
-    if gpus and total == parallel.num_ranks:
-        return None
-    rollout = options.config.rollout
-    colocated = rollout.placement == "colocated"
-    own_gpus = 0 if colocated or not gpus else rollout.num_engines * rollout.tensor_parallel_size
+    ranks, more = gpus_of(options.config)
     engines = f"{rollout.num_engines} engine(s) of {rollout.tensor_parallel_size}"
-    needed = parallel.num_ranks + own_gpus
-    if gpus and total < needed:
+    if gpus and total < ranks + more:
+        shared = f"; or {ranks} that both share: --rollout.placement colocated --weight-sync.transport relay"
         raise ConfigError(
             f"--nodes {options.nodes} of --gpus-per-node {gpus} are {total} GPUs; {parallel} and {engines} "
-            f"need {needed}, or {parallel.num_ranks} that both share"
+            f"need {ranks + more}{shared if more else ', which both share'}"
         )
     placement = place(
         parallel,
         num_engines=rollout.num_engines,
         engine_gpus=rollout.tensor_parallel_size,
         nodes=planned_nodes(options),
-        colocated=colocated,
+        colocated=rollout.placement == "colocated",
     )
     used = {node.node_id for node in (*placement.ranks, *placement.engines)}
     if len(used) < options.nodes:
@@ -122,13 +119,19 @@ def check_world(options: SlurmOptions) -> Placement | None:
     return placement
 
 
-def check_transport(config: RunConfig, placement: Placement | None) -> None:
-    """A push through shared memory finds every shard on each engine's node.
+def check_transport(config: RunConfig, placement: Placement) -> None:
+    """A push reaches every engine: shared memory needs every shard on its node, NCCL needs it on GPUs of its own.
 
     Raises:
-        ConfigError: some are on other nodes only.
+        ConfigError: it does not.
     """
-    if placement is None or config.weight_sync.transport != "shared_memory":
+    colocated = config.rollout.placement == "colocated"
+    if config.weight_sync.transport == "process_group" and colocated and placement.has_gpus:
+        raise ConfigError(
+            "weight_sync.transport='process_group' with rollout.placement='colocated': NCCL refuses two processes on "
+            "one GPU; use --weight-sync.transport relay"
+        )
+    if config.weight_sync.transport != "shared_memory":
         return
     parallel = config.parallel
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
@@ -144,7 +147,7 @@ def check_transport(config: RunConfig, placement: Placement | None) -> None:
             raise ConfigError(
                 f"weight_sync.transport='shared_memory': {shards - len(here)} of {shards} shards of the "
                 f"model are on other nodes than the engine ({engine.host}); use "
-                f"--weight-sync.transport process_group"
+                f"--weight-sync.transport {'relay' if colocated else 'process_group'}"
             )
 
 

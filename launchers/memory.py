@@ -8,7 +8,7 @@ from rich.console import Console
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.planner.hardware import GIB, GPUS
 from gtpo_megatron.planner.plan import Plan, make_plan
-from gtpo_megatron.planner.request import Cluster, request_from
+from gtpo_megatron.planner.request import Cluster, gpus_of, request_from
 from gtpo_megatron.planner.search import judge
 from gtpo_megatron.planner.table import print_plan
 from launchers.options import SlurmOptions
@@ -38,12 +38,14 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
     if not options.gpus_per_node:
         return MemoryPlan(text="no GPUs: host memory is not planned\n", step_s=0.0)
     gpu, total = GPUS[options.gpu], options.nodes * options.gpus_per_node
+    ranks, more = gpus_of(options.config)
     cluster = Cluster(
         gpu=gpu,
         num_gpus=total,
         gpu_memory=int((options.gpu_memory_gib or gpu.memory_gib) * GIB),
         gpus_per_node=options.gpus_per_node,
-        num_rollout_gpus=total - options.config.parallel.num_ranks,
+        num_rollout_gpus=more,
+        num_idle_gpus=total - ranks - more,
     )
     request = request_from(options.config, cluster)
     assert request.own_layout is not None, "the trainer has as many GPUs as ranks"

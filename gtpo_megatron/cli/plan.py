@@ -3,16 +3,17 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.planner.as_json import plan_to_plain
 from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
 from gtpo_megatron.planner.plan import make_plan
-from gtpo_megatron.planner.request import Cluster, request_from
+from gtpo_megatron.planner.request import Cluster, gpus_of, request_from
 from gtpo_megatron.planner.table import print_plan
 
 EXIT_NOTHING_FITS = 1
@@ -23,11 +24,12 @@ class PlanOptions(RecipeOptions):
     """What ``plan`` takes besides the recipe's fields.
 
     Attributes:
-        gpus: in all; 0: the recipe's.
+        gpus: in all; 0: the recipe's, on whole nodes.
         gpu: its rates, for estimated times.
         gpu_memory: GiB of one GPU; 0: that of ``gpu``.
         gpus_per_node: GPUs that NVLink connects; tensor parallelism stays within them.
-        rollout_gpus: GPUs that only generate; 0: colocated, every GPU generates and trains in turn.
+        rollout_gpus: GPUs that only generate, with as many engines as they hold; 0: as the recipe's rollout.placement
+            says.
         host_memory: GiB of a node; 0: not checked.
         mean_prompt_tokens: for estimated times; 0: an eighth of the longest.
         mean_response_tokens: for estimated times; 0: half of the longest.
@@ -50,18 +52,17 @@ class PlanOptions(RecipeOptions):
 def run(arguments: Sequence[str]) -> int:
     """``plan RECIPE ...``; status 1 where no layout fits."""
     options = parse("plan", PlanOptions, arguments)
-    gpu = GPUS[options.gpu]
-    cluster = Cluster(
-        gpu=gpu,
-        num_gpus=options.gpus or options.config.parallel.num_ranks + options.rollout_gpus,
-        gpu_memory=(options.gpu_memory or gpu.memory_gib) * GIB,
-        gpus_per_node=options.gpus_per_node,
-        host_memory=options.host_memory * GIB,
-        num_rollout_gpus=options.rollout_gpus,
-    )
+    config = options.config
+    if options.rollout_gpus:
+        engines = max(1, options.rollout_gpus // config.rollout.tensor_parallel_size)
+        config = replace(
+            config,
+            rollout=replace(config.rollout, placement="disaggregated", num_engines=engines),
+            weight_sync=replace(config.weight_sync, transport="process_group"),
+        )
     request = request_from(
-        options.config,
-        cluster,
+        config,
+        _cluster(options, config),
         mean_prompt_tokens=options.mean_prompt_tokens,
         mean_response_tokens=options.mean_response_tokens,
     )
@@ -72,6 +73,23 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print_plan(plan, Console(), show_all=options.all)
     return 0 if plan.fitting else EXIT_NOTHING_FITS
+
+
+def _cluster(options: PlanOptions, config: RunConfig) -> Cluster:
+    """The GPUs that are asked for, or those of the recipe on whole nodes."""
+    ranks, more = gpus_of(config)
+    needed = ranks + (options.rollout_gpus or more)
+    on_nodes = needed if needed <= options.gpus_per_node else needed + -needed % options.gpus_per_node
+    gpu = GPUS[options.gpu]
+    return Cluster(
+        gpu=gpu,
+        num_gpus=options.gpus or on_nodes,
+        gpu_memory=(options.gpu_memory or gpu.memory_gib) * GIB,
+        gpus_per_node=options.gpus_per_node,
+        host_memory=options.host_memory * GIB,
+        num_rollout_gpus=options.rollout_gpus or more,
+        num_idle_gpus=0 if options.gpus else on_nodes - needed,
+    )
 
 
 COMMAND = Command(

@@ -1,7 +1,8 @@
 """Bytes by part, on a rank of a stage, in every phase of a step.
 
-Colocated, a step goes: generate (engine awake, the trainer's gradients and optimizer in pinned host memory), score
-(engine asleep), train (gradients and optimizer back), push (the engine's weights awake, its cache not), save.
+Colocated, a step goes as ``orchestration/memory_turns.py`` says: generate (engine awake, the trainer's gradients freed
+and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (the
+engine's weights awake, its cache not), save (engine asleep, its weights on the host).
 Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. Where vLLM computes the
 entropies there is no scoring.
 """
@@ -92,15 +93,16 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         "save": {**held, "checkpoint staging": _staging_on_gpu(parameters, layout)},
     }
     if request.has_scoring:
-        scored: Bytes = {"weights": state.weights} if request.cluster.is_colocated else held
-        phases = {"score": {**scored, **score}, **phases}
+        phases = {"score": {**held, **score}, **phases}
     host = _host_of_rank(parameters, layout, state)
     reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout)
     if request.cluster.is_colocated:
-        phases = {"generate": {"weights": state.weights}, **phases}
+        # the last push is checked by responses that are scored while the engine stays awake
+        phases = {"generate": {"weights": state.weights, **score}, **phases}
         _add_engine(phases, request)
         reserve += _engine_reserve(request)
-        host["offloaded gradients and optimizer"] = state.gradients + state.optimizer
+        host["optimizer while generating"] = state.optimizer
+        host["vLLM weights while saving"] = engine_of(request).weights
         host["processes"] += hardware.HOST_PROCESS_BYTES
         _add_buckets_on_host(host, request)
     for parts in phases.values():
@@ -139,14 +141,12 @@ def engine_of(request: PlanRequest) -> EngineMemory:
 
 
 def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
-    """The engine's parts: all of it while generating, weights and what a push needs from the push on."""
+    """The engine's parts: all of it while generating, weights and what a push needs in the push."""
     engine = engine_of(request)
     phases["generate"]["vLLM weights"] = engine.weights
     phases["generate"]["KV cache"] = request.engine.cache_bytes
     phases["generate"]["vLLM workspace"] = engine.workspace
-    for phase in ("push", "save"):
-        if phase in phases:
-            phases[phase]["vLLM weights"] = engine.weights
+    phases["push"]["vLLM weights"] = engine.weights
     # buckets are unpacked into tensors of full shape, as vLLM's loader wants them; and a layer is there twice
     vocabulary = request.shape.vocab_size * request.shape.hidden_size * request.engine.weight_bytes
     unpacked = max(vocabulary, request.engine.tensor * request.push.bucket_bytes)

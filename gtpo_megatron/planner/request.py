@@ -27,6 +27,7 @@ class Cluster:
         gpus_per_node: that NVLink connects.
         host_memory: bytes of a node; 0: not known, and not checked.
         num_rollout_gpus: that only generate; 0: colocated, every GPU generates and trains in turn.
+        num_idle_gpus: of the last node, that nobody uses.
     """
 
     gpu: GPU
@@ -35,6 +36,7 @@ class Cluster:
     gpus_per_node: int = 8
     host_memory: float = 0.0
     num_rollout_gpus: int = 0
+    num_idle_gpus: int = 0
 
     def __post_init__(self) -> None:
         require_positive(gpus=self.num_gpus, gpus_per_node=self.gpus_per_node, gpu_memory=self.gpu_memory)
@@ -45,7 +47,7 @@ class Cluster:
                 f"gpus={self.num_gpus}: not a whole number of nodes of {self.gpus_per_node}; take {below} or "
                 f"{below + self.gpus_per_node}, or set gpus_per_node"
             )
-        if not 0 <= self.num_rollout_gpus < self.num_gpus:
+        if not 0 <= self.num_rollout_gpus < self.num_gpus - self.num_idle_gpus:
             raise ConfigError(
                 f"rollout_gpus={self.num_rollout_gpus}: must be at least 0 (colocated) and less than gpus="
                 f"{self.num_gpus}, or nothing would train"
@@ -59,12 +61,12 @@ class Cluster:
     @property
     def num_trainer_gpus(self) -> int:
         """Ranks of the trainer."""
-        return self.num_gpus - self.num_rollout_gpus
+        return self.num_gpus - self.num_rollout_gpus - self.num_idle_gpus
 
     @property
     def num_engine_gpus(self) -> int:
         """GPUs that generate."""
-        return self.num_rollout_gpus or self.num_gpus
+        return self.num_rollout_gpus or self.num_trainer_gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +120,14 @@ class Engine:
         weight_bytes: of an element.
         cache_bytes: key-value cache on each of its GPUs.
         max_sequences: decoded together.
+        most: how many engines there are at most; 0: as many as have GPUs.
     """
 
     tensor: int
     weight_bytes: int
     cache_bytes: int
     max_sequences: int
+    most: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +204,15 @@ class PlanRequest:
     @property
     def num_engines(self) -> int:
         """That share the prompts."""
-        return self.cluster.num_engine_gpus // self.engine.tensor
+        filled = self.cluster.num_engine_gpus // self.engine.tensor
+        return min(self.engine.most or filled, filled)
+
+
+def gpus_of(config: RunConfig) -> tuple[int, int]:
+    """How many GPUs a recipe's ranks use, and how many more its engines: none where they use the ranks'."""
+    rollout = config.rollout
+    apart = rollout.placement == "disaggregated"
+    return config.parallel.num_ranks, rollout.num_engines * rollout.tensor_parallel_size if apart else 0
 
 
 def request_from(
@@ -210,7 +222,7 @@ def request_from(
 
     Args:
         config: of the run.
-        cluster: may have another number of GPUs than the recipe.
+        cluster: may have another number of GPUs than the recipe; see ``gpus_of``.
         mean_prompt_tokens: for times; 0: an eighth of the longest.
         mean_response_tokens: for times; 0: half of the longest.
 
@@ -219,6 +231,7 @@ def request_from(
     """
     shape, sampling = find_shape(config.model.path), config.rollout.sampling
     prompts, group = config.data.prompts_per_step, config.rollout.group_size
+    is_own = config.parallel.num_ranks == cluster.num_trainer_gpus
     batch = Batch(
         num_responses=prompts * group,
         num_update_responses=(config.update.mini_batch_prompts or prompts) * group,
@@ -241,24 +254,23 @@ def request_from(
             weight_bytes=ELEMENT_BYTES[config.rollout.dtype],
             cache_bytes=config.rollout.kv_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,
+            most=config.rollout.num_engines if is_own else 0,
         ),
         push=Push(transport=config.weight_sync.transport, bucket_bytes=config.weight_sync.bucket_mib << 20),
-        own_layout=_own_layout(config, shape, cluster),
+        own_layout=_own_layout(config, shape) if is_own else None,
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
         has_scoring=config.rollout.entropy_source == "actor",
     )
 
 
-def _own_layout(config: RunConfig, shape: ModelShape, cluster: Cluster) -> Layout | None:
-    """The recipe's layout, None on another number of ranks than it was written for.
+def _own_layout(config: RunConfig, shape: ModelShape) -> Layout:
+    """The recipe's layout.
 
     Raises:
         ConfigError: the layout does not divide the model.
     """
     parallel = config.parallel
-    if parallel.num_ranks != cluster.num_trainer_gpus:
-        return None
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     virtual = parallel.virtual_pipeline_size
     if not divides_model(shape, tensor) or shape.num_layers % (pipeline * virtual):

@@ -87,8 +87,9 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     bubble = layout.pipeline - 1
     update = (trained + bubble / layout.virtual) * (forward + backward)
     update += _reduce_and_step(request, layout, widest)
-    # where gradients and optimizer left for the host while generating, they come back, and leave again
-    moved = 2 * 4 * widest.num_elements * (1 + 3 / (layout.data * layout.context)) / HOST_LINK_BYTES
+    # the optimizer, which left for the host while generating, comes back and leaves again; gradients are not kept
+    replicas = layout.data * layout.context if layout.distributed_optimizer else 1
+    moved = 2 * 12 * widest.num_elements / replicas * (1 - request.offload_fraction) / HOST_LINK_BYTES
     return StepTime(
         generate=_generate(request, engine),
         score=(scored + bubble) * forward if request.has_scoring else 0.0,

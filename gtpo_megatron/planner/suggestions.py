@@ -44,8 +44,7 @@ def _savings(request: PlanRequest) -> Iterator[list[Choice]]:
     if batch.micro_batch_tokens > batch.max_sequence_tokens:
         yield [_single_sequences(request)]
     if _is_engine(request, 2 * engine.tensor):
-        wider = replace(request, engine=replace(engine, tensor=2 * engine.tensor))
-        yield [(f"--rollout.tensor-parallel-size {2 * engine.tensor}", wider)]
+        yield [_wider_engines(request)]
     yield [_smaller_cache(request, factor) for factor in FRACTIONS]
     if request.offload_fraction < 1:
         yield [("--optimizer.offload-fraction 1", replace(request, offload_fraction=1.0))]
@@ -55,8 +54,8 @@ def _together(request: PlanRequest) -> list[Choice]:
     """The widest engines, one sequence a micro-batch and a smaller cache; then with the optimizer on the host, too."""
     widest, words = request, ""
     while _is_engine(request, 2 * widest.engine.tensor):
-        widest = replace(widest, engine=replace(widest.engine, tensor=2 * widest.engine.tensor))
-        words = f"--rollout.tensor-parallel-size {widest.engine.tensor} "
+        overrides, widest = _wider_engines(widest)
+        words = f"{overrides} "
     choices = []
     for factor in FRACTIONS:
         cache, smaller = _smaller_cache(widest, factor)
@@ -71,6 +70,15 @@ def _single_sequences(request: PlanRequest) -> Choice:
     tokens = request.batch.max_sequence_tokens
     changed = replace(request, batch=replace(request.batch, micro_batch_tokens=tokens))
     return f"--update.micro-batch-tokens {tokens}", changed
+
+
+def _wider_engines(request: PlanRequest) -> Choice:
+    """Of twice as many GPUs each, and so fewer of them."""
+    changed = replace(request, engine=replace(request.engine, tensor=2 * request.engine.tensor))
+    return (
+        f"--rollout.tensor-parallel-size {changed.engine.tensor} --rollout.num-engines {changed.num_engines}",
+        changed,
+    )
 
 
 def _smaller_cache(request: PlanRequest, factor: int) -> Choice:
@@ -96,5 +104,6 @@ def _more_gpus(request: PlanRequest) -> list[Choice]:
         count = cluster.num_gpus * factor
         if count <= cluster.gpus_per_node or count % cluster.gpus_per_node == 0:
             grown = replace(cluster, num_gpus=count, num_rollout_gpus=cluster.num_rollout_gpus * factor)
-            choices.append((f"--gpus {count}", replace(request, cluster=grown, own_layout=None)))
+            engine = replace(request.engine, most=0)
+            choices.append((f"--gpus {count}", replace(request, cluster=grown, engine=engine, own_layout=None)))
     return choices

@@ -39,16 +39,38 @@ def test_gpus_that_only_generate_come_on_top_of_the_recipe_s(capsys):
     assert plain["stages"][-1]["role"] == "engine"
 
 
+def test_engines_on_gpus_of_their_own_leave_some_of_the_last_node_idle(capsys):
+    apart = ["--rollout.placement", "disaggregated", "--weight-sync.transport", "process_group"]
+    apart += ["--rollout.num-engines", "1"]
+    assert dispatch.run(["plan", RECIPE, "--json", *apart]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    found = {name: plain["cluster"][name] for name in ("num_gpus", "num_rollout_gpus", "num_idle_gpus")}
+    assert found == {"num_gpus": 72, "num_rollout_gpus": 4, "num_idle_gpus": 4}
+    assert plain["own"]["layout"]["num_ranks"] == 64
+    assert plain["engine"]["num_engines"] == 1
+
+
 def test_where_nothing_fits_the_status_is_1(capsys):
     assert dispatch.run(["plan", RECIPE, "--gpu-memory", "30"]) == 1
     assert "no layout fits" in capsys.readouterr().out
+
+
+def test_what_is_said_to_help_can_be_typed_and_helps(capsys):
+    tight = ["plan", RECIPE, "--json", "--gpus", "16", "--gpu-memory", "40"]
+    assert dispatch.run(tight) == 1
+    suggestion = json.loads(capsys.readouterr().out)["suggestions"][0]
+    assert "--rollout.num-engines 2" in suggestion
+    assert dispatch.run([*tight, *suggestion.split(":")[0].split()]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "plan needs a recipe first"),
-        (["recipes.qwen2_5_32b:ppo"], "it has dapo_64gpu, grpo_64gpu, grpo_s_64gpu, gtpo_64gpu, paper_64gpu"),
+        (
+            ["recipes.qwen2_5_32b:ppo"],
+            "it has dapo_64gpu, dapo_published_128gpu, grpo_64gpu, grpo_s_64gpu, gtpo_64gpu, paper_64gpu",
+        ),
         ([RECIPE, "--gpus", "60"], "take 56 or 64"),
         ([RECIPE, "--gpus", "-8"], "gpus=-8"),
         ([RECIPE, "--gpu-memory", "-1"], "must be greater than 0"),

@@ -6,10 +6,15 @@ import os
 
 import pytest
 
+from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.errors import ConfigError
 from launchers.checks import check_job, check_world
 from launchers.job_folder import job_folder
-from tests.unit.launchers.jobs import big_options, tiny_options
+from launchers.options import SlurmOptions
+from launchers.slurm import PROGRAM
+from tests.unit.launchers.jobs import ANYWHERE, big_options, tiny_options
+
+APART = ["--rollout.placement", "disaggregated", "--weight-sync.transport", "process_group"]
 
 
 def check(options):
@@ -25,17 +30,38 @@ def test_two_nodes_without_gpus(tmp_path):
 
 def test_the_papers_64_gpus(tmp_path):
     checked = check(big_options("--dry-run", run_dir=tmp_path))
-    assert checked.placement is None, "ranks and engines share all GPUs"
+    hosts = [node.host for node in checked.placement.ranks]
+    assert hosts == [f"node {rank // 8}" for rank in range(64)]
+    assert [node.host for node in checked.placement.engines] == hosts[::4], "engines are on the ranks' GPUs"
     assert 10 < checked.memory.step_s < 1000
     assert "TP4 PP4 DP4" in checked.memory.text
     assert ["name of the hub" in remark for remark in checked.remarks] == [True]
 
 
 @pytest.mark.parametrize(
+    ("recipe", "nodes"),
+    [
+        ("qwen2_5_7b:grpo_8gpu", 1),
+        ("llama3_1_8b:dapo_16gpu", 2),
+        ("r1_distill_qwen_7b:grpo_s_16k_32gpu", 4),
+        ("qwen3_32b:gtpo_16k_64gpu", 8),
+        ("qwen2_5_72b:gtpo_128gpu", 16),
+        ("qwen2_5_32b:dapo_published_128gpu", 16),
+    ],
+)
+def test_a_recipe_fits_the_nodes_of_its_name(tmp_path, recipe, nodes):
+    arguments = [f"recipes.{recipe}", *ANYWHERE, "--dry-run", "--stop-before-s", "3600", "--time", "1-0"]
+    options = parse("", SlurmOptions, [*arguments, "--nodes", str(nodes), "--run-dir", str(tmp_path)], program=PROGRAM)
+    checked = check(options)
+    assert len(checked.placement.ranks) == 8 * nodes
+    assert {node.host for node in checked.placement.engines} == {f"node {index}" for index in range(nodes)}
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--nodes", "7"], r"are 56 GPUs; num_ranks=64.* need 68, or 64 that both share"),
-        (["--nodes", "10"], r"--nodes 10: 1 would be empty"),
+        (["--nodes", "7"], r"are 56 GPUs; num_ranks=64.* 16 engine\(s\) of 4 need 64, which both share"),
+        (["--nodes", "10"], r"--nodes 10: 2 would be empty"),
         (["--gpus-per-node", "6", "--nodes", "12"], "tensor_parallel_size=4 does not divide --gpus-per-node 6"),
         (["--gpus-per-node", "2", "--nodes", "32"], "tensor_parallel_size=4 exceeds --gpus-per-node 2"),
     ],
@@ -43,6 +69,26 @@ def test_the_papers_64_gpus(tmp_path):
 def test_gpus_that_do_not_match_the_layout(overrides, message):
     with pytest.raises(ConfigError, match=message):
         check_world(big_options(*overrides))
+
+
+def test_engines_on_gpus_of_their_own_need_more():
+    apart = [*APART, "--rollout.num-engines", "2"]
+    with pytest.raises(ConfigError, match="need 72; or 64 that both share: --rollout.placement colocated"):
+        check_world(big_options(*apart))
+    placement = check_world(big_options(*apart, "--nodes", "9"))
+    assert [node.host for node in placement.engines] == ["node 8", "node 8"]
+
+
+@pytest.mark.parametrize("apart", [[], [*APART, "--rollout.num-engines", "1"]])
+def test_gpus_of_the_last_node_that_nobody_uses_are_planned_as_such(tmp_path, apart):
+    smaller = [
+        *("--parallel.num-ranks", "60", "--parallel.pipeline-parallel-size", "1", "--rollout.num-engines", "15"),
+        *("--parallel.tensor-parallel-size", "4", "--model.path", "Qwen/Qwen2.5-7B", "--dry-run"),
+    ]
+    checked = check(big_options(*smaller, *apart, run_dir=tmp_path))
+    own, whole = ("60 GPUs train, 4 generate", "1 vLLM") if apart else ("every GPU generates and trains", "15 vLLM")
+    assert own in checked.memory.text
+    assert f"{whole} engine(s) of 4 GPU(s)" in checked.memory.text
 
 
 def test_a_node_too_many_without_gpus():
@@ -73,6 +119,12 @@ def test_shared_memory_reaches_one_node_only(tmp_path):
     with pytest.raises(ConfigError, match=r"1 of 2 shards of the model are on other nodes than the engine \(node 0\)"):
         check(tiny_options(*split, run_dir=tmp_path))
     check(tiny_options(*split, "--weight-sync.transport", "process_group", run_dir=tmp_path))
+
+
+def test_colocated_engines_are_reached_by_relay_only(tmp_path):
+    for transport in ("process_group", "shared_memory"):
+        with pytest.raises(ConfigError, match=f"transport='{transport}'.*use --weight-sync.transport relay"):
+            check(big_options("--dry-run", "--weight-sync.transport", transport, run_dir=tmp_path))
 
 
 def test_a_model_that_is_only_a_name_is_for_dry_runs(tmp_path):

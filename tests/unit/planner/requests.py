@@ -16,7 +16,7 @@ def request(model="Qwen/Qwen2.5-32B", *, engine_tensor=4, micro_batch_tokens=819
     config = replace(
         config,
         model=replace(config.model, path=model),
-        rollout=replace(config.rollout, tensor_parallel_size=engine_tensor),
+        rollout=replace(config.rollout, num_engines=64 // engine_tensor, tensor_parallel_size=engine_tensor),
         update=replace(config.update, micro_batch_tokens=micro_batch_tokens),
     )
     return request_from(config, cluster(**clusters))

@@ -29,24 +29,31 @@ def test_colocated_a_gpu_knows_every_phase():
 def test_state_is_held_while_training_and_gone_while_generating():
     gpu = trainer_gpu(request(), LAYOUT, 0)
     state = trainer_state(stage_parameters(request().shape, LAYOUT, 0, 128), LAYOUT, weight_bytes=2)
-    for phase in ("train", "push", "save"):
+    for phase in ("score", "train", "push", "save"):
         parts = gpu.phases[phase]
         assert parts["weights"] == state.weights
         assert parts["gradients"] == state.gradients
         assert parts["optimizer"] == state.optimizer
-    for phase in ("generate", "score"):
-        assert not {"gradients", "optimizer"} & set(gpu.phases[phase])
-        assert gpu.phases[phase]["weights"] == state.weights
-    assert gpu.host["offloaded gradients and optimizer"] == state.gradients + state.optimizer
+    assert not {"gradients", "optimizer"} & set(gpu.phases["generate"])
+    assert gpu.phases["generate"]["weights"] == state.weights
+    # gradients are zero before every update, so nothing is kept of them
+    assert gpu.host["optimizer while generating"] == state.optimizer
+    assert gpu.host["vLLM weights while saving"] == engine_of(request()).weights
 
 
 def test_the_engine_is_awake_when_it_must_be():
     gpu, engine = trainer_gpu(request(), LAYOUT, 0), engine_of(request())
     assert gpu.phases["generate"]["KV cache"] == 40 * GIB
     for phase in PHASES:
-        awake = phase in ("generate", "push", "save")
+        awake = phase in ("generate", "push")
         assert gpu.phases[phase].get("vLLM weights", 0) == (engine.weights if awake else 0)
         assert ("KV cache" in gpu.phases[phase]) == (phase == "generate")
+
+
+def test_the_last_push_is_checked_while_the_engine_is_awake():
+    last = trainer_gpu(request(), LAYOUT, 3).phases
+    for part in ("workspace", "output layer"):
+        assert last["generate"][part] == last["score"][part] > 0
 
 
 def test_where_vllm_computes_the_entropies_nothing_is_scored():
@@ -64,7 +71,7 @@ def test_disaggregated_the_two_are_apart():
     parts = {part for phase in trainer.phases.values() for part in phase}
     assert not {"vLLM weights", "KV cache", "vLLM workspace"} & parts
     assert "gradients" in trainer.phases["score"]
-    assert "offloaded gradients and optimizer" not in trainer.host
+    assert not {"optimizer while generating", "vLLM weights while saving"} & set(trainer.host)
     together = trainer_gpu(request(), LAYOUT, 0)
     assert sum(trainer.phases["train"].values()) < sum(together.phases["train"].values())
 
@@ -113,7 +120,7 @@ def test_fragmentation_is_a_share_of_what_comes_and_goes():
 def test_buckets_on_the_gpus_stay_and_buckets_on_the_host_are_the_node_s():
     network, memory = (
         replace(request(), push=Push(transport=transport, bucket_bytes=256 << 20))
-        for transport in ("process_group", "shared_memory")
+        for transport in ("relay", "shared_memory")
     )
     there, here = trainer_gpu(network, LAYOUT, 0), trainer_gpu(memory, LAYOUT, 0)
     for phase in PHASES:  # both sides of the push are on a colocated GPU, two buckets each

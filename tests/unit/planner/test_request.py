@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.planner.request import request_from
+from gtpo_megatron.planner.request import gpus_of, request_from
 from recipes.qwen2_5_32b import gtpo_64gpu
 from tests.unit.planner.requests import cluster, request
 
@@ -92,3 +92,26 @@ def test_sequences_longer_than_the_model_s():
     long = request()
     with pytest.raises(ConfigError, match="exceeds max_position_embeddings=131072"):
         replace(long, batch=replace(long.batch, max_sequence_tokens=200_000))
+
+
+def test_engines_of_the_recipe_and_engines_that_fill_other_gpus():
+    config = gtpo_64gpu()
+    few = replace(config, rollout=replace(config.rollout, num_engines=2))
+    assert request_from(few, cluster()).num_engines == 2
+    assert request_from(few, cluster(num_gpus=32)).num_engines == 8
+    apart = replace(
+        few,
+        rollout=replace(few.rollout, placement="disaggregated"),
+        weight_sync=replace(few.weight_sync, transport="process_group"),
+    )
+    assert (gpus_of(few), gpus_of(apart)) == ((64, 0), (64, 8))
+
+
+def test_gpus_that_nobody_uses():
+    found = request_from(gtpo_64gpu(), cluster(num_gpus=72, num_idle_gpus=8))
+    assert (found.cluster.num_trainer_gpus, found.cluster.num_engine_gpus, found.num_engines) == (64, 64, 16)
+    assert str(found.own_layout) == "TP4 PP4 DP4"
+    apart = cluster(num_gpus=72, num_rollout_gpus=4, num_idle_gpus=4)
+    assert (apart.num_trainer_gpus, apart.num_engine_gpus) == (64, 4)
+    with pytest.raises(ConfigError, match="or nothing would train"):
+        cluster(num_gpus=8, num_rollout_gpus=4, num_idle_gpus=4)

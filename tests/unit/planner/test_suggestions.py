@@ -49,13 +49,14 @@ def test_part_of_a_node_grows_to_whole_nodes_with_every_saving():
     plan = make_plan(request(num_gpus=7, engine_tensor=1))  # a whole engine on every GPU, beside 40 GiB of cache
     assert plan.choice is None
     assert overrides(plan) == [
-        "--gpus 56 --rollout.tensor-parallel-size 8 --update.micro-batch-tokens 6144 --rollout.kv-cache-mib 20480"
+        "--gpus 56 --rollout.tensor-parallel-size 8 --rollout.num-engines 7 --update.micro-batch-tokens 6144 "
+        "--rollout.kv-cache-mib 20480"
     ]
 
 
 def test_wider_engines():
     plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=128, num_rollout_gpus=64, engine_tensor=2))
-    assert "--rollout.tensor-parallel-size 4" in overrides(plan)
+    assert "--rollout.tensor-parallel-size 4 --rollout.num-engines 16" in overrides(plan)
 
 
 def test_nothing_helps_a_model_that_is_far_too_large():

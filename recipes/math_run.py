@@ -1,0 +1,225 @@
+"""What the recipes for mathematics share: the paper's setting (arXiv 2508.04349v6, sec. 5) with any model on any GPUs.
+
+Each value is marked: *paper's*, or *ours* where the paper says nothing. A recipe adds a model, its GPUs and, for models
+that think before they answer, a longer response.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+from typing import Concatenate, Literal, ParamSpec
+
+from gtpo_megatron.config.algorithm import (
+    AlgorithmConfig,
+    DAPOConfig,
+    DynamicSamplingConfig,
+    GRPOConfig,
+    GRPOSConfig,
+    GTPOConfig,
+)
+from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.data import DataConfig
+from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.prompt import DAPO_TEMPLATE
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.config.run import RunConfig
+
+Method = Literal["gtpo", "grpo_s", "dapo", "grpo"]
+P = ParamSpec("P")
+
+MAX_PROMPT_TOKENS = 2048  # paper's
+MAX_RESPONSE_TOKENS = 4096  # paper's
+THINKING_RESPONSE_TOKENS = 16384  # ours, for models that think first: at the paper's length few would get to an answer
+
+TRAINING_SET = "dapo-math-17k"  # ours, DAPO's set; a name stands for a pinned commit, NAME=FILE for a local copy
+BENCHMARKS = ("aime24", "aime25", "math500", "amc23", "minerva", "olympiadbench")  # the first three are the paper's
+
+LENGTH_PENALTY = GroupRelativeLengthPenalty(
+    easy_threshold=0.75,  # ours: the paper gives no value
+    hard_group_penalty=NoLengthPenalty(),  # paper's "none"; its alternative is the soft overlong penalty
+    correct_minority="none",  # ours: the paper says nothing of groups with no more correct than wrong responses
+)
+"""The paper's penalty (App. D), on."""
+
+EVERY_GROUP = DynamicSamplingConfig(enabled=False)
+"""Ours: the paper does not say that GTPO and GRPO-S replace groups without signal, as DAPO does."""
+
+OPTIMIZER = OptimizerConfig(
+    learning_rate=1e-6,  # paper's
+    schedule="constant",  # ours
+    warmup_updates=10,  # ours
+    adam_beta1=0.9,  # ours
+    adam_beta2=0.999,  # ours
+    adam_eps=1e-8,  # ours
+    weight_decay=0.1,  # ours
+    clip_grad=1.0,  # ours
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnGPUs:
+    """How a model lies on GPUs of 80 GB, which ranks and engines use in turns: ours, from ``gtpo-megatron plan``.
+
+    Attributes:
+        num_gpus: in all.
+        tensor_parallel_size: of the trainer.
+        pipeline_parallel_size: of the trainer.
+        context_parallel_size: of the trainer.
+        engine_size: GPUs of a vLLM engine; there are as many engines as fill the GPUs.
+        max_concurrent_sequences: that an engine decodes together; its cache holds about as many of middling length.
+    """
+
+    num_gpus: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    engine_size: int
+    max_concurrent_sequences: int
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """The trainer's layout."""
+        return ParallelConfig(
+            num_ranks=self.num_gpus,
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            context_parallel_size=self.context_parallel_size,
+            sequence_parallel=self.tensor_parallel_size > 1,
+            distributed_optimizer=True,
+        )
+
+
+def by_method(
+    recipe: Callable[Concatenate[Method, P], RunConfig],
+) -> tuple[Callable[P, RunConfig], Callable[P, RunConfig], Callable[P, RunConfig], Callable[P, RunConfig]]:
+    """A recipe for each method, in the order of ``Method``, so that the command line can name it."""
+    gtpo, grpo_s = partial(recipe, "gtpo"), partial(recipe, "grpo_s")
+    dapo, grpo = partial(recipe, "dapo"), partial(recipe, "grpo")
+    for method in (gtpo, grpo_s, dapo, grpo):
+        update_wrapper(method, recipe)
+    return gtpo, grpo_s, dapo, grpo
+
+
+def math_run(
+    model: str,
+    method: Method,
+    on: OnGPUs,
+    *,
+    num_steps: int,
+    seed: int,
+    max_response_tokens: int = MAX_RESPONSE_TOKENS,
+) -> RunConfig:
+    """One run; with another method only name and algorithm differ.
+
+    Args:
+        model: on the hub. Where its weights lie is for the run to say: ``--model.path FOLDER``.
+        method: one of the paper's tables.
+        on: the GPUs.
+        num_steps: rollout batches.
+        seed: of prompts, samples and mini-batches.
+        max_response_tokens: a longer response is cut.
+    """
+    length = "" if max_response_tokens == MAX_RESPONSE_TOKENS else f"{max_response_tokens // 1024}k_"
+    short_name = model.partition("/")[2].lower().replace(".", "_").replace("-", "_")
+    sampling = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_tokens=max_response_tokens)  # paper's
+    return RunConfig(
+        name=f"{short_name}_{method}_{length}{on.num_gpus}gpu",
+        seed=seed,
+        num_steps=num_steps,
+        model=ModelConfig(
+            path=model,
+            dtype="bfloat16",  # ours
+            max_sequence_tokens=MAX_PROMPT_TOKENS + max_response_tokens,
+            head_chunk_tokens=1024,
+        ),
+        data=DataConfig(
+            train_path=TRAINING_SET,
+            prompts_per_step=128,  # paper's "global batch 128", by our reading: prompts
+            max_prompt_tokens=MAX_PROMPT_TOKENS,
+        ),
+        evaluation=EvaluationConfig(
+            benchmarks=BENCHMARKS,
+            every_steps=100,  # ours: a measurement takes as many responses as 24 steps
+            samples=32,  # paper's Mean@32
+            sampling=sampling,
+            prompt_template=DAPO_TEMPLATE,  # ours: the instruction of the training prompts
+        ),
+        algorithm=algorithm(method, max_response_tokens=max_response_tokens),
+        optimizer=OPTIMIZER,
+        parallel=on.parallel,
+        rollout=RolloutConfig(
+            group_size=16,  # paper's
+            sampling=sampling,
+            placement="colocated",  # ours from here on
+            num_engines=on.num_gpus // on.engine_size,
+            dtype="bfloat16",
+            tensor_parallel_size=on.engine_size,
+            kv_cache_mib=40960,
+            max_concurrent_sequences=on.max_concurrent_sequences,
+        ),
+        update=UpdateConfig(
+            updates_per_rollout=1,  # paper's: every ratio is 1
+            mini_batch_prompts=0,  # all of them
+            micro_batch_tokens=max(8192, MAX_PROMPT_TOKENS + max_response_tokens),
+        ),
+        weight_sync=WeightSyncConfig(
+            transport="relay",
+            deadline_s=600.0,
+            verify_every_steps=50,
+            logprob_gap_limit=1.0,
+        ),
+        checkpoint=CheckpointConfig(every_steps=20, keep=2, export_hf=True),
+        cluster=ClusterConfig(mode="ray", object_store_mib=16384, start_deadline_s=1800.0, stage_deadline_s=7200.0),
+    )
+
+
+def algorithm(method: Method, *, max_response_tokens: int) -> AlgorithmConfig:
+    """The methods of the paper's tables.
+
+    ``gtpo`` and ``grpo_s`` are v6; ``dapo`` has clip-higher, dynamic sampling, a token-level loss and the soft overlong
+    penalty; ``grpo`` has no KL term.
+    """
+    match method:
+        case "gtpo":
+            return GTPOConfig(
+                formulation="v6",  # paper's
+                alpha1=1.0,  # paper's
+                alpha2=0.1,  # paper's
+                clip_eps_low=0.2,  # paper's
+                clip_eps_high=0.28,  # paper's
+                length_penalty=LENGTH_PENALTY,
+                dynamic_sampling=EVERY_GROUP,
+            )
+        case "grpo_s":
+            return GRPOSConfig(
+                formulation="v6",  # paper's
+                beta1=1.0,  # paper's
+                beta2=0.1,  # paper's
+                clip_eps_low=0.2,  # paper's
+                clip_eps_high=0.28,  # paper's
+                length_penalty=LENGTH_PENALTY,
+                dynamic_sampling=EVERY_GROUP,
+            )
+        case "dapo":
+            return DAPOConfig(
+                clip_eps_low=0.2,  # paper's
+                clip_eps_high=0.28,  # paper's
+                length_penalty=SoftOverlongPenalty(
+                    max_tokens=max_response_tokens,
+                    buffer_tokens=max_response_tokens // 8,  # ours: 512 of 4,096 are the paper's early version's
+                    applies_to="all",
+                ),
+                dynamic_sampling=DynamicSamplingConfig(enabled=True, max_refills=10),  # DAPO's; the limit is ours
+            )
+        case "grpo":
+            return GRPOConfig(
+                clip_eps_low=0.2,  # GRPO's
+                clip_eps_high=0.2,  # GRPO's
+                length_penalty=NoLengthPenalty(),  # ours
+                dynamic_sampling=EVERY_GROUP,
+            )

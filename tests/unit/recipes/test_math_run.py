@@ -1,0 +1,156 @@
+"""Every recipe for mathematics with every method: the paper's numbers, one budget, and that it fits its GPUs."""
+
+import importlib
+import json
+import pkgutil
+import re
+from dataclasses import replace
+
+import pytest
+
+import recipes
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.recipe import load_recipe
+from gtpo_megatron.config.algorithm import DAPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.serialize import from_yaml, to_yaml
+from gtpo_megatron.data.adapters.known import ADAPTERS
+from gtpo_megatron.orchestration.placement import Node, place
+from recipes import qwen2_5_7b, qwen2_5_32b
+
+KINDS = {"gtpo": GTPOConfig, "grpo_s": GRPOSConfig, "dapo": DAPOConfig, "grpo": GRPOConfig}
+NODE_GIB = 1024
+"""Host memory that a node of eight GPUs has at least, as a rule."""
+
+
+def names(module_name):
+    """What the command line can call in a module of recipes."""
+    module = importlib.import_module(f"recipes.{module_name}")
+    return [
+        f"{module.__name__}:{name}"
+        for name, value in vars(module).items()
+        if callable(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+
+
+MODULES = sorted({module.name for module in pkgutil.iter_modules(recipes.__path__)} - {"math_run", "tiny_cpu"})
+EVERY_RECIPE = [name for module in MODULES for name in names(module)]
+BY_METHOD = [name for name in EVERY_RECIPE if name.split(":")[1].startswith(tuple(KINDS)) and "published" not in name]
+
+
+def num_gpus(name):
+    return int(re.search(r"_(\d+)gpu$", name).group(1))
+
+
+def test_every_model_has_every_method_on_each_number_of_gpus():
+    assert MODULES == ["llama3_1_8b", "qwen2_5_32b", "qwen2_5_72b", "qwen2_5_7b", "qwen3_32b", "r1_distill_qwen_7b"]
+    assert len(EVERY_RECIPE) == 36
+    found = {}
+    for name in BY_METHOD:
+        method = next(
+            method for method in sorted(KINDS, key=len, reverse=True) if name.split(":")[1].startswith(method)
+        )
+        assert isinstance(load_recipe(name).algorithm, KINDS[method])
+        found.setdefault((name.split(":")[0], num_gpus(name)), set()).add(method)
+    assert len(found) == 7
+    assert all(methods == set(KINDS) for methods in found.values())
+
+
+@pytest.mark.parametrize("name", EVERY_RECIPE)
+def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
+    config = load_recipe(name)
+    assert from_yaml(to_yaml(config)) == config
+    rollout, gpus = config.rollout, num_gpus(name)
+    assert config.name.endswith(name.split(":")[1].removeprefix("math").removeprefix("paper"))
+    assert config.parallel.num_ranks == rollout.num_engines * rollout.tensor_parallel_size == gpus
+    nodes = [Node(node_id=str(index), host=f"node {index}", num_gpus=8) for index in range(gpus // 8)]
+    found = place(
+        config.parallel,
+        num_engines=rollout.num_engines,
+        engine_gpus=rollout.tensor_parallel_size,
+        nodes=nodes,
+        colocated=True,
+    )
+    assert set(found.ranks) == set(found.engines) == set(nodes)
+
+
+@pytest.mark.parametrize("name", EVERY_RECIPE)
+def test_the_planner_accepts_it(name, capsys):
+    assert dispatch.run(["plan", name, "--json", "--host-memory", str(NODE_GIB)]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["cluster"]["num_gpus"] == num_gpus(name)
+    assert plan["cluster"]["is_colocated"]
+    own, choice = plan["own"], plan["choice"]
+    assert own["fits"], own["reason"]
+    assert sum(own["estimated_seconds"].values()) <= 1.2 * sum(choice["estimated_seconds"].values())
+    config = load_recipe(name)
+    assert plan["engine"]["num_engines"] == config.rollout.num_engines
+    assert plan["engine"]["sequences_in_cache"] >= 16
+    # the largest benchmark is one call; a real step takes about twice the estimate
+    largest = max(ADAPTERS[label].num_problems for label in config.evaluation.sets) * config.evaluation.samples
+    a_response = own["estimated_seconds"]["generate"] / plan["batch"]["num_responses"]
+    assert 2 * largest * a_response < config.cluster.stage_deadline_s
+
+
+@pytest.mark.parametrize("name", EVERY_RECIPE)
+def test_data_sets_are_known_and_pinned(name):
+    config = load_recipe(name)
+    for dataset in (config.data.train, *config.evaluation.sets.values()):
+        assert re.fullmatch("[0-9a-f]{40}", ADAPTERS[dataset.name].hub.revision)
+        assert not dataset.revision
+        assert not dataset.path
+    if "published" not in name:
+        assert list(config.evaluation.sets) == ["aime24", "aime25", "math500", "amc23", "minerva", "olympiadbench"]
+
+
+@pytest.mark.parametrize("name", BY_METHOD)
+def test_methods_share_the_budget(name):
+    module_name, function = name.split(":")
+    config = getattr(importlib.import_module(module_name), function)(num_steps=7, seed=3)
+    method = next(method for method in sorted(KINDS, key=len, reverse=True) if function.startswith(method))
+    assert (config.num_steps, config.seed) == (7, 3)
+    gtpo = getattr(importlib.import_module(module_name), function.replace(method, "gtpo", 1))(num_steps=7, seed=3)
+    assert config.name == gtpo.name.replace("_gtpo_", f"_{method}_")
+    assert replace(config, algorithm=gtpo.algorithm, name=gtpo.name) == gtpo
+    # the paper's numbers hold for every model
+    assert (config.data.prompts_per_step, config.rollout.group_size) == (128, 16)
+    assert (config.optimizer.learning_rate, config.update.updates_per_rollout) == (1e-6, 1)
+    assert (config.rollout.sampling.temperature, config.rollout.sampling.top_p) == (1.0, 1.0)
+    assert config.data.max_prompt_tokens == 2048
+    assert config.rollout.sampling.max_response_tokens == (16384 if "16k" in name else 4096)
+
+
+@pytest.mark.parametrize("recipe", [qwen2_5_32b.paper_64gpu, qwen2_5_7b.paper_64gpu, qwen2_5_7b.math_8gpu])
+def test_the_methods_of_the_paper_s_tables(recipe):
+    algorithms = {method: recipe(method).algorithm for method in KINDS}
+    for method in ("gtpo", "grpo_s"):
+        assert algorithms[method].formulation == "v6"
+        assert (algorithms[method].clip_eps_low, algorithms[method].clip_eps_high) == (0.2, 0.28)
+        assert isinstance(algorithms[method].length_penalty, GroupRelativeLengthPenalty)
+        assert not algorithms[method].dynamic_sampling.enabled
+    assert (algorithms["gtpo"].alpha1, algorithms["gtpo"].alpha2) == (1.0, 0.1)
+    assert (algorithms["grpo_s"].beta1, algorithms["grpo_s"].beta2) == (1.0, 0.1)
+    assert algorithms["dapo"].dynamic_sampling.enabled
+    assert algorithms["dapo"].length_penalty == SoftOverlongPenalty(applies_to="all", buffer_tokens=512)
+    assert isinstance(algorithms["grpo"].length_penalty, NoLengthPenalty)
+    assert algorithms["grpo"].clip_eps_high == 0.2
+
+
+def test_dapo_as_published():
+    config = qwen2_5_32b.dapo_published_128gpu()
+    sampling = config.rollout.sampling
+    assert (config.data.prompts_per_step, config.rollout.group_size) == (512, 16)
+    assert (config.update.updates_per_rollout, config.update.mini_batch_prompts * 16) == (16, 512)
+    assert (config.optimizer.learning_rate, config.optimizer.warmup_updates) == (1e-6, 320)
+    assert (config.optimizer.weight_decay, config.optimizer.clip_grad) == (0.1, 1.0)
+    assert (sampling.max_response_tokens, config.data.max_prompt_tokens) == (20480, 2048)
+    assert config.algorithm.length_penalty == SoftOverlongPenalty(
+        max_tokens=20480, buffer_tokens=4096, applies_to="all"
+    )
+    assert (config.evaluation.benchmarks, config.evaluation.samples) == (("aime24",), 32)
+    assert (config.evaluation.sampling.temperature, config.evaluation.sampling.top_p) == (1.0, 0.7)
+
+
+def test_a_name_that_is_none_lists_those_there_are(capsys):
+    assert dispatch.run(["plan", "recipes.llama3_1_8b:gtpo"]) == 2
+    assert "it has dapo_16gpu, grpo_16gpu, grpo_s_16gpu, gtpo_16gpu, math_16gpu" in capsys.readouterr().err
