@@ -90,9 +90,33 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in _parse_lines(path, path.read_bytes().splitlines(keepends=True))]
 
 
-def _parse_lines(path: Path, lines: Sequence[bytes]) -> list[tuple[bytes, dict[str, Any]]]:
-    parsed: list[tuple[bytes, dict[str, Any]]] = []
+def read_what_there_is(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Reads a ``metrics.jsonl`` up to its first damage, for those who would rather see a part than nothing.
+
+    Returns:
+        The rows as in :func:`read_metrics`, and a sentence on where and why they end early; empty if they do not.
+
+    Raises:
+        DataError: no such file.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file; expected the metrics of a run that has finished its first step")
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
+        try:
+            parsed = _parse_lines(path, [line], first_number=number)
+        except DataError as error:
+            return rows, f"{error}. Read up to there: {len(rows)} of {len(lines)} lines."
+        if not parsed:
+            return rows, f"{path} ends in mid-line {number} (a crash, or a line being written). Read up to there."
+        rows.append(parsed[0][1])
+    return rows, ""
+
+
+def _parse_lines(path: Path, lines: Sequence[bytes], *, first_number: int = 1) -> list[tuple[bytes, dict[str, Any]]]:
+    parsed: list[tuple[bytes, dict[str, Any]]] = []
+    for number, line in enumerate(lines, start=first_number):
         if not line.endswith(b"\n"):
             break  # only the last can lack its newline: the writer was killed, or is still writing it
         try:

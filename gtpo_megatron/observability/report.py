@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.observability.report_figures import figures
-from gtpo_megatron.observability.report_page import page
+from gtpo_megatron.observability.report_page import content, document
 from gtpo_megatron.observability.run_folder import read_runs
 
 
@@ -22,8 +21,8 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
         DataError: no run folder given, or one that does not exist.
         OSError: the file cannot be written.
     """
-    data = read_runs(runs)
+    page = document(content(read_runs(runs)))
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(out.name + ".tmp")
-    scratch.write_text(page(data, figures(data)), encoding="utf-8", errors="replace")  # a model may sample half a pair
+    scratch.write_text(page, encoding="utf-8", errors="replace")  # a model may sample half a pair
     scratch.replace(out)

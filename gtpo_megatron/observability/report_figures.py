@@ -1,16 +1,13 @@
 """Which figures a report has, and what each says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from gtpo_megatron.observability.report_traces import Curve, Figure, Trace, bars, binned, draw_curves, line, rounded
+from gtpo_megatron.observability.report_accuracy import accuracies, best_of
+from gtpo_megatron.observability.report_machine import stage_memory, stage_times
+from gtpo_megatron.observability.report_traces import Curve, Figure, draw_curves, line
+from gtpo_megatron.observability.report_weights import entropy_profiles
 from gtpo_megatron.observability.run_folder import RunData
-
-STEP_STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")
-"""What ``timing/step_s`` consists of, in order."""
-STAGES = (*STEP_STAGES, "evaluation", "checkpoint")
-"""In the order of the colours; the last two come between steps."""
 
 _GREEN, _RED, _ALARM = 2, 5, -1
 """Places in the palette: what is correct, what is incorrect, what must not be crossed."""
@@ -27,13 +24,13 @@ _REWARD = Figure(
     missing="No rewards were logged.",
     layout=_FROM_ZERO,
 )
-_HELDOUT = Figure(
-    key="heldout",
-    title="Held-out accuracy",
-    unit="mean@k",
-    caption="Share of correct answers to problems that are never trained on, with 95% intervals.",
-    missing="The held-out set was not measured.",
-    layout={"yaxis": {"tickformat": ".0%"}, "xaxis": {"rangemode": "normal"}},  # room for the interval at step 0
+_BEST = Figure(
+    key="best",
+    title="Best 32 and best 16 responses",
+    unit="mean reward",
+    caption="Mean reward of the 32 and of the 16 responses of a step with the highest reward.",
+    missing="The rewards of the best 32 and 16 responses were not logged (a step needs as many).",
+    layout=_FROM_ZERO,
 )
 _ENTROPY = Figure(
     key="entropy",
@@ -63,8 +60,8 @@ _GROUPS = Figure(
     key="groups",
     title="Groups and cuts",
     unit="share",
-    caption="Prompt groups with both right and wrong answers, the only ones that teach, and responses cut at the "
-    "length limit.",
+    caption="Prompt groups with both right and wrong answers, the only ones that teach; one-sided groups, all right or "
+    "all wrong; and responses cut at the length limit.",
     missing="Neither mixed groups nor cut responses were logged.",
     layout=_SHARE,
 )
@@ -103,15 +100,6 @@ _GRADIENT = Figure(
     missing="No gradient norms were logged.",
     layout=_FROM_ZERO,
 )
-_TIME = Figure(
-    key="time",
-    title="Time of a step",
-    unit="seconds",
-    caption="By stage.",
-    missing="No times were logged.",
-    layout={"barmode": "stack", "bargap": 0.12},
-    is_wide=True,
-)
 
 
 def figures(runs: Sequence[RunData]) -> list[Figure]:
@@ -122,7 +110,16 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
             _REWARD,
             [Curve("rollout/reward_mean", "mean"), Curve("rollout/reward_best_frac", "best of the group", 1, "dot")],
         ),
-        _heldout(runs),
+        *accuracies(runs),
+        draw_curves(
+            runs,
+            _BEST,
+            [
+                Curve("rollout/reward_best_32_mean", "best 32"),
+                Curve("rollout/reward_best_16_mean", "best 16", 1, "dot"),
+            ],
+        ),
+        best_of(runs),
         draw_curves(
             runs,
             _ENTROPY,
@@ -146,16 +143,19 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
             _GROUPS,
             [
                 Curve("rollout/groups_mixed_frac", "mixed groups"),
+                Curve("credit/one_sided_groups_frac", "one-sided groups", 5, "dash"),
                 Curve("rollout/truncated_frac", "cut responses", 1, "dot"),
             ],
         ),
-        draw_curves(
-            runs,
-            _SIGNS,
-            [
-                Curve("credit/correct_tokens_negative_frac", "correct, below zero", _GREEN, "dash"),
-                Curve("credit/wrong_tokens_positive_frac", "incorrect, above zero", _RED, "dot"),
-            ],
+        _not_of_zeros(
+            draw_curves(
+                runs,
+                _SIGNS,
+                [
+                    Curve("credit/correct_tokens_negative_frac", "correct, below zero", _GREEN, "dash"),
+                    Curve("credit/wrong_tokens_positive_frac", "incorrect, above zero", _RED, "dot"),
+                ],
+            )
         ),
         draw_curves(
             runs,
@@ -165,36 +165,22 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
                 replace(_INCORRECT, metric="credit/effective_frac_wrong"),
             ],
         ),
-        _clipped(runs),
+        _not_of_zeros(
+            draw_curves(
+                runs,
+                _CLIP,
+                [
+                    Curve("policy/clip_frac", "all"),
+                    Curve("policy/clip_frac_high", "above, positive advantage", _GREEN, "dash"),
+                    Curve("policy/clip_frac_low", "below, negative advantage", _RED, "dot"),
+                ],
+            )
+        ),
         draw_curves(runs, _GRADIENT, [Curve("optimizer/grad_norm", "gradient norm")]),
-        _stage_times(runs),
+        entropy_profiles(runs),
+        *stage_memory(runs),
+        stage_times(runs),
     ]
-
-
-def _heldout(runs: Sequence[RunData]) -> Figure:
-    samples = {run.setting("evaluation.samples") for run in runs}
-    unit = f"mean@{next(iter(samples))}" if len(samples) == 1 and None not in samples else _HELDOUT.unit
-    traces: list[Trace] = []
-    for index, run in enumerate(runs):
-        steps, values = run.series("eval/heldout_mean_at_k")
-        if not steps:
-            continue
-        trace = line(steps, values, name=run.name if len(runs) > 1 else unit, color=index)
-        trace |= {"mode": "lines+markers", "marker": {"size": 7}, "hovertemplate": "%{y:.1%}"}
-        low = dict(zip(*run.series("eval/heldout_interval_low"), strict=True))
-        high = dict(zip(*run.series("eval/heldout_interval_high"), strict=True))
-        if all(step in low and step in high for step in steps):
-            points = list(zip(steps, values, strict=True))
-            trace["error_y"] = {
-                "type": "data",
-                "symmetric": False,
-                "array": rounded([high[step] - value for step, value in points]),
-                "arrayminus": rounded([value - low[step] for step, value in points]),
-                "thickness": 1.4,
-                "width": 4,
-            }
-        traces.append(trace)
-    return replace(_HELDOUT, unit=unit, traces=tuple(traces))
 
 
 def _logprob_gap(runs: Sequence[RunData]) -> Figure:
@@ -220,38 +206,8 @@ def _logprob_gap(runs: Sequence[RunData]) -> Figure:
     return replace(figure, traces=(*figure.traces, *lines))
 
 
-def _clipped(runs: Sequence[RunData]) -> Figure:
-    figure = draw_curves(runs, _CLIP, [Curve("policy/clip_frac", "clipped")])
+def _not_of_zeros(figure: Figure) -> Figure:
+    """Shares that are all 0 are drawn at the foot of a small range; plotly's own choice would be 0 to 100%."""
     if any(any(trace["y"]) for trace in figure.traces):
         return figure
-    return replace(figure, layout={"yaxis": {**_SHARE["yaxis"], "range": [0, 0.01]}})  # else 0 to 100% for zeros
-
-
-def _stage_times(runs: Sequence[RunData]) -> Figure:
-    """Stacked bars: one a step of a single run, or one a run."""
-    stages: list[tuple[str, Callable[[dict[str, Any]], float]]] = [
-        (stage.replace("_", " "), lambda row, stage=stage: _seconds(row, stage))  # type: ignore[misc]
-        for stage in STAGES
-    ]
-    stages.append(("other", lambda row: max(0.0, _seconds(row, "step") - sum(_seconds(row, s) for s in STEP_STAGES))))
-    timed = [(run, [row for row in run.metrics if any(_seconds(row, s) for s in (*STAGES, "step"))]) for run in runs]
-    timed = [(run, rows) for run, rows in timed if rows]
-    if not timed:
-        return _TIME
-    traces: list[Trace] = []
-    caption = "By stage, mean over the steps of each run." if len(runs) > 1 else "By stage, one bar a step."
-    for color, (label, seconds) in enumerate(stages):
-        x: Sequence[int | str]
-        if len(runs) > 1:
-            x, y = [run.name for run, _ in timed], [sum(map(seconds, rows)) / len(rows) for _, rows in timed]
-        else:
-            x, y, per_bar = binned(timed[0][1], seconds)
-            if per_bar > 1:
-                caption = f"By stage; each bar is the mean over {per_bar} steps."
-        if any(value > 0 for value in y):
-            traces.append(bars(x, y, name=label, color=color))
-    return replace(_TIME, caption=caption, traces=tuple(traces))
-
-
-def _seconds(row: dict[str, Any], stage: str) -> float:
-    return float(row.get(f"timing/{stage}_s") or 0.0)
+    return replace(figure, layout={"yaxis": {**_SHARE["yaxis"], "range": [0, 0.01]}})

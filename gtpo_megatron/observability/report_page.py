@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from gtpo_megatron import __version__
+from gtpo_megatron.observability.report_figures import figures
 from gtpo_megatron.observability.report_headline import headlines, summary
-from gtpo_megatron.observability.report_tokens import token_view
+from gtpo_megatron.observability.report_sample_section import sample_section
+from gtpo_megatron.observability.report_samples import samples
 from gtpo_megatron.observability.report_traces import Figure
 from gtpo_megatron.observability.run_folder import RunData
 
@@ -28,47 +31,79 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
 )
 
 
-def page(runs: Sequence[RunData], figures: Sequence[Figure]) -> str:
-    """The whole report.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """What a page shows.
+
+    Attributes:
+        main: HTML of everything between header and footer; every text of a run is escaped.
+        data: plain values for the page's script: figures and sampled groups.
+        title: of the window.
+    """
+
+    main: str
+    data: dict[str, Any]
+    title: str
+
+
+def content(runs: Sequence[RunData]) -> Content:
+    """Draws one or several runs."""
+    drawn = figures(runs)
+    sampled = samples(runs)
+    main = [
+        _heading(runs),
+        _remarks(runs, sampled.remarks),
+        headlines(runs),
+        '<section class="figures" aria-label="Figures">',
+        *[_figure(figure) for figure in drawn],
+        "</section>",
+        sample_section(sampled),
+        *[_config(run) for run in runs if run.config_text],
+        f"<footer>gtpo-megatron {escape(__version__)}</footer>",
+    ]
+    return Content(
+        main="".join(main),
+        data={
+            "figures": {
+                figure.key: {"data": figure.traces, "layout": figure.layout} for figure in drawn if figure.traces
+            },
+            "runs": sampled.runs,
+        },
+        title=f"{' · '.join(run.name for run in runs)} · training report",
+    )
+
+
+def document(shown: Content, *, scripts: Sequence[str] = ("report_samples.js", "report.js")) -> str:
+    """The whole page as an HTML document that loads nothing: style, script, plotly and data are all inside.
 
     Args:
-        runs: one or several.
-        figures: of these runs.
-
-    Returns:
-        An HTML document that loads nothing: style, script, plotly and data are all inside.
+        shown: what is on it.
+        scripts: assets that draw it, in order.
     """
     from plotly.offline import get_plotlyjs  # plotly takes a while to import; nothing else here needs it
 
-    drawn = [figure for figure in figures if figure.traces]
-    data = {figure.key: {"data": figure.traces, "layout": figure.layout} for figure in drawn}
-    title = escape(" · ".join(run.name for run in runs))
-    assets = files("gtpo_megatron.observability") / "assets"
     return "".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
-            f"<title>{title} · training report</title>",
-            f"<style>{(assets / 'report.css').read_text(encoding='utf-8')}</style></head><body><main>",
-            _heading(runs),
-            _remarks(runs),
-            headlines(runs),
-            '<section class="figures" aria-label="Figures">',
-            *[_figure(figure) for figure in figures],
-            "</section>",
-            *[_responses(run, is_only=len(runs) == 1) for run in runs],
-            *[_config(run) for run in runs if run.config_text],
-            f"<footer>gtpo-megatron {escape(__version__)}</footer></main>",
+            f"<title>{escape(shown.title)}</title>",
+            f"<style>{asset('report.css')}</style></head><body><main>{shown.main}</main>",
             '<div id="readout" role="status" hidden></div>',
-            f'<script type="application/json" id="figures">{_json_for_html(data)}</script>',
+            f'<script type="application/json" id="data">{json_for_html(shown.data)}</script>',
             f"<script>{get_plotlyjs()}</script>",
-            f"<script>{(assets / 'report.js').read_text(encoding='utf-8')}</script></body></html>\n",
+            *[f"<script>{asset(name)}</script>" for name in scripts],
+            "</body></html>\n",
         ]
     )
 
 
-def _json_for_html(data: Any) -> str:
+def asset(name: str) -> str:
+    """A file of ``assets/``."""
+    return (files("gtpo_megatron.observability") / "assets" / name).read_text(encoding="utf-8")
+
+
+def json_for_html(data: Any) -> str:
     """JSON that no text inside it can break out of a script element with."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
@@ -106,8 +141,12 @@ def _shown(run: RunData, path: str) -> str | None:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _remarks(runs: Sequence[RunData]) -> str:
+def _remarks(runs: Sequence[RunData], more: Sequence[str]) -> str:
     remarks = [f"{run.name}: {remark}" if len(runs) > 1 else remark for run in runs for remark in run.remarks]
+    if len({run.num_steps_done for run in runs}) > 1:
+        steps = ", ".join(f"{run.name} {run.num_steps_done}" for run in runs)
+        remarks.append(f"Steps differ ({steps}): each curve, and each number below, ends at its own run's last step.")
+    remarks += more
     return "".join(f'<p class="remark">{escape(remark)}</p>' for remark in remarks)
 
 
@@ -124,12 +163,6 @@ def _figure(figure: Figure) -> str:
         f'<div class="plot" id="plot-{figure.key}" role="img" aria-label="{escape(figure.title)}"></div>'
         f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
     )
-
-
-def _responses(run: RunData, *, is_only: bool) -> str:
-    heading = "Sampled responses" if is_only else f"Sampled responses of {run.name}"
-    step = f" <small>step {run.rollout_step}</small>" if run.rollout_step is not None else ""
-    return f'<section class="responses"><h2>{escape(heading)}{step}</h2>{token_view(run)}</section>'
 
 
 def _config(run: RunData) -> str:

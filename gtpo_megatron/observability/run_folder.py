@@ -8,15 +8,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.observability.rollout_log import RolloutRecord, read_rollouts, rollout_files
 
+T = TypeVar("T")
+
 CONFIG_FILE = "config.yaml"
+DEFAULT_SUCCESS_THRESHOLD = 0.5
+"""Where the configuration cannot be read."""
+MAX_GROUPS = 64
+"""Sampled groups read of a run: from steps spread over all of it, the first and the last among them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledGroup:
+    """The responses of one prompt, as a step saw them.
+
+    Attributes:
+        step: number of the step.
+        records: of the whole group, in the order they were sampled.
+    """
+
+    step: int
+    records: tuple[RolloutRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,9 +46,8 @@ class RunData:
         name: unique among the runs of the report.
         config: plain values of ``config.yaml``; empty if it cannot be read.
         config_text: ``config.yaml`` as it is.
-        metrics: one mapping a step, see :func:`read_metrics`.
-        rollout_step: the last step with sampled texts.
-        rollouts: the responses of that step.
+        metrics: one mapping a step, see ``metrics_file.read_metrics``.
+        groups: sampled groups by ascending step, ``MAX_GROUPS`` at most.
         remarks: sentences on what could not be read.
     """
 
@@ -37,8 +55,7 @@ class RunData:
     config: dict[str, Any]
     config_text: str
     metrics: list[dict[str, Any]]
-    rollout_step: int | None
-    rollouts: list[RolloutRecord]
+    groups: tuple[SampledGroup, ...]
     remarks: tuple[str, ...]
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
@@ -59,6 +76,16 @@ class RunData:
                 return default
             value = value[key]
         return value
+
+    @property
+    def success_threshold(self) -> float:
+        """Least reward of a correct response."""
+        value = self.setting("algorithm.success_threshold")
+        return float(value) if isinstance(value, int | float) else DEFAULT_SUCCESS_THRESHOLD
+
+    def is_correct(self, record: RolloutRecord) -> bool:
+        """Whether a response has a verdict, and the verdict is good."""
+        return not record.reward_failed and record.reward >= self.success_threshold
 
     @property
     def num_steps_done(self) -> int:
@@ -102,17 +129,17 @@ def _read_run(folder: Path, name: str) -> RunData:
     config, text = _read_config(folder / CONFIG_FILE, remarks)
     metrics: list[dict[str, Any]] = []
     try:
-        metrics = read_metrics(folder / METRICS_FILE)
+        metrics, damage = read_what_there_is(folder / METRICS_FILE)
+        remarks += [damage] if damage else []
     except (DataError, OSError) as error:
         remarks.append(str(error))
-    step, rollouts = _last_rollouts(folder, remarks)
+    groups = _sampled_groups(folder, remarks)
     return RunData(
         name=name,
         config=config,
         config_text=text,
         metrics=metrics,
-        rollout_step=step,
-        rollouts=rollouts,
+        groups=groups,
         remarks=tuple(remarks),
     )
 
@@ -130,13 +157,33 @@ def _read_config(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
     return config, text
 
 
-def _last_rollouts(folder: Path, remarks: list[str]) -> tuple[int | None, list[RolloutRecord]]:
-    for step, path in reversed(rollout_files(folder)):
-        try:
-            records = read_rollouts(path)
-        except (DataError, OSError) as error:
-            remarks.append(str(error))
-            continue
-        if records:
-            return step, records
-    return None, []
+def _sampled_groups(folder: Path, remarks: list[str]) -> tuple[SampledGroup, ...]:
+    """Groups of the last readable step and of steps spread evenly before it; a file that cannot be read is remarked."""
+    files = rollout_files(folder)
+    last: list[SampledGroup] = []
+    while files and not last:
+        last = _groups_of(*files.pop(), remarks)
+    groups = last[:MAX_GROUPS]
+    num_more = (MAX_GROUPS - len(groups)) // max(1, len(groups))
+    for step, path in _spread(files, num_more):
+        groups += _groups_of(step, path, remarks)[: MAX_GROUPS - len(groups)]
+    return tuple(sorted(groups, key=lambda group: group.step))
+
+
+def _groups_of(step: int, path: Path, remarks: list[str]) -> list[SampledGroup]:
+    try:
+        records = read_rollouts(path)
+    except (DataError, OSError) as error:
+        remarks.append(str(error))
+        return []
+    by_label: dict[int, list[RolloutRecord]] = {}
+    for record in records:
+        by_label.setdefault(record.group_id, []).append(record)
+    return [SampledGroup(step=step, records=tuple(group)) for group in by_label.values()]
+
+
+def _spread(items: Sequence[T], count: int) -> list[T]:
+    """``count`` of the items at most, evenly spaced from the first on."""
+    if count >= len(items):
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]

@@ -38,6 +38,11 @@ def step_metrics(step):
         "optimizer/grad_norm": 0.3,
         "credit/correct_tokens_negative_frac": 0.2,
         "credit/wrong_tokens_positive_frac": 0.1,
+        "credit/one_sided_groups_frac": 0.25,
+        "rollout/reward_best_32_mean": 0.75,
+        "rollout/reward_best_16_mean": 1.0,
+        "memory/rollout_peak_gib": 3.25 if step == 2 else 3.0,
+        "memory/update_peak_gib": 2.5,
         "credit/effective_frac_correct": 0.5,
         "credit/effective_frac_wrong": 0.25,
         "sync/logprob_gap_max": 3e-5 if step != 7 else 8.5e-5,
@@ -54,6 +59,8 @@ def heldout(mean):
         "eval/heldout_mean_at_k": mean,
         "eval/heldout_interval_low": mean - 0.03,
         "eval/heldout_interval_high": mean + 0.02,
+        "eval/heldout_best_at_32": mean + 0.3,
+        "eval/heldout_best_at_16": mean + 0.25,
         "timing/evaluation_s": 5.0,
     }
 
@@ -67,7 +74,9 @@ def make_run(folder, *, num_steps=40, metrics=step_metrics, config=CONFIG, respo
         for step in range(1, num_steps + 1):
             sinks.write(step, metrics(step) | (heldout(0.42) if step == num_steps else {}))
     if responses:
-        RolloutLog(folder, groups_per_step=2).write(num_steps, [response(0, 1.0), response(0, 0.0), response(1, 0.0)])
+        RolloutLog(folder, groups_per_step=2).write(
+            num_steps, [response(0, 1.0), response(0, 0.0)] * 5 + [response(1, 0.0)]
+        )
     return folder
 
 

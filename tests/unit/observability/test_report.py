@@ -10,7 +10,8 @@ from tests.unit.observability.run_folders import ATTACK, CONFIG, make_run, step_
 
 MAX_BYTES = 8 << 20
 ALL_FIGURES = {
-    "reward", "heldout", "entropy", "length", "gap", "groups", "signs", "weights", "clip", "gradient", "time",
+    "reward", "heldout", "best", "best-of", "entropy", "length", "gap", "groups", "signs", "weights", "clip",
+    "gradient", "profile", "memory", "time",
 }  # fmt: skip
 
 
@@ -26,7 +27,8 @@ class Page(HTMLParser):
         self.feed(self.html)
         self.close()
         assert self._open == []
-        self.figures = json.loads(self.scripts[0])
+        data = json.loads(self.scripts[0])
+        self.figures, self.runs = data["figures"], data["runs"]
         self.text = re.sub(r"\s+", " ", "".join(self.texts))
 
     def handle_starttag(self, tag, attrs):
@@ -68,7 +70,8 @@ def test_a_whole_run_has_its_settings_headlines_and_every_figure(tmp_path):
     ):
         assert text in page.text
     assert "not measured" not in page.text
-    assert "missing" not in [attributes.get("class") for attributes in page.attributes]
+    missing = [attributes for attributes in page.attributes if attributes.get("class") == "missing"]
+    assert all("hidden" in attributes for attributes in missing)  # for the script to show
 
 
 def test_the_file_is_small_and_needs_no_network(tmp_path):
@@ -102,27 +105,46 @@ def test_the_bars_of_a_step_add_up_to_its_time(tmp_path):
     assert last["other"] == pytest.approx(6.5 - 6.15)
 
 
+def test_memory_is_the_peak_of_each_stage_over_all_steps(tmp_path):
+    (bar,) = report(tmp_path, make_run(tmp_path / "run")).figures["memory"]["data"]
+    assert dict(zip(bar["x"], bar["y"], strict=True)) == {"rollout": 3.25, "update": 2.5}
+
+
+def test_every_set_that_was_measured_has_its_figure(tmp_path):
+    def with_benchmark(step):
+        return step_metrics(step) | ({"eval/aime24_mean_at_k": 0.1} if step % 20 == 0 else {})
+
+    figures = report(tmp_path, make_run(tmp_path / "run", metrics=with_benchmark)).figures
+    assert set(figures) == ALL_FIGURES | {"accuracy-aime24"}
+    assert figures["accuracy-aime24"]["data"][0]["x"] == [20, 40]
+    assert "error_y" not in figures["accuracy-aime24"]["data"][0]  # no interval was measured
+
+
+def test_a_run_of_an_older_version_is_drawn_as_far_as_it_goes(tmp_path):
+    folder = tmp_path / "old"
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text("num_steps: 2\nalgo: grpo\nrollout: 8\n")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "rollout/reward_mean": 0.5, "loss": 1.0}\n{"step": 2}\n')
+    (folder / "rollouts" / "step_000002.jsonl").write_text('{"prompt": "p", "response": "r", "reward": 1.0}\n')
+    page = report(tmp_path, folder)
+    assert set(page.figures) == {"reward"}
+    assert "2 of 2 steps" in page.text
+    assert "step_000002.jsonl:1: not a rollout record" in page.text
+    assert "No sampled responses were logged." in page.text
+
+
 def test_what_a_model_wrote_is_text_on_the_page(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "run"))
     assert "img" not in page.tags
-    assert "b" in page.tags  # our own bold verdicts
-    assert "<b>now</b>" in page.text
-    assert page.text.count(ATTACK) == 3
-    assert page.tags.count("script") == 3
+    assert page.tags.count("script") == 4
+    (group,) = [group for group in page.runs[0]["groups"] if group["id"] == 0]
+    assert "<b>now</b>" in group["prompt"]
+    assert [response["tokens"][2] for response in group["responses"] if "tokens" in response] == [ATTACK] * 4
 
 
 def test_a_name_of_a_run_or_recipe_is_text_on_the_page(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "<img src=x>", config=CONFIG | {"name": "</title><img src=y>"}))
     assert "img" not in page.tags
-
-
-def test_tokens_carry_levels_relative_to_the_strongest(tmp_path):
-    page = report(tmp_path, make_run(tmp_path / "run"))
-    tokens = [attributes for attributes in page.attributes if "data-v" in attributes]
-    assert len(tokens) == 9
-    assert tokens[1]["data-v"] == "1 1.1 2"
-    assert tokens[1]["style"] == "--e:1;--s:1;--a:1"
-    assert tokens[2]["style"] == "--e:0.5;--s:0.95;--a:-0.12"
 
 
 def test_several_runs_share_the_figures(tmp_path):
@@ -138,6 +160,9 @@ def test_several_runs_share_the_figures(tmp_path):
     assert [trace["name"] for trace in strong if trace["showlegend"]] == ["gtpo", "grpo"]
     assert page.figures["time"]["data"][0]["x"] == ["gtpo", "grpo"]
     assert "learning rate" in page.text  # equal in both
+    assert "Steps differ (gtpo 40, grpo 10)" in page.text
+    assert [trace["name"] for trace in page.figures["memory"]["data"]] == ["gtpo", "grpo"]
+    assert [run["name"] for run in page.runs] == ["gtpo", "grpo"]
     settings = page.html.split("<dl class='settings'>")[1].split("</dl>")[0]
     assert "seed" not in settings  # differs
 
@@ -147,7 +172,7 @@ def test_every_missing_metric_is_a_sentence_in_place_of_its_figure(tmp_path):
         return {"rollout/reward_mean": 0.5}
 
     page = report(tmp_path, make_run(tmp_path / "run", metrics=sparse, responses=False))
-    assert set(page.figures) == {"reward", "heldout", "time"}  # evaluation took time
+    assert set(page.figures) == {"reward", "heldout", "best-of", "time"}  # evaluation took time
     for sentence in (
         "No entropies were logged.",
         "No response lengths were logged.",
@@ -165,6 +190,9 @@ def test_a_run_that_died_before_its_first_step_still_has_a_page(tmp_path, metric
         (folder / "metrics.jsonl").write_text(metrics_text)
     page = report(tmp_path, folder)
     assert page.figures == {}
+    assert page.runs == [
+        {"name": "run", "groups": [], "scales": page.runs[0]["scales"], "heaviest": page.runs[0]["heaviest"]}
+    ]
     assert "not measured" in page.text
 
 
@@ -174,6 +202,7 @@ def test_a_metrics_file_cut_in_mid_line_is_read_up_to_there(tmp_path):
     (folder / "metrics.jsonl").write_bytes(text[:-40])
     page = report(tmp_path, folder)
     assert page.figures["reward"]["data"][0]["x"] == list(range(1, 12))
+    assert "metrics.jsonl ends in mid-line 13" in page.text
     assert "11 of 40 steps (not finished)" in page.text
 
 
@@ -209,7 +238,7 @@ def test_a_report_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch):
     folder, out = make_run(tmp_path / "run"), tmp_path / "report.html"
     write_report([folder], out)
     before = out.read_bytes()
-    monkeypatch.setattr("gtpo_megatron.observability.report.page", lambda *_: 1 / 0)
+    monkeypatch.setattr("gtpo_megatron.observability.report.document", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_report([folder], out)
     assert out.read_bytes() == before

@@ -15,15 +15,36 @@ PHONE_PX = 390
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 
 FRAME = """<!doctype html><iframe src="report.html" style="width:{width}px;height:9000px;border:0"></iframe><script>
-addEventListener("load", () => setTimeout(() => {{
+addEventListener("load", () => setTimeout(async () => {{
   const page = document.querySelector("iframe").contentDocument;
+  const style = (node) => page.defaultView.getComputedStyle(node);
   const plots = [...page.querySelectorAll(".plot")];
-  document.title = [
-    "width=" + page.documentElement.scrollWidth,
-    "plots=" + plots.length,
-    "drawn=" + plots.filter((p) => p.dataset.drawn && p.querySelector(".trace, .point")).length,
-    "dark=" + (page.defaultView.getComputedStyle(page.body).backgroundColor === "rgb(20, 23, 27)"),
-  ].join(" ");
+  const facts = {{
+    width: page.documentElement.scrollWidth,
+    plots: plots.length,
+    drawn: plots.filter((p) => p.dataset.drawn && p.querySelector(".trace, .point, .hm image")).length,
+    dark: style(page.body).backgroundColor === "rgb(20, 23, 27)",
+  }};
+  const token = (index) => page.querySelectorAll(".tokens span")[index];
+  if (token(1)) {{
+    const group = page.querySelector("#pick-group select");
+    facts.group = group.value + "/" + group.options.length;
+    const count = (kind) => page.querySelectorAll(`.pair .${{kind}} .response`).length;
+    facts.texts = count("correct") + "+" + count("incorrect");
+    const seen = [];
+    for (const view of ["entropy", "shaped", "advantage"]) {{
+      page.querySelector(`.choices input[value=${{view}}]`).click();
+      seen.push(style(token(2)).backgroundImage + style(token(2)).backgroundColor);
+    }}
+    facts.colourings = new Set(seen).size;
+    token(1).click();
+    facts.readout = page.querySelector("#readout").textContent.trim().replace(/\\s+/g, "_");
+    page.querySelector("#next").click();
+    await new Promise((done) => setTimeout(done, 500));
+    facts.next = page.querySelector("#pick-group select").value;
+    facts.prompt = page.querySelector(".prompt").textContent.match(/Compute (\\d+)/)[1];
+  }}
+  document.title = Object.entries(facts).map(([key, value]) => key + "=" + value).join(" ");
 }}, 4000));</script>"""
 
 
@@ -45,7 +66,18 @@ def test_one_run_on_a_phone(tmp_path):
     write_report([make_run(tmp_path / "run")], tmp_path / "report.html")
     facts, console = browse(tmp_path, width=PHONE_PX)
     assert console == []
-    assert facts == {"width": str(PHONE_PX), "plots": "11", "drawn": "11", "dark": "false"}
+    assert facts == {
+        "width": str(PHONE_PX),
+        "plots": "18",
+        "drawn": "18",
+        "dark": "false",
+        "group": "0/2",  # the one with both outcomes
+        "texts": "2+2",
+        "colourings": "3",
+        "readout": '"answer:\\n"_entropy_1_nats_shaped_reward_1.1_advantage_2',
+        "next": "1",
+        "prompt": "1",
+    }
 
 
 def test_two_runs_in_the_dark(tmp_path):
@@ -53,4 +85,14 @@ def test_two_runs_in_the_dark(tmp_path):
     write_report(runs, tmp_path / "report.html")
     facts, console = browse(tmp_path, width=1280, flags=["--force-dark-mode"])
     assert console == []
-    assert facts == {"width": "1280", "plots": "11", "drawn": "11", "dark": "true"}
+    assert {name: facts[name] for name in ("width", "plots", "drawn", "dark")} == {
+        "width": "1280", "plots": "18", "drawn": "18", "dark": "true",
+    }  # fmt: skip
+
+
+def test_a_run_that_has_nothing_yet(tmp_path):
+    (tmp_path / "run").mkdir()
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    facts, console = browse(tmp_path, width=PHONE_PX)
+    assert console == []
+    assert facts == {"width": str(PHONE_PX), "plots": "0", "drawn": "0", "dark": "false"}

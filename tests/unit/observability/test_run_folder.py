@@ -1,7 +1,12 @@
+from itertools import pairwise
+
 import pytest
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.metrics_file import read_what_there_is
+from gtpo_megatron.observability.rollout_log import RolloutLog
 from gtpo_megatron.observability.run_folder import read_runs
+from tests.unit.observability.run_folders import response
 
 
 def _folder(
@@ -23,7 +28,7 @@ def test_series_leave_out_what_is_missing_or_not_a_number(tmp_path):
     assert run.series("a/b") == ([0, 4], [1.0, 2.5])
     assert run.series("a/c") == ([], [])
     assert run.num_steps_done == 4
-    assert run.remarks == ()
+    assert len(run.remarks) == 1  # the cut line
 
 
 def test_settings_are_read_by_path(tmp_path):
@@ -47,7 +52,7 @@ def test_what_cannot_be_read_is_remarked_and_the_rest_is_kept(tmp_path, files, r
     (run,) = read_runs([_folder(tmp_path / "run", **files)])
     assert len(run.remarks) == 1
     assert remark in run.remarks[0]
-    assert bool(run.metrics) == ("metrics" not in files)
+    assert [row["step"] for row in run.metrics] == ([] if files.get("metrics", "") is None else [1])
     assert bool(run.config) == ("config" not in files)
 
 
@@ -74,5 +79,37 @@ def test_unreadable_texts_of_the_last_step_give_way_to_the_ones_before(tmp_path)
     (folder / "rollouts" / "step_000003.jsonl").write_text(good)
     (folder / "rollouts" / "step_000004.jsonl").write_text("garbage\n")
     (run,) = read_runs([folder])
-    assert (run.rollout_step, len(run.rollouts)) == (3, 1)
+    assert [(group.step, len(group.records)) for group in run.groups] == [(3, 1)]
     assert "step_000004.jsonl:1" in run.remarks[0]
+
+
+def test_sampled_groups_come_from_all_over_the_run(tmp_path):
+    folder = _folder(tmp_path / "run")
+    log = RolloutLog(folder, groups_per_step=2)
+    for step in range(1, 201):
+        log.write(step, [response(2 * step, 1.0), response(2 * step + 1, 0.0), response(2 * step, 0.0)])
+    (run,) = read_runs([folder])
+    steps = [group.step for group in run.groups]
+    assert len(steps) == 64
+    assert (steps[0], steps[-1]) == (1, 200)
+    assert steps == sorted(steps)
+    assert max(later - earlier for earlier, later in pairwise(steps)) <= 10
+    assert [len(group.records) for group in run.groups[:2]] == [2, 1]
+    log.write(200, [response(label, 1.0) for label in range(100)])
+    assert [group.step for group in read_runs([folder])[0].groups] == [200] * 64
+
+
+def test_a_cut_or_broken_metrics_file_is_read_up_to_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_what_there_is(path) == (
+        [{"step": 1}, {"step": 2}],
+        f"{path} ends in mid-line 3 (a crash, or a line being written). Read up to there.",
+    )
+    path.write_text('{"step": 1}\n[]\n{"step": 3}\n')
+    rows, remark = read_what_there_is(path)
+    assert rows == [{"step": 1}]
+    assert "metrics.jsonl:2" in remark
+    assert "1 of 3 lines" in remark
+    path.write_text('{"step": 1}\n')
+    assert read_what_there_is(path) == ([{"step": 1}], "")

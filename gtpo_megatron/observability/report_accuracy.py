@@ -1,0 +1,82 @@
+"""Figures of what was measured on held-out problems."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gtpo_megatron.observability.report_traces import Curve, Figure, Trace, draw_curves, line, rounded
+from gtpo_megatron.observability.run_folder import RunData
+
+HELDOUT = "heldout"
+"""Label of the run's own held-out set; benchmarks go by their own names."""
+_MEAN = re.compile(r"eval/([a-z0-9_]+)_mean_at_k")
+
+_ACCURACY = Figure(
+    key=HELDOUT,
+    title="Held-out accuracy",
+    unit="mean@k",
+    caption="Share of correct answers to problems that are never trained on, with 95% intervals over problems.",
+    missing="The held-out set was not measured.",
+    layout={"yaxis": {"tickformat": ".0%"}, "xaxis": {"rangemode": "normal"}},  # room for the interval at step 0
+)
+_BEST_OF = Figure(
+    key="best-of",
+    title="Best of 32 and best of 16, held out",
+    unit="mean reward",
+    caption="Expected reward of the best of 32 and of the best of 16 responses to a held-out problem, drawn with "
+    "replacement from those that were sampled.",
+    missing="Best@32 and best@16 were not measured.",
+    layout={"xaxis": {"rangemode": "normal"}},
+)
+
+
+def accuracies(runs: Sequence[RunData]) -> list[Figure]:
+    """One figure a set that any run was measured on, the run's own held-out set first."""
+    found = {match.group(1) for run in runs for row in run.metrics for name in row if (match := _MEAN.fullmatch(name))}
+    return [_accuracy(runs, label) for label in (HELDOUT, *sorted(found - {HELDOUT}))]
+
+
+def best_of(runs: Sequence[RunData]) -> Figure:
+    """The early paper's reward curves, on the held-out set."""
+    return draw_curves(
+        runs,
+        _BEST_OF,
+        [
+            Curve("eval/heldout_best_at_32", "best of 32", is_smoothed=False),
+            Curve("eval/heldout_best_at_16", "best of 16", 1, "dot", is_smoothed=False),
+        ],
+    )
+
+
+def _accuracy(runs: Sequence[RunData], label: str) -> Figure:
+    samples = {run.setting("evaluation.samples") for run in runs}
+    unit = f"mean@{next(iter(samples))}" if len(samples) == 1 and None not in samples else _ACCURACY.unit
+    figure = replace(_ACCURACY, unit=unit)
+    if label != HELDOUT:
+        figure = replace(figure, key=f"accuracy-{label}", title=f"Accuracy on {label}")
+    traces = []
+    for index, run in enumerate(runs):
+        steps, values = run.series(f"eval/{label}_mean_at_k")
+        if steps:
+            trace = line(steps, values, name=run.name if len(runs) > 1 else unit, color=index)
+            trace |= {"mode": "lines+markers", "marker": {"size": 7}, "hovertemplate": "%{y:.1%}"}
+            traces.append(trace | _intervals(run, label, steps, values))
+    return replace(figure, traces=tuple(traces))
+
+
+def _intervals(run: RunData, label: str, steps: Sequence[int], values: Sequence[float]) -> Trace:
+    low = dict(zip(*run.series(f"eval/{label}_interval_low"), strict=True))
+    high = dict(zip(*run.series(f"eval/{label}_interval_high"), strict=True))
+    if not all(step in low and step in high for step in steps):
+        return {}
+    points = list(zip(steps, values, strict=True))
+    return {
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": rounded([high[step] - value for step, value in points]),
+            "arrayminus": rounded([value - low[step] for step, value in points]),
+            "thickness": 1.4,
+            "width": 4,
+        }
+    }
