@@ -1,0 +1,71 @@
+"""``gtpo-megatron watch``."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.errors import ConfigError, GTPOError
+
+PORT = 8642
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """What ``watch`` takes.
+
+    Attributes:
+        runs: run folders; several are drawn side by side.
+        port: on 127.0.0.1; 0 takes a free one.
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    port: int = PORT
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``watch RUN ...``, until interrupted."""
+    from gtpo_megatron.observability.watch import LiveReport, ReportServer  # seconds of imports, after a typo
+
+    options = tyro.cli(WatchOptions, prog="gtpo-megatron watch", args=list(arguments))
+    folders = [Path(name) for name in options.runs]
+    if not folders:
+        raise ConfigError("watch needs at least one run folder")
+    report = LiveReport(folders, status=lambda: "   |   ".join(status_line(folder) for folder in folders))
+    server = ReportServer(report, port=options.port)
+    sys.stdout.write(f"{server.url} follows {', '.join(options.runs)}; Ctrl-C ends\n")
+    sys.stdout.flush()
+    try:
+        server.serve()
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+    return 0
+
+
+def status_line(folder: Path) -> str:
+    """Such as ``quickstart: running, step 12 of 40, 8s a step, about 3:44 left``."""
+    from gtpo_megatron.observability.progress import duration
+    from gtpo_megatron.orchestration.run_status import read_status
+
+    try:
+        status = read_status(folder)
+    except GTPOError as error:  # a folder of an older version still has a report
+        return f"{folder.name}: {error}"
+    parts = [f"{folder.name}: {status.state}", f"step {status.step} of {status.num_steps}"]
+    if status.step_s is not None:
+        parts.append(f"{duration(status.step_s)} a step")
+    if status.seconds_left is not None:
+        parts.append(f"about {duration(status.seconds_left)} left")
+    return ", ".join(parts)
+
+
+COMMAND = Command(
+    usage="""\
+  watch RUN ... [--port N]
+                    serves that page for running jobs on 127.0.0.1; it follows them""",
+    run=run,
+)

@@ -1,0 +1,136 @@
+import http.client
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.watch import status_line
+from gtpo_megatron.config.serialize import to_yaml
+from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.observability.rollout_log import RolloutLog
+from gtpo_megatron.observability.watch import LiveReport, ReportServer
+from recipes.tiny_cpu import gtpo
+from tests.unit.observability.run_folders import make_run, response
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_run(tmp_path / "run", num_steps=4)
+
+
+@pytest.fixture
+def server(folder):
+    server = ReportServer(LiveReport([folder], status=lambda: "running, step 4"), port=0)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    yield server
+    server.close()
+    thread.join()
+
+
+def get(server, path, host=None):
+    address = server.url.removeprefix("http://").rstrip("/")
+    connection = http.client.HTTPConnection(address, timeout=10)
+    connection.request("GET", path, headers={"Host": host or address})
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, body
+
+
+def add_step(folder, step):
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, "rollout/reward_mean": 0.9}) + "\n")
+
+
+def test_the_page_is_the_report_with_a_script_that_follows(server):
+    status, page = get(server, "/")
+    assert status == 200
+    assert "4 of 40 steps" in page
+    assert "/news?since=" in page
+    version = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["version"]
+    assert "main" not in json.loads(get(server, f"/news?since={version}")[1])  # it has what it shows
+
+
+def test_news_are_sent_once_and_again_when_the_run_goes_on(server, folder):
+    first = json.loads(get(server, "/news?since=")[1])
+    assert first["status"] == "running, step 4"
+    assert set(first["data"]["figures"]["reward"]["data"][0]["x"]) == {1, 2, 3, 4}
+    nothing = json.loads(get(server, f"/news?since={first['version']}")[1])
+    assert nothing == {"version": first["version"], "status": "running, step 4"}
+    add_step(folder, 5)
+    later = json.loads(get(server, f"/news?since={first['version']}")[1])
+    assert later["version"] != first["version"]
+    assert "5 of 40 steps" in later["main"]
+    assert later["data"]["figures"]["reward"]["data"][0]["x"][-1] == 5
+    RolloutLog(folder, groups_per_step=1).write(5, [response(9, 1.0)])
+    assert json.loads(get(server, f"/news?since={later['version']}")[1])["data"]["runs"][0]["groups"][-1]["id"] == 9
+
+
+def test_a_folder_that_is_gone_is_said_and_may_come_back(server, folder, tmp_path):
+    folder.rename(tmp_path / "elsewhere")
+    status, body = get(server, "/news?since=")
+    assert status == 503
+    assert "no such run folder" in body
+    (tmp_path / "elsewhere").rename(folder)
+    assert get(server, "/news?since=")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1:1", ""])
+def test_other_names_of_this_address_get_nothing(server, host):
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/"))), timeout=10)
+    connection.sendall(f"GET /news HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+    assert b" 403 " in connection.recv(100)
+    connection.close()
+
+
+def test_other_paths_are_not_found(server):
+    assert get(server, "/../config.yaml")[0] == 404
+
+
+def test_a_port_that_is_taken_is_a_configuration_error(server, folder):
+    port = int(server.url.rsplit(":", 1)[1].strip("/"))
+    with pytest.raises(ConfigError, match=f"port={port} cannot be used"):
+        ReportServer(LiveReport([folder]), port=port)
+
+
+def test_a_wrong_folder_is_an_error_before_anything_is_served(tmp_path):
+    with pytest.raises(DataError, match="no such run folder"):
+        LiveReport([tmp_path / "typo"])
+
+
+def test_the_line_on_a_run_and_on_one_of_an_older_version(tmp_path, folder):
+    (folder / "config.yaml").write_text(to_yaml(gtpo()))
+    assert status_line(folder).startswith("run: not started, step 4 of 40, 6s a step")
+    (folder / "config.yaml").write_text("num_steps: 4\nan_old_field: 1\n")
+    assert status_line(folder).startswith("run: ")
+    assert "an_old_field" in status_line(folder)
+
+
+def test_the_command_needs_a_run(capsys):
+    assert dispatch.run(["watch"]) == 2
+    assert "at least one run folder" in capsys.readouterr().err
+
+
+def test_the_command_serves_until_it_is_interrupted(folder):
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from gtpo_megatron.cli.dispatch import run; sys.exit(run(sys.argv[1:]))",
+    ]
+    process = subprocess.Popen([*command, "watch", str(folder), "--port", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        url = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert b"4 of 40 steps" in answer.read()
+    finally:
+        process.send_signal(2)
+        rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in rest
