@@ -1,5 +1,7 @@
 """Writes the arithmetic task: ``train.jsonl`` and ``heldout.jsonl``, disjoint by expression, from one seed.
 
+``train_hard.jsonl`` and ``heldout_hard.jsonl`` are those of their problems that have the most terms.
+
 Each row has the schema that real data sets are read with: ``prompt`` as chat messages, ``answer``, ``id``, ``source``.
 """
 
@@ -59,8 +61,13 @@ def make_splits(num_train: int, num_heldout: int, seed: int) -> tuple[list[Expre
     return [next(stream) for _ in range(num_train)], heldout
 
 
+def hard(expressions: list[Expression]) -> list[Expression]:
+    """Those with as many terms as the task has at most."""
+    return [expression for expression in expressions if len(expression) == ArithmeticTask().max_terms]
+
+
 def main() -> None:
-    """Writes both splits into a folder."""
+    """Writes both splits, whole and hard, into a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--out", type=Path, default=ASSETS)
     parser.add_argument("--num-train", type=int, default=NUM_TRAIN)
@@ -71,6 +78,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     write_split(args.out / "train.jsonl", train, "arithmetic-train")
     write_split(args.out / "heldout.jsonl", heldout, "arithmetic-heldout")
+    write_split(args.out / "train_hard.jsonl", hard(train), "arithmetic-train-hard")
+    write_split(args.out / "heldout_hard.jsonl", hard(heldout), "arithmetic-heldout-hard")
     print(f"{len(train)} training and {len(heldout)} held-out problems in {args.out}")
 
 

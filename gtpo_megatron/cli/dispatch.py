@@ -4,15 +4,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.cli import config, contamination, evaluate, plan, report, status, train, verify_resume
+from gtpo_megatron.cli import config, contamination, evaluate, plan, report, status, study, train, verify_resume, watch
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError, GTPOError
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "report": report.COMMAND,
+    "watch": watch.COMMAND,
     "evaluate": evaluate.COMMAND,
     "contamination": contamination.COMMAND,
+    "study": study.COMMAND,
     "status": status.COMMAND,
     "config": config.COMMAND,
     "plan": plan.COMMAND,

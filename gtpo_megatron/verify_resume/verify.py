@@ -13,8 +13,8 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.checkpoint_folder import LATEST
+from gtpo_megatron.orchestration.training_process import TrainingProcess
 from gtpo_megatron.verify_resume.compare import Comparison, compare_runs
-from gtpo_megatron.verify_resume.scratch_run import ScratchRun
 
 _MARK = ".verify-resume"
 """In a folder that this command made, and may remove."""
@@ -50,7 +50,7 @@ def verify_resume(
             if not console.is_terminal:
                 console.print(title)
             out = output / f"{title.replace(' ', '_')}.out"
-            run = ScratchRun(config_file, folder, output=out, resume=resume)
+            run = TrainingProcess(config_file, folder, output=out, resume=resume)
             try:
                 run.wait(lambda step: progress.update(task, completed=max(0, step)), until=until)
             finally:

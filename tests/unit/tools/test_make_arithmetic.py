@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from gtpo_megatron.data.arithmetic import canonical
-from tools.make_arithmetic import ASSETS, NUM_HELDOUT, NUM_TRAIN, SEED, make_splits, write_split
+from tools.make_arithmetic import ASSETS, NUM_HELDOUT, NUM_TRAIN, SEED, hard, make_splits, write_split
 
 
 def test_the_committed_files_are_what_the_tool_writes(tmp_path):
@@ -10,6 +10,16 @@ def test_the_committed_files_are_what_the_tool_writes(tmp_path):
     for name, expressions in (("train", train), ("heldout", heldout)):
         write_split(tmp_path / name, expressions, f"arithmetic-{name}")
         assert (tmp_path / name).read_bytes() == (ASSETS / f"{name}.jsonl").read_bytes()
+        write_split(tmp_path / name, hard(expressions), f"arithmetic-{name}-hard")
+        assert (tmp_path / name).read_bytes() == (ASSETS / f"{name}_hard.jsonl").read_bytes()
+
+
+def test_hard_problems_are_those_with_four_terms():
+    _, heldout = make_splits(10, 200, seed=1)
+    chosen = hard(heldout)
+    assert 0 < len(chosen) < 200
+    assert {len(expression) for expression in chosen} == {4}
+    assert {len(expression) for expression in heldout} == {3, 4}
 
 
 def test_splits_are_disjoint_up_to_the_order_of_terms():

@@ -1,16 +1,14 @@
 """What verify-resume refuses, changes and shows."""
 
 import io
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.serialize import load_config
-from gtpo_megatron.errors import ConfigError, WorkerError
-from gtpo_megatron.verify_resume import scratch_run, verify
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.verify_resume import verify
 from gtpo_megatron.verify_resume.compare import Comparison
 from recipes import tiny_cpu
 
@@ -58,7 +56,7 @@ class FakeRun:
 @pytest.fixture
 def fake(monkeypatch):
     FakeRun.calls = []
-    monkeypatch.setattr(verify, "ScratchRun", FakeRun)
+    monkeypatch.setattr(verify, "TrainingProcess", FakeRun)
     return FakeRun
 
 
@@ -86,29 +84,6 @@ def test_the_scratch_runs_save_where_they_are_killed_and_tell_nobody(tmp_path, m
     assert (config.num_steps, config.checkpoint.every_steps, config.checkpoint.export_hf) == (6, 3, True)
     assert config.logging.wandb_project is None
     attempt(tmp_path, keep=True)  # a folder of an earlier one is replaced
-
-
-def test_a_run_that_fails_shows_its_last_words(tmp_path, monkeypatch):
-    run = scratch_run.ScratchRun(tmp_path / "none.yaml", tmp_path, output=tmp_path / "out", resume=False)
-    with pytest.raises(WorkerError, match=r"(?s)ended with status 2:.*none.yaml: cannot be read"):
-        run.wait(lambda _: None)
-    run.kill()
-
-
-def test_a_kill_takes_the_children_along(tmp_path, monkeypatch):
-    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-    code += f"open({str(tmp_path / 'up')!r}, 'w').close(); time.sleep(60)"
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda _, **kwargs: popen([sys.executable, "-c", code], **kwargs))
-    run = scratch_run.ScratchRun(tmp_path / "c.yaml", tmp_path, output=tmp_path / "out", resume=False)
-    run.wait(lambda _: None, until=(tmp_path / "up").exists)
-    import psutil
-
-    driver = psutil.Process(run._process.pid)
-    children = driver.children()
-    assert len(children) == 1
-    run.kill()
-    assert not any(child.is_running() for child in children)
 
 
 def test_the_command_takes_a_run_folder(tmp_path, capsys):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -20,7 +21,7 @@ SHOWN_CHARACTERS = 2000
 """Of the output of a run that failed."""
 
 
-class ScratchRun:
+class TrainingProcess:
     """One invocation of ``gtpo-megatron train``.
 
     Args:
@@ -64,9 +65,47 @@ class ScratchRun:
             time.sleep(POLL_S)
         on_step(self.last_step)
         if self._process.returncode or until is not None:
-            text = self._output.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:]
-            early = "" if until is None else " before it could be killed"
-            raise WorkerError(f"the run in {self._folder} ended with status {self._process.returncode}{early}:\n{text}")
+            self._raise("" if until is None else " before it could be killed")
+
+    def wait_until(self, deadline: float) -> bool:
+        """Waits for a good end, or for a moment.
+
+        Args:
+            deadline: on ``time.monotonic``; may be infinite.
+
+        Returns:
+            Whether it has ended.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        while self._process.poll() is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        if self._process.returncode:
+            self._raise("")
+        return True
+
+    def stop(self, *, within_s: float) -> bool:
+        """Asks the run to save and stop after its step; follow it with :meth:`kill`.
+
+        Args:
+            within_s: longest time to wait for it; a step and a checkpoint.
+
+        Returns:
+            Whether it had come to its end by then. If not, it goes on from the checkpoint it has just made, or from an
+            earlier one where it could not make one in time.
+        """
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=within_s)
+        return self._process.returncode == 0
+
+    def _raise(self, when: str) -> NoReturn:
+        text = self._output.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:]
+        raise WorkerError(f"the run in {self._folder} ended with status {self._process.returncode}{when}:\n{text}")
 
     def kill(self) -> None:
         """SIGKILL to the driver, then to ranks, engine and all else that it started; harmless after the end."""

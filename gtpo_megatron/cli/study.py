@@ -1,0 +1,128 @@
+"""``gtpo-megatron study``."""
+
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from gtpo_megatron.cli.command import EXIT_STOPPED, Command
+from gtpo_megatron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gtpo_megatron.study.plan import Study
+
+TABLE_FILE = "table.md"
+PAGE_FILE = "study.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """What ``study`` takes.
+
+    Attributes:
+        study: module:function that returns a study.
+        arms: which arms; none given means the study's own choice.
+        num_seeds: runs an arm; 0 means the study's own number.
+        num_steps: of every run; 0 means the study's own number.
+        minutes: that this session may take; 0 sets no limit. What is missing is done by the same command later.
+        output: folder of summaries and table: small text, made to be committed.
+        runs_dir: folder of the run folders, and of the page with the curves.
+        table_only: train nothing, draw what there is.
+    """
+
+    study: str = "recipes.study:study"
+    arms: tuple[str, ...] = ()
+    num_seeds: int = 0
+    num_steps: int = 0
+    minutes: float = 0.0
+    output: str = "benchmarks/results/study"
+    runs_dir: str = "runs/study"
+    table_only: bool = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``study``; 1 where a run failed, 75 where time was up before all were done."""
+    options = tyro.cli(StudyOptions, prog="gtpo-megatron study", args=list(arguments))
+    from gtpo_megatron.study.plan import planned_runs
+    from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
+
+    study = load_study(options.study)
+    arms = options.arms or study.default_arms
+    output, runs_dir = Path(options.output), Path(options.runs_dir)
+    runs = planned_runs(
+        study, arms, num_seeds=options.num_seeds or study.num_seeds, num_steps=options.num_steps or study.num_steps
+    )
+    report = SessionReport()
+    if not options.table_only:
+        deadline = time.monotonic() + 60 * options.minutes if options.minutes > 0 else float("inf")
+        report = run_session(
+            runs,
+            ProcessTrainer(runs_dir, deadline=deadline),
+            runs_dir=runs_dir,
+            output=output,
+            deadline=deadline,
+            note=_say,
+        )
+    _write_results(study, output, runs_dir, {planned.name for planned in runs})
+    if report.failed:
+        return 1
+    return EXIT_STOPPED if report.missing else 0
+
+
+def load_study(name: str) -> "Study":
+    """Calls ``module:function``.
+
+    Raises:
+        ConfigError: no such module or function, or it returns something else.
+    """
+    from gtpo_megatron.study.plan import Study
+
+    module_name, colon, function_name = name.partition(":")
+    if not (colon and module_name and function_name):
+        raise ConfigError(f"study {name!r}: must be written module:function, such as recipes.study:study")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name, None)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise ConfigError(f"study {name!r}: there is no module {error.name!r} on the module path") from error
+        raise
+    found = function() if callable(function) else function
+    if not isinstance(found, Study):
+        raise ConfigError(f"study {name!r} is {type(found).__name__}, expected a function that returns a Study")
+    return found
+
+
+def _write_results(study: "Study", output: Path, runs_dir: Path, wanted: set[str]) -> None:
+    """Table and page of the finished runs among ``wanted``; neither where there is none."""
+    from gtpo_megatron.study.page import study_page
+    from gtpo_megatron.study.run_summary import read_summaries
+    from gtpo_megatron.study.table import arm_rows, markdown
+
+    summaries = [found for found in read_summaries(output) if f"{found.arm}_seed{found.seed}" in wanted]
+    names = {found.arm for found in summaries}
+    rows = arm_rows(study, summaries, [arm.name for arm in study.arms if arm.name in names])
+    if not rows:
+        _say(f"no finished run in {output} yet")
+        return
+    (output / TABLE_FILE).write_text(markdown(study, rows), encoding="utf-8")
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    (runs_dir / PAGE_FILE).write_text(study_page(study, rows, summaries), encoding="utf-8")
+    _say(f"{len(summaries)} of {len(wanted)} runs: {output / TABLE_FILE}, {runs_dir / PAGE_FILE}")
+
+
+def _say(sentence: str) -> None:
+    sys.stdout.write(sentence + "\n")
+    sys.stdout.flush()
+
+
+COMMAND = Command(
+    usage="""\
+  study [--minutes N] [--arms A B ...] [--num-seeds N] [--table-only]
+                    compares algorithms over seeds on the tiny task; goes on where it was left""",
+    run=run,
+)

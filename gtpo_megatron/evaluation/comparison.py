@@ -1,0 +1,141 @@
+"""Whether one method differs from another over a few seeds, and what difference could have been seen at all.
+
+Both methods ran with the same seeds, so their results come in pairs: what a seed does to both cancels in the
+difference. Pure; whatever draws at random takes a seed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean, stdev
+
+import numpy as np
+
+from gtpo_megatron.errors import DataError, ShapeError
+from gtpo_megatron.evaluation import student_t
+from gtpo_megatron.evaluation.metrics import Interval, bootstrap_interval
+
+CONFIDENCE = 0.95
+POWER = 0.8
+MAX_EXACT_PAIRS = 14
+"""Up to which all ``2^n`` signs are tried; more pairs are sampled."""
+NUM_RANDOM_SIGNS = 20_000
+_ROUNDING = 1e-12
+"""Relative: sums of the same numbers in another order are the same sum."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedComparison:
+    """A method against a baseline.
+
+    Attributes:
+        num_pairs: seeds that both have.
+        difference: mean of method minus baseline, with its bootstrap interval over pairs. With five pairs the bootstrap
+            is too narrow (it knows five values only); the t interval below is the honest one.
+        t_interval: of the same mean, from Student's t; infinite where there is one pair.
+        p_t: two-sided, paired t test.
+        p_sign_flip: two-sided, exact over all signs of the differences (it assumes no normal distribution). Its least
+            possible value is ``2 / 2^n``: 0.0625 for five pairs.
+        smallest_detectable: the true difference that a paired t test at 5% would have found with a probability of 80%,
+            given how much the pairs scatter; infinite where there is one pair.
+    """
+
+    num_pairs: int
+    difference: Interval
+    t_interval: tuple[float, float]
+    p_t: float
+    p_sign_flip: float
+    smallest_detectable: float
+
+
+def compare(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0) -> PairedComparison:
+    """Compares results that come in pairs, one a training seed.
+
+    Args:
+        method: one result a seed.
+        baseline: of the same seeds in the same order.
+        seed: of the bootstrap, and of the signs where there are too many to try.
+
+    Raises:
+        ShapeError: not equally many, or none.
+        DataError: a result is not finite.
+    """
+    if len(method) != len(baseline) or not method:
+        raise ShapeError(f"got {len(method)} and {len(baseline)} results, expected equally many and at least one")
+    differences = [float(left) - float(right) for left, right in zip(method, baseline, strict=True)]
+    if not all(map(math.isfinite, differences)):
+        raise DataError("a result is not finite; leave out seeds without a result")
+    mean, n = fmean(differences), len(differences)
+    error = standard_error(differences)
+    reach = student_t.quantile((1 + CONFIDENCE) / 2, n - 1) * error if n > 1 else math.inf
+    return PairedComparison(
+        num_pairs=n,
+        difference=bootstrap_interval(differences, seed=seed),
+        t_interval=(mean - reach, mean + reach),
+        p_t=paired_t_p(differences),
+        p_sign_flip=sign_flip_p(differences, seed=seed),
+        smallest_detectable=smallest_detectable(error, n),
+    )
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; infinite for a single value, which says nothing of scatter."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
+def paired_t_p(differences: Sequence[float]) -> float:
+    """Two-sided p of the t test that the mean difference is 0; 1 for a single pair, or where nothing differs."""
+    mean, error = fmean(differences), standard_error(differences)
+    if math.isinf(error) or mean == 0:
+        return 1.0
+    if error == 0:
+        return 0.0
+    return 2 * student_t.cdf(-abs(mean) / error, len(differences) - 1)
+
+
+def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
+    """Two-sided p of the sign-flip test: how often random signs give a mean at least as far from 0.
+
+    Exact up to ``MAX_EXACT_PAIRS`` pairs; above, from random signs, the observed ones counted among them so that p is
+    never 0.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    observed = abs(float(values.sum())) * (1 - _ROUNDING)
+    if len(values) <= MAX_EXACT_PAIRS:
+        signs = np.array(list(product((1.0, -1.0), repeat=len(values))))
+        return float((np.abs(signs @ values) >= observed).mean())
+    drawn = np.random.default_rng(seed).choice((1.0, -1.0), size=(NUM_RANDOM_SIGNS, len(values)))
+    return float((1 + int((np.abs(drawn @ values) >= observed).sum())) / (1 + NUM_RANDOM_SIGNS))
+
+
+def smallest_detectable(error: float, num_pairs: int, *, power: float = POWER) -> float:
+    """The true mean difference that a two-sided paired t test at 5% finds with probability ``power``.
+
+    ``(t_{0.975} + t_{power}) * standard error`` with ``n - 1`` degrees of freedom: the usual approximation of the
+    noncentral t distribution.
+
+    Args:
+        error: standard error of the mean difference.
+        num_pairs: how many pairs it is from.
+        power: between 0.5 and 1.
+    """
+    if num_pairs < 2:
+        return math.inf
+    degrees = num_pairs - 1
+    return (student_t.quantile((1 + CONFIDENCE) / 2, degrees) + student_t.quantile(power, degrees)) * error
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: what each p is worth when all of these tests are looked at together.
+
+    Returns:
+        Corrected p values in the order given, at most 1 each.
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    corrected = [0.0] * len(p_values)
+    greatest = 0.0
+    for rank, index in enumerate(order):
+        greatest = max(greatest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = greatest
+    return corrected

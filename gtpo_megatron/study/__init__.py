@@ -1,0 +1,1 @@
+"""``gtpo-megatron study``: several algorithms, several seeds, one table."""

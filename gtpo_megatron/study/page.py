@@ -1,0 +1,94 @@
+"""The table and the curves of a study as one self-contained page."""
+
+from collections.abc import Sequence
+from html import escape
+from statistics import fmean
+from typing import Any
+
+from gtpo_megatron.observability.report_page import Content, document
+from gtpo_megatron.observability.report_traces import line, rounded
+from gtpo_megatron.study.plan import Study
+from gtpo_megatron.study.run_summary import RunSummary, of_arm
+from gtpo_megatron.study.table import HEADINGS, ArmRow, cells, legend
+
+_FIGURES: tuple[tuple[str, str, str, str], ...] = (
+    ("eval/heldout_mean_at_k", "Held-out accuracy", "mean@k", ".0%"),
+    ("rollout/reward_mean", "Reward", "mean over responses", ""),
+    ("policy/entropy_nats", "Policy entropy", "nats a token", ""),
+    ("rollout/response_length_tokens", "Response length", "tokens", ""),
+    ("credit/one_sided_groups_frac", "One-sided groups", "share", ".0%"),
+    ("credit/effective_frac_correct", "Evenness of weights, correct", "effective share of tokens", ".0%"),
+    ("credit/correct_tokens_negative_frac", "Correct tokens below zero", "share of tokens", ".0%"),
+    ("credit/wrong_tokens_positive_frac", "Incorrect tokens above zero", "share of tokens", ".0%"),
+)
+"""Metric, title, unit, and format of the axis."""
+
+
+def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[RunSummary]) -> str:
+    """An HTML document that loads nothing.
+
+    Args:
+        study: the plan.
+        rows: of the table.
+        summaries: finished runs of these arms, whose curves are drawn: the mean over seeds and their range.
+    """
+    drawn = {metric: _figure(metric, rows, summaries, tick) for metric, _, _, tick in _FIGURES}
+    figures = {metric.replace("/", "-"): figure for metric, figure in drawn.items() if figure["data"]}
+    steps = sorted({summary.num_steps for summary in summaries})
+    main = [
+        f"<header><h1>{escape(study.name)}</h1><p class='sub'>{len(summaries)} runs of "
+        f"{' or '.join(map(str, steps))} steps, {len(rows)} arms</p></header>",
+        _table(study, rows),
+        f'<p class="note">{escape(legend(study))}</p>',
+        '<section class="figures" style="margin-top:40px" aria-label="Figures">',
+    ]
+    for metric, title, unit, _ in _FIGURES:
+        if drawn[metric]["data"]:
+            main.append(
+                f"<figure><h2>{escape(title)} <small>{escape(unit)}</small></h2>"
+                f'<div class="plot" id="plot-{metric.replace("/", "-")}" role="img" aria-label="{escape(title)}"></div>'
+                "<figcaption>Line: mean over seeds; band: from the lowest to the highest seed.</figcaption></figure>"
+            )
+    main.append("</section>")
+    abouts = "".join(
+        f"<div><dt>{escape(row.label)}</dt><dd>{escape(study.arm(row.name).about)}</dd></div>" for row in rows
+    )
+    main.append(f'<details open><summary>Arms</summary><dl class="arms">{abouts}</dl></details>')
+    return document(Content(main="".join(main), data={"figures": figures, "runs": []}, title=study.name))
+
+
+def _table(study: Study, rows: Sequence[ArmRow]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
+    body = ""
+    for row in rows:
+        first, *rest = cells(row)
+        mark = " <small>baseline</small>" if row.name == study.baseline else ""
+        body += f"<tr><th>{escape(first)}{mark}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
+    return f'<div class="scroll"><table class="dense"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[RunSummary], tick: str) -> dict[str, Any]:
+    traces: list[dict[str, Any]] = []
+    for color, row in enumerate(rows):
+        curves = [run.curves[metric] for run in of_arm(summaries, row.name).values() if metric in run.curves]
+        if not curves:
+            continue
+        by_step: dict[int, list[float]] = {}
+        for curve in curves:
+            for step, value in curve:
+                by_step.setdefault(step, []).append(value)
+        steps = sorted(by_step)
+        if len(curves) > 1:
+            highs, lows = [max(by_step[step]) for step in steps], [min(by_step[step]) for step in steps]
+            band = line([*steps, *reversed(steps)], [*highs, *reversed(lows)], name=row.label, color=color)
+            traces.append(
+                band
+                | {
+                    "mode": "lines", "fill": "toself", "opacity": 0.25, "line": {"width": 0}, "showlegend": False,
+                    "legendgroup": row.name, "hoverinfo": "skip", "hovertemplate": None,
+                }
+            )  # fmt: skip
+        mean = line(steps, rounded([fmean(by_step[step]) for step in steps]), name=row.label, color=color)
+        traces.append(mean | {"legendgroup": row.name})
+    axis = {"tickformat": tick} if tick else {}
+    return {"data": traces, "layout": {"yaxis": axis}}

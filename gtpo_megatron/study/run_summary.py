@@ -1,0 +1,136 @@
+"""A finished run in one small JSON file: all that tables and curves of a study are made of."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.observability.provenance import provenance
+from gtpo_megatron.study.plan import PlannedRun, fingerprint, portable
+
+CURVES = (
+    "eval/heldout_mean_at_k",
+    "eval/heldout_interval_low",
+    "eval/heldout_interval_high",
+    "eval/heldout_pass_at_k",
+    "rollout/reward_mean",
+    "rollout/response_length_tokens",
+    "policy/entropy_nats",
+    "credit/one_sided_groups_frac",
+    "credit/correct_tokens_negative_frac",
+    "credit/wrong_tokens_positive_frac",
+    "credit/effective_frac_correct",
+    "credit/effective_frac_wrong",
+)
+"""Metrics that are kept, step by step."""
+_SUMS = {
+    "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
+    "responses": ("rollout/responses_count",),
+    "response_tokens": ("rollout/response_tokens_count",),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """One finished run.
+
+    Attributes:
+        arm: its name.
+        label: of the arm, for tables.
+        seed: of the run.
+        num_steps: of the run.
+        fingerprint: of its configuration.
+        config: the configuration, without this machine's folders.
+        provenance: versions, commit and machine.
+        curves: by metric, pairs of step and value.
+        cost: seconds of training, responses and response tokens, summed over the steps.
+    """
+
+    arm: str
+    label: str
+    seed: int
+    num_steps: int
+    fingerprint: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    curves: dict[str, list[tuple[int, float]]]
+    cost: dict[str, float]
+
+    def last(self, metric: str) -> float | None:
+        """The metric's last value; None where it was never measured."""
+        points = self.curves.get(metric)
+        return points[-1][1] if points else None
+
+    def first(self, metric: str) -> float | None:
+        """The metric's first value."""
+        points = self.curves.get(metric)
+        return points[0][1] if points else None
+
+
+def summarise(planned: PlannedRun, run_dir: Path) -> RunSummary:
+    """Reads a finished run.
+
+    Raises:
+        DataError: its metrics are missing, or end before the last step.
+    """
+    rows = read_metrics(run_dir / METRICS_FILE)
+    last = max((row["step"] for row in rows), default=0)
+    if last < planned.config.num_steps:
+        raise DataError(f"{run_dir}: its metrics end at step {last} of {planned.config.num_steps}; it has not finished")
+    curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
+    return RunSummary(
+        arm=planned.arm.name,
+        label=planned.arm.label,
+        seed=planned.seed,
+        num_steps=planned.config.num_steps,
+        fingerprint=fingerprint(planned.config),
+        config=portable(to_plain(planned.config)),
+        provenance=provenance(),
+        curves={name: points for name, points in curves.items() if points},
+        cost={name: sum(row.get(part) or 0.0 for row in rows for part in parts) for name, parts in _SUMS.items()},
+    )
+
+
+def write_summary(summary: RunSummary, path: Path) -> None:
+    """Writes the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = asdict(summary)
+    curves = plain.pop("curves")
+    text = json.dumps(plain, indent=1)[:-2] + ',\n "curves": {\n'
+    text += ",\n".join(f"  {json.dumps(name)}: {json.dumps(points)}" for name, points in curves.items()) + "\n }\n}\n"
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
+
+
+def read_summary(path: Path) -> RunSummary:
+    """Reads the file of one run.
+
+    Raises:
+        DataError: it is not such a file.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain["curves"] = {name: [(int(x), float(y)) for x, y in points] for name, points in plain["curves"].items()}
+        return RunSummary(**plain)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not the summary of a run ({error}); remove it, and the run is done again") from error
+
+
+def read_summaries(folder: Path) -> list[RunSummary]:
+    """All summaries of a folder, by arm and seed.
+
+    Raises:
+        DataError: a file is not such a summary.
+    """
+    found = [read_summary(path) for path in sorted(folder.glob("*_seed*.json"))]
+    return sorted(found, key=lambda summary: (summary.arm, summary.seed))
+
+
+def of_arm(summaries: Sequence[RunSummary], arm: str) -> dict[int, RunSummary]:
+    """The summaries of one arm by seed."""
+    return {summary.seed: summary for summary in summaries if summary.arm == arm}

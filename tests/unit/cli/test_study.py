@@ -1,0 +1,70 @@
+import pytest
+
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.study import load_study
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.study.plan import planned_runs
+from gtpo_megatron.study.run_summary import write_summary
+from tests.unit.study.makers import STUDY, summaries
+
+
+@pytest.fixture
+def folders(tmp_path):
+    runs = planned_runs(STUDY, ("gtpo", "grpo"), num_seeds=2, num_steps=4)
+    for summary in summaries(runs, tmp_path / "made"):
+        write_summary(summary, tmp_path / "out" / f"{summary.arm}_seed{summary.seed}.json")
+    return ["--output", str(tmp_path / "out"), "--runs-dir", str(tmp_path / "runs")]
+
+
+def test_a_study_that_is_done_is_only_drawn(folders, tmp_path, capsys):
+    arguments = ["study", *folders, "--num-steps", "4", "--num-seeds", "2", "--arms", "gtpo", "grpo"]
+    assert dispatch.run(arguments) == 0
+    assert "4 of 4 runs" in capsys.readouterr().out
+    assert "| GTPO v6 | 2 |" in (tmp_path / "out" / "table.md").read_text()
+    assert "GTPO v6" in (tmp_path / "runs" / "study.html").read_text()
+
+
+def test_what_is_missing_is_left_for_later_when_there_is_no_time(folders, tmp_path, capsys):
+    arguments = [
+        "study",
+        *folders,
+        "--num-steps",
+        "4",
+        "--num-seeds",
+        "3",
+        "--arms",
+        "gtpo",
+        "grpo",
+        "--minutes",
+        "0.5",
+    ]
+    assert dispatch.run([*arguments, "--minutes", "0.5"]) == 75
+    out = capsys.readouterr().out
+    assert "2 runs are still to be done" in out
+    assert "4 of 6 runs" in out
+
+
+def test_only_the_table_of_what_there_is(folders, tmp_path, capsys):
+    assert dispatch.run(["study", *folders, "--table-only"]) == 0
+    assert "4 of 30 runs" in capsys.readouterr().out
+    assert dispatch.run(["study", "--table-only", "--output", str(tmp_path / "none")]) == 0
+    assert "no finished run" in capsys.readouterr().out
+
+
+def test_summaries_of_other_settings_are_refused(folders, capsys):
+    assert dispatch.run(["study", *folders, "--num-steps", "5", "--num-seeds", "1", "--arms", "gtpo"]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("recipes.study", "module:function"),
+        ("recipes.nothing:study", "no module 'recipes.nothing'"),
+        ("recipes.study:nothing", "NoneType"),
+        ("recipes.tiny_cpu:gtpo", "RunConfig"),
+    ],
+)
+def test_a_study_that_is_none(name, match):
+    with pytest.raises(ConfigError, match=match):
+        load_study(name)

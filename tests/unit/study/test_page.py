@@ -1,0 +1,38 @@
+import re
+
+import pytest
+
+from gtpo_megatron.study.page import study_page
+from gtpo_megatron.study.plan import planned_runs
+from gtpo_megatron.study.table import arm_rows
+from tests.unit.observability.test_report_in_browser import BROWSER, browse
+from tests.unit.study.makers import STUDY, summaries
+
+
+@pytest.fixture
+def page(tmp_path):
+    found = summaries(planned_runs(STUDY, ("gtpo", "dapo", "grpo"), num_seeds=3, num_steps=4), tmp_path / "runs")
+    path = tmp_path / "report.html"
+    path.write_text(study_page(STUDY, arm_rows(STUDY, found, ("gtpo", "dapo", "grpo")), found), encoding="utf-8")
+    return path
+
+
+def test_the_page_has_the_table_the_curves_and_what_the_arms_are(page):
+    html = page.read_text(encoding="utf-8")
+    assert "9 runs of 4 steps, 3 arms" in html
+    assert "41.0 [40.0, 42.0]" in html
+    assert "<small>baseline</small>" in html
+    assert "Clip-higher, token-level loss" in html
+    assert set(re.findall(r'class="plot" id="plot-([^"]+)"', html)) == {
+        "eval-heldout_mean_at_k",
+        "rollout-reward_mean",
+        "policy-entropy_nats",
+    }
+    assert not re.search(r'(src|href)="(?!data:)', html.split("<script>")[0])
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+def test_the_page_in_a_browser_at_the_width_of_a_phone(page, tmp_path):
+    facts, console = browse(tmp_path, width=390)
+    assert console == []
+    assert facts == {"width": "390", "plots": "3", "drawn": "3", "dark": "false"}

@@ -1,0 +1,45 @@
+import json
+
+import pytest
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.study.plan import planned_runs
+from gtpo_megatron.study.run_summary import read_summaries, read_summary, summarise, write_summary
+from tests.unit.study.makers import STUDY, finish
+
+
+@pytest.fixture
+def planned():
+    return planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=4)[0]
+
+
+def test_a_finished_run_in_one_file(tmp_path, planned):
+    finish(planned, tmp_path / "run")
+    summary = summarise(planned, tmp_path / "run")
+    assert (summary.arm, summary.label, summary.seed, summary.num_steps) == ("gtpo", "GTPO v6", 0, 4)
+    assert summary.curves["eval/heldout_mean_at_k"] == [(0, 0.2), (4, 0.4)]
+    assert (summary.first("rollout/reward_mean"), summary.last("rollout/reward_mean")) == (0.01, 0.04)
+    assert summary.last("credit/effective_frac_correct") is None
+    assert summary.cost == {"training_s": 4 * 4.0 + 20.0, "responses": 512.0, "response_tokens": 24000.0}
+    assert summary.config["data"]["train_path"] == "train_hard.jsonl"
+    path = tmp_path / "out" / "gtpo_seed0.json"
+    write_summary(summary, path)
+    assert read_summary(path) == summary
+    assert read_summaries(tmp_path / "out") == [summary]
+    text = path.read_text()
+    assert str(tmp_path) not in text
+    assert len(text.splitlines()) < 250  # a line a curve, so that a change can be read
+    assert json.loads(text)["curves"]["eval/heldout_mean_at_k"] == [[0, 0.2], [4, 0.4]]
+
+
+def test_a_run_that_has_not_finished_has_no_summary(tmp_path, planned):
+    finish(planned, tmp_path / "run", last=3)
+    with pytest.raises(DataError, match="end at step 3 of 4"):
+        summarise(planned, tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"curves": {"a": [1]}}', '{"curves": {}, "new": 1}'])
+def test_a_file_that_is_no_summary_is_named(tmp_path, text):
+    (tmp_path / "gtpo_seed0.json").write_text(text)
+    with pytest.raises(DataError, match=r"gtpo_seed0\.json: not the summary of a run"):
+        read_summaries(tmp_path)

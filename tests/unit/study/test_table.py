@@ -1,0 +1,44 @@
+import pytest
+
+from gtpo_megatron.study.plan import planned_runs
+from gtpo_megatron.study.table import HEADINGS, arm_rows, cells, markdown
+from tests.unit.study.makers import STUDY, summaries
+
+
+@pytest.fixture
+def made(tmp_path):
+    def made(num_seeds):
+        runs = planned_runs(STUDY, ("gtpo", "gtpo_shuffled", "grpo"), num_seeds=num_seeds, num_steps=4)
+        return summaries(runs, tmp_path)
+
+    return made
+
+
+def test_rows_compare_arms_with_the_baseline_over_the_same_seeds(made):
+    found = made(3)
+    rows = arm_rows(STUDY, [*found[:-3], *found[-1:]], ("gtpo", "gtpo_shuffled", "grpo", "dapo"))
+    gtpo, shuffled, grpo = rows  # dapo has no run
+    assert (gtpo.num_seeds, shuffled.num_seeds, grpo.num_seeds) == (2, 2, 3)
+    assert gtpo.outcome.mean == pytest.approx(0.405)
+    assert gtpo.comparison.num_pairs == 2
+    assert gtpo.comparison.difference.mean == pytest.approx(0.1)
+    assert shuffled.comparison.difference.mean == 0.0
+    assert shuffled.comparison.p_t == 1.0
+    assert (grpo.comparison, grpo.p_holm) == (None, None)
+    assert gtpo.p_holm == pytest.approx(2 * gtpo.comparison.p_t)
+    assert gtpo.cost["responses"] == 512.0
+
+
+def test_the_table_as_text(made):
+    rows = arm_rows(STUDY, made(2), ("gtpo", "grpo"))
+    text = markdown(STUDY, rows)
+    lines = text.splitlines()
+    assert lines[0].count("|") == lines[2].count("|") == len(HEADINGS) + 1
+    assert lines[2].startswith("| GTPO v6 | 2 | 20.0 | 40.5 [40.0, 41.0] | +10.0 |")
+    assert lines[3].startswith("| GRPO | 2 | 20.0 | 30.5 [30.0, 31.0] | - |")
+    assert "Difference: to GRPO" in text
+
+
+def test_one_seed_says_nothing_of_scatter(made):
+    (row, _) = arm_rows(STUDY, made(1), ("gtpo", "grpo"))
+    assert cells(row) == ["GTPO v6", "1", "20.0", "40.0", "+10.0", "-", "-", "-", "-", "-", "512", "0.6"]
