@@ -2,9 +2,11 @@
 
 import importlib
 import json
+import math
 import pkgutil
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +156,21 @@ def test_dapo_as_published():
 def test_a_name_that_is_none_lists_those_there_are(capsys):
     assert dispatch.run(["plan", "recipes.llama3_1_8b:gtpo"]) == 2
     assert "it has dapo_16gpu, grpo_16gpu, grpo_s_16gpu, gtpo_16gpu, math_16gpu" in capsys.readouterr().err
+
+
+README_ROW = re.compile(
+    r"^\| `(?P<name>recipes\.\w+:\w+gpu)` \|.*\| (?P<gpus>\d+)(?:, one node)? "
+    r"\| (?P<gpu>\d+), (?P<host>\d+) \| (?P<s>\d+) \|$",
+    re.MULTILINE,
+)
+
+
+def test_the_readme_s_table_says_what_the_planner_says(capsys):
+    rows = list(README_ROW.finditer((Path(recipes.__path__[0]).parent / "README.md").read_text(encoding="utf-8")))
+    assert {row["name"].split(":")[0] for row in rows} == {f"recipes.{module}" for module in MODULES}
+    for row in rows:
+        assert dispatch.run(["plan", row["name"], "--json"]) == 0
+        own = json.loads(capsys.readouterr().out)["own"]
+        found = (math.ceil(own["peak_bytes"] / 2**30), round(own["host_bytes"] / 2**30))
+        assert (num_gpus(row["name"]), *found) == (int(row["gpus"]), int(row["gpu"]), int(row["host"])), row["name"]
+        assert round(sum(own["estimated_seconds"].values())) == int(row["s"]), row["name"]
