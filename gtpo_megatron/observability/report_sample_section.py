@@ -5,9 +5,9 @@ from gtpo_megatron.observability.report_samples import Samples
 _VIEWS = (("entropy", "entropy"), ("shaped", "shaped reward"), ("advantage", "advantage"))
 
 _HEATMAP_CAPTION = (
-    "One row a response of the group, correct ones above; darker is more uncertain. Below: how many correct (d) and "
-    "incorrect (h) responses reach each position. GTPO compares a token's entropy with those in its column and of its "
-    "own outcome."
+    "One row a response of the group, correct ones above; the stronger the colour, the more uncertain. Below: how many "
+    "correct (d) and incorrect (h) responses reach each position. GTPO compares a token's entropy with those in its "
+    "column and of its own outcome."
 )
 _WEIGHTS_CAPTION = (
     "Weight of a token: its |advantage| over the mean of all tokens with the same outcome, on average over at least 5 "
