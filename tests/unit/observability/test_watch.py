@@ -17,6 +17,7 @@ from gtpo_megatron.observability.rollout_log import RolloutLog
 from gtpo_megatron.observability.watch import LiveReport, ReportServer
 from recipes.tiny_cpu import gtpo
 from tests.unit.observability.run_folders import make_run, response
+from tests.unit.observability.test_report_in_browser import BROWSER
 
 
 @pytest.fixture
@@ -134,3 +135,33 @@ def test_the_command_serves_until_it_is_interrupted(folder):
         rest, _ = process.communicate(timeout=20)
     assert process.returncode == 0
     assert "Traceback" not in rest
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+def test_an_open_page_follows_the_run(folder, tmp_path):
+    """The run goes on when the page asks for the first time, so what the browser leaves is of a later answer."""
+    asked = []
+
+    def status():
+        asked.append(1)
+        if len(asked) == 1:
+            add_step(folder, 5)
+        return f"asked {len(asked)} times"
+
+    server = ReportServer(LiveReport([folder], status=status), port=0)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        done = subprocess.run(
+            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             "--virtual-time-budget=15000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", server.url],
+            capture_output=True, text=True, timeout=50, check=True,
+        )  # fmt: skip
+    finally:
+        server.close()
+        thread.join()
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    assert len(asked) > 1
+    assert "5 of 40 steps" in done.stdout
+    assert re.search(r'<p id="live"[^>]*>asked \d+ times</p>', done.stdout)
+    assert done.stdout.count('data-drawn="yes"') == 1 + 18  # the page's own, and every plot's
