@@ -63,9 +63,12 @@ class RolloutBatch:
         rollout_logprobs: ``[B, T]`` float32, nats, of the sampling distribution; 0 at padding.
         group_ids: ``[B]`` int64.
         truncated: ``[B]`` bool, True where the length limit cut the response.
-        policy_version: of the weights that generated every token here.
+        policy_version: of the weights that generated every token here; where there are ``token_versions``, none is
+            older.
         token_entropy: ``[B, T]`` float32, nats over the full vocabulary, by the sampler; 0 at padding. None where the
             sampler was not asked for it.
+        token_versions: ``[B, T]`` int64, policy version that generated each token, never falling along a response;
+            without meaning at padding. None where ``policy_version`` generated all tokens.
     """
 
     prompt_ids: Tensor
@@ -77,6 +80,7 @@ class RolloutBatch:
     truncated: Tensor
     policy_version: int
     token_entropy: Tensor | None = None
+    token_versions: Tensor | None = None
 
     def __post_init__(self) -> None:
         batch = self.response_ids.shape[0]
@@ -93,6 +97,11 @@ class RolloutBatch:
                 f"token_entropy {tuple(self.token_entropy.shape)}, response_ids {tuple(self.response_ids.shape)}: "
                 f"one entropy a token is needed"
             )
+        if self.token_versions is not None and self.token_versions.shape != self.response_ids.shape:
+            raise ShapeError(
+                f"token_versions {tuple(self.token_versions.shape)}, response_ids {tuple(self.response_ids.shape)}: "
+                f"one version a token is needed"
+            )
 
     @property
     def num_responses(self) -> int:
@@ -104,6 +113,21 @@ class RolloutBatch:
         """``[B, T]`` bool, True on response tokens; left-aligned."""
         positions = torch.arange(self.response_ids.shape[1], device=self.response_ids.device)
         return positions[None, :] < self.response_lengths[:, None]
+
+    @property
+    def oldest_versions(self) -> Tensor:
+        """``[B]`` int64, policy version of the weights that generated each response's first token."""
+        if self.token_versions is None or self.token_versions.shape[1] == 0:
+            return torch.full((self.num_responses,), self.policy_version)
+        return self.token_versions[:, 0]
+
+    @property
+    def is_multi_version(self) -> Tensor:
+        """``[B]`` bool, True where several versions of the weights generated a response."""
+        if self.token_versions is None:
+            return torch.zeros(self.num_responses, dtype=torch.bool)
+        is_newer = (self.token_versions != self.oldest_versions[:, None]) & self.response_mask
+        return is_newer.any(dim=1)
 
     def select(self, rows: Sequence[int]) -> "RolloutBatch":
         """The responses at ``rows``, padding trimmed to the longest of them."""
@@ -121,30 +145,41 @@ class RolloutBatch:
             truncated=self.truncated[index],
             policy_version=self.policy_version,
             token_entropy=None if self.token_entropy is None else self.token_entropy[index, :response_width],
+            token_versions=None if self.token_versions is None else self.token_versions[index, :response_width],
         )
 
 
-def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+def concatenate(batches: Sequence[RolloutBatch], *, may_mix: bool = False) -> RolloutBatch:
     """Several batches of one policy as one, padded to the longest.
+
+    Args:
+        batches: to join.
+        may_mix: batches of different policies are welcome; the whole says of each token which one generated it.
 
     Raises:
         ShapeError: no batch, batches of different policies, or some with the sampler's entropies and some without.
     """
     versions = {batch.policy_version for batch in batches}
-    if len(versions) != 1:
+    if not versions or (len(versions) > 1 and not may_mix):
         raise ShapeError(f"batches of policy versions {sorted(versions)}: exactly one is needed")
+    oldest = min(versions)
     has_entropy = {batch.token_entropy is not None for batch in batches}
     if len(has_entropy) != 1:
         raise ShapeError("some batches carry the sampler's entropies and some do not")
 
-    def padded(name: str) -> Tensor:
-        parts = [getattr(batch, name) for batch in batches]
+    def as_one(parts: Sequence[Tensor], padding: int = 0) -> Tensor:
         width = max(part.shape[1] for part in parts)
-        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=padding) for part in parts])
+
+    def padded(name: str) -> Tensor:
+        return as_one([getattr(batch, name) for batch in batches])
 
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(batch, name) for batch in batches])
 
+    token_versions = None
+    if len(versions) > 1 or any(batch.token_versions is not None for batch in batches):
+        token_versions = as_one([_token_versions(batch) for batch in batches], padding=oldest)
     return RolloutBatch(
         prompt_ids=padded("prompt_ids"),
         prompt_lengths=joined("prompt_lengths"),
@@ -153,9 +188,16 @@ def concatenate(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         rollout_logprobs=padded("rollout_logprobs"),
         group_ids=joined("group_ids"),
         truncated=joined("truncated"),
-        policy_version=versions.pop(),
+        policy_version=oldest,
         token_entropy=padded("token_entropy") if has_entropy.pop() else None,
+        token_versions=token_versions,
     )
+
+
+def _token_versions(batch: RolloutBatch) -> Tensor:
+    if batch.token_versions is not None:
+        return batch.token_versions
+    return torch.full_like(batch.response_ids, batch.policy_version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,6 +296,7 @@ class TokenRecord:
     """One response with what the algorithm saw of its tokens; plain lists, for people to look at.
 
     Attributes:
+        policy_version: of the oldest weights that generated a token of it.
         token_entropy: ``|o|`` values, nats.
         shaped_rewards: ``|o|`` values.
         advantages: ``|o|`` values.

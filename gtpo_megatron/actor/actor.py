@@ -320,7 +320,7 @@ class MegatronActor:
                 length = int(mine.response_lengths[i])
                 record = TokenRecord(
                     group_id=group,
-                    policy_version=mine.policy_version,
+                    policy_version=int(mine.oldest_versions[i]),
                     prompt_ids=mine.prompt_ids[i, : int(mine.prompt_lengths[i])].tolist(),
                     response_ids=mine.response_ids[i, :length].tolist(),
                     token_entropy=batch.scored.scores.token_entropy[i, :length].tolist(),

@@ -15,7 +15,6 @@ def to_rollout_batch(
     requests: Sequence[SampleRequest],
     completions: Sequence[Any],
     *,
-    policy_version: int,
     entropies: Sequence[Sequence[float]] | None,
 ) -> RolloutBatch:
     """One row a request, in their order.
@@ -23,17 +22,22 @@ def to_rollout_batch(
     Args:
         requests: what was asked for.
         completions: vLLM's ``CompletionOutput`` of each.
-        policy_version: of the weights that generated every token.
         entropies: of each sampled token, maybe one too many; None where nobody asked for them.
 
     Raises:
-        RolloutError: a response has no tokens, or too few log-probs or entropies.
+        RolloutError: a response has no tokens, too few log-probs or entropies, or tokens of which vLLM does not say
+            which weights sampled them.
     """
     ids = [list(completion.token_ids) for completion in completions]
     logprobs = [
         _logprobs(request, tokens, completion)
         for request, tokens, completion in zip(requests, ids, completions, strict=True)
     ]
+    versions = [
+        _versions(request, tokens, completion)
+        for request, tokens, completion in zip(requests, ids, completions, strict=True)
+    ]
+    found = {version for row in versions for version in row}
     entropy = None
     if entropies is not None:
         for request, tokens, values in zip(requests, ids, entropies, strict=True):
@@ -48,8 +52,9 @@ def to_rollout_batch(
         rollout_logprobs=_padded(logprobs),
         group_ids=torch.tensor([request.group_id for request in requests]),
         truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]),
-        policy_version=policy_version,
+        policy_version=min(found),
         token_entropy=entropy,
+        token_versions=_padded(versions, torch.int64) if len(found) > 1 else None,
     )
 
 
@@ -63,6 +68,15 @@ def _logprobs(request: SampleRequest, tokens: list[int], completion: Any) -> lis
         )
     logprobs: list[float] = flat.logprobs
     return logprobs
+
+
+def _versions(request: SampleRequest, tokens: list[int], completion: Any) -> list[int]:
+    """Of the weights that sampled each token; vLLM labels spans of tokens with what ``set_weight_version`` was told."""
+    spans = completion.weight_versions or []
+    versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
+    if len(versions) != len(tokens):
+        raise RolloutError(f"{_name(request)}: {len(tokens)} tokens, {len(versions)} of them with a policy version")
+    return versions
 
 
 def _name(request: SampleRequest) -> str:

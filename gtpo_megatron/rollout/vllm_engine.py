@@ -1,6 +1,7 @@
 """vLLM as the sampler, in this process."""
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import RolloutError, WeightSyncError
+from gtpo_megatron.rollout.in_flight import InFlight
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import to_rollout_batch
@@ -86,10 +88,15 @@ class VllmEngine:
         if num_threads and not torch.cuda.is_available():
             self._llm.collective_rpc("gtpo_set_threads", args=(num_threads,))
         self._max_concurrent = config.max_concurrent_sequences
+        self._max_staleness = config.max_staleness
+        self._keeps_requests = config.partial
+        self._in_flight = InFlight(self._llm.llm_engine)
         self._stop_ids = _stop_token_ids(self._llm, model_path)
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._next_response = 0
-        self._version = 0 if has_weights else UNUSABLE
+        self._version = UNUSABLE
+        if has_weights:
+            self._label(0)
         self.num_workers = config.tensor_parallel_size
         self._slots: dict[int, SharedSlots] = {}
         self._asleep: set[str] = set()
@@ -104,19 +111,47 @@ class VllmEngine:
             RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response, or the engine has no
                 usable weights.
         """
+        ticket = self.begin(requests, sampling, seed=seed)
+        batch = self.advance(ticket, limit_s=math.inf)
+        assert batch is not None, "without a limit it comes back with the batch"
+        return batch
+
+    def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int) -> int:
+        """Hands requests to vLLM; ``advance`` lets it work on them.
+
+        Returns:
+            The ticket to ask for the responses with.
+
+        Raises:
+            RolloutError: the engine has no usable weights.
+        """
         self._check_weights()
-        engine = self._llm.llm_engine
-        first = self._add(requests, sampling, seed)
-        finished: dict[int, Any] = {}
-        while len(finished) < len(requests):
-            for output in engine.step():
-                if output.finished:
-                    finished[int(output.request_id)] = output.outputs[0]
-        numbers = range(first, first + len(requests))
+        return self._in_flight.add(requests, self._add(requests, sampling, seed), version=self._version)
+
+    def advance(self, ticket: int, *, limit_s: float) -> RolloutBatch | None:
+        """Works on everything that is in flight, for some time or until a batch is whole.
+
+        With ``rollout.partial`` new weights may come between two calls. What is in flight then goes on with them: its
+        keys and values are computed again, its next tokens are of the new weights, and its log-probs stay those of the
+        weights that sampled each token (``RolloutBatch.token_versions``).
+
+        Args:
+            ticket: of the batch.
+            limit_s: seconds; the step of vLLM's that is under way then is the last one.
+
+        Returns:
+            The responses, as ``generate`` does; None: they are not whole yet.
+
+        Raises:
+            RolloutError: as ``generate``.
+        """
+        self._check_weights()
+        if not self._in_flight.advance(ticket, limit_s=limit_s):
+            return None
+        requests, numbers, completions = self._in_flight.take(ticket)
         return to_rollout_batch(
             requests,
-            [finished[number] for number in numbers],
-            policy_version=self._version,
+            completions,
             entropies=self._take_entropies(numbers) if self._keeps_entropies else None,
         )
 
@@ -212,8 +247,9 @@ class VllmEngine:
 
         Raises:
             WeightSyncError: the weights did not come, or vLLM could not load them. The engine is then unusable and must
-                be replaced.
+                be replaced. Or requests are in flight that the new weights would make too old; then nothing changes.
         """
+        self._in_flight.check_push(version, max_staleness=self._max_staleness)
         self._version = UNUSABLE
         try:
             self._llm.collective_rpc("start_weight_update")
@@ -225,13 +261,22 @@ class VllmEngine:
         versions = self._llm.collective_rpc("gtpo_policy_version")
         if set(versions) != {version}:
             raise WeightSyncError(f"vLLM workers report policy versions {versions} after a push of {version}")
-        self.forget_prefixes()
-        self._version = version
+        # requests in flight lose their keys and values too, which are of the old weights, and compute them again
+        self._forget_prefixes(with_running=self._keeps_requests)
+        self._label(version)
         return dict(self._llm.collective_rpc("gtpo_received_checksums")) if with_checksums else {}
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache, so that what was generated before cannot influence what comes next."""
-        if not self._llm.reset_prefix_cache():
+        self._forget_prefixes(with_running=False)
+
+    def _label(self, version: int) -> None:
+        """What comes from now on is of this version of the weights."""
+        self._llm.llm_engine.set_weight_version(str(version))
+        self._version = version
+
+    def _forget_prefixes(self, *, with_running: bool) -> None:
+        if not self._llm.reset_prefix_cache(reset_running_requests=with_running):
             raise WeightSyncError("vLLM refused to reset its prefix cache: requests are still running")
 
     def sleep(self, *, keep_weights: bool) -> None:

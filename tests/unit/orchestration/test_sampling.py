@@ -158,3 +158,21 @@ def test_batches_of_different_policies_do_not_mix():
     one = batch([1], 2)
     with pytest.raises(ShapeError, match=r"policy versions \[0, 1\]"):
         concatenate([one, dataclasses.replace(one, policy_version=1)])
+
+
+def test_batches_of_different_policies_mix_where_responses_survive_a_push():
+    import dataclasses
+
+    old, new = batch([1, 2], 1), dataclasses.replace(batch([4], 1), policy_version=1)  # lengths 2, 3 and 2
+    spans = dataclasses.replace(old, token_versions=torch.tensor([[0, 1, 0], [0, 0, 0]]))
+    whole = concatenate([new, spans, old], may_mix=True)
+    assert whole.policy_version == 0
+    assert whole.oldest_versions.tolist() == [1, 0, 0, 0, 0]
+    assert whole.is_multi_version.tolist() == [False, True, False, False, False]
+    assert whole.token_versions[whole.response_mask].tolist() == [1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert whole.select([1]).token_versions.tolist() == [[0, 1]]
+    # of one version there is nothing to say
+    assert concatenate([old, old], may_mix=True).token_versions is None
+    assert not old.is_multi_version.any()
+    with pytest.raises(ShapeError, match=r"token_versions \(1, 3\)"):
+        dataclasses.replace(old, token_versions=torch.zeros(1, 3, dtype=torch.int64))

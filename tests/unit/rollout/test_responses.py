@@ -11,13 +11,18 @@ from gtpo_megatron.rollout.responses import to_rollout_batch
 REQUESTS = [SampleRequest(prompt_ids=(1, 2, 3)[:n], group_id=5, sample=n) for n in (2, 3)]
 
 
-def completion(tokens, *, reason="stop", logprobs=None):
-    flat = SimpleNamespace(token_ids=list(tokens), logprobs=logprobs or [-0.5 * t for t in tokens])
-    return SimpleNamespace(token_ids=tokens, finish_reason=reason, logprobs=flat)
+def span(version, start, end):
+    return SimpleNamespace(version=str(version), start=start, end=end)
+
+
+def completion(tokens, *, reason="stop", spans=None):
+    flat = SimpleNamespace(token_ids=list(tokens), logprobs=[-0.5 * t for t in tokens])
+    spans = [span(3, 0, len(tokens))] if spans is None else spans
+    return SimpleNamespace(token_ids=tokens, finish_reason=reason, logprobs=flat, weight_versions=spans)
 
 
 def convert(completions, entropies=None):
-    return to_rollout_batch(REQUESTS, completions, policy_version=3, entropies=entropies)
+    return to_rollout_batch(REQUESTS, completions, entropies=entropies)
 
 
 def test_rows_are_padded_on_the_right():
@@ -30,6 +35,7 @@ def test_rows_are_padded_on_the_right():
     assert batch.truncated.tolist() == [False, True]
     assert batch.group_ids.tolist() == [5, 5]
     assert batch.policy_version == 3
+    assert batch.token_versions is None
     # a value past the last token belongs to a sample that vLLM threw away
     assert batch.token_entropy.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert convert([completion((7,)), completion((4,))]).token_entropy is None
@@ -53,6 +59,22 @@ def test_rows_are_padded_on_the_right():
 def test_a_response_that_lacks_something_is_refused(bad, message):
     with pytest.raises(RolloutError, match=message):
         convert([completion((7,)), bad])
+
+
+def test_every_token_has_the_version_of_the_weights_that_sampled_it():
+    batch = convert(
+        [completion((7, 8, 9), spans=[span(3, 0, 1), span(4, 1, 3)]), completion((4,), spans=[span(4, 0, 1)])]
+    )
+    assert batch.policy_version == 3
+    assert batch.token_versions[batch.response_mask].tolist() == [3, 4, 4, 4]
+    assert batch.oldest_versions.tolist() == [3, 4]
+    assert batch.is_multi_version.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("spans", "num"), [([], 0), ([span(3, 0, 1)], 1)])
+def test_tokens_of_unknown_weights_are_refused(spans, num):
+    with pytest.raises(RolloutError, match=f"response 2 of group 5: 2 tokens, {num} of them with a policy version"):
+        convert([completion((7, 8), spans=spans), completion((4,))])
 
 
 def test_missing_entropies_are_refused():

@@ -1,0 +1,82 @@
+"""Several batches in one engine, which works on all of them whoever asks."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from gtpo_megatron.errors import RolloutError, WeightSyncError
+from gtpo_megatron.rollout.in_flight import InFlight
+from gtpo_megatron.rollout.requests import SampleRequest
+
+
+class Engine:
+    """Needs a given number of steps for each request."""
+
+    def __init__(self, *steps):
+        self.left = dict(enumerate(steps))
+        self.num_steps = 0
+
+    def has_unfinished_requests(self):
+        return bool(self.left)
+
+    def step(self):
+        self.num_steps += 1
+        outputs = []
+        for number in list(self.left):
+            self.left[number] -= 1
+            is_finished = self.left[number] == 0
+            outputs.append(SimpleNamespace(request_id=str(number), finished=is_finished, outputs=[f"text {number}"]))
+            if is_finished:
+                del self.left[number]
+        return outputs
+
+
+def requests(num):
+    return [SampleRequest(prompt_ids=(1,), group_id=0, sample=sample) for sample in range(num)]
+
+
+def test_whoever_asks_moves_all_on_and_each_gets_its_own():
+    engine = Engine(1, 4, 2, 3)
+    in_flight = InFlight(engine)
+    first = in_flight.add(requests(2), 0, version=5)
+    second = in_flight.add(requests(2), 2, version=5)
+    assert in_flight.advance(second, limit_s=math.inf)
+    assert engine.num_steps == 3
+    _, numbers, completions = in_flight.take(second)
+    assert list(numbers) == [2, 3]
+    assert completions == ["text 2", "text 3"]
+    assert in_flight.advance(first, limit_s=math.inf)
+    assert engine.num_steps == 4
+    assert in_flight.take(first)[2] == ["text 0", "text 1"]
+    with pytest.raises(RolloutError, match=r"no batch 0 is in flight here; in flight are \[\]"):
+        in_flight.advance(first, limit_s=1)
+
+
+def test_when_the_time_is_up_the_step_under_way_is_the_last():
+    engine = Engine(3)
+    in_flight = InFlight(engine)
+    ticket = in_flight.add(requests(1), 0, version=5)
+    assert [in_flight.advance(ticket, limit_s=0) for _ in range(3)] == [False, False, True]
+    assert in_flight.advance(ticket, limit_s=0)  # asked again, it need not step
+    assert engine.num_steps == 3
+
+
+def test_requests_that_vllm_lost_are_an_error():
+    engine = Engine(1, 9)
+    in_flight = InFlight(engine)
+    ticket = in_flight.add(requests(2), 0, version=5)
+    assert not in_flight.advance(ticket, limit_s=0)
+    engine.left.clear()
+    with pytest.raises(RolloutError, match="vLLM lost 1 of 2 requests: .* one of them is number 1"):
+        in_flight.advance(ticket, limit_s=math.inf)
+
+
+def test_weights_that_would_make_a_batch_too_old_are_refused():
+    in_flight = InFlight(Engine(1))
+    in_flight.check_push(9, max_staleness=0)
+    in_flight.add(requests(1), 0, version=5)
+    in_flight.check_push(5, max_staleness=0)  # the same weights again, for an engine that was replaced
+    in_flight.check_push(6, max_staleness=1)
+    with pytest.raises(WeightSyncError, match=r"version 7 is pushed while 1 requests .* begun with version 5; .*=1"):
+        in_flight.check_push(7, max_staleness=1)
