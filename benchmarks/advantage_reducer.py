@@ -178,6 +178,7 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
             response_lengths=torch.randint(1, tokens + 1, (num_responses,)),
             group_ids=ids,
             truncated=torch.zeros(num_responses, dtype=torch.bool),
+            is_multi_version=torch.zeros(num_responses, dtype=torch.bool),
             policy_version=0,
         )
         credit = assign_credit(

@@ -65,6 +65,8 @@ class RolloutConfig:
             turns: they sleep while the trainer works, whose gradients and optimizer are on the host while they sample.
         max_staleness: 0: responses come from the weights that they train. 1: those of the next step are sampled while
             this one trains, from the weights that it started with; ``algorithm.off_policy`` corrects for that.
+        partial: with ``max_staleness=1``: a push does not wait for the responses that are being sampled; they go on
+            with the new weights. A run then does not repeat: which token is of which weights depends on who is faster.
     """
 
     group_size: int = 16
@@ -78,6 +80,7 @@ class RolloutConfig:
     entropy_source: Literal["actor", "rollout"] = "actor"
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     max_staleness: int = 0
+    partial: bool = False
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -93,6 +96,11 @@ class RolloutConfig:
             raise ConfigError(
                 f"max_staleness={self.max_staleness} with placement='colocated': engines and trainer take turns on "
                 f"the same GPUs, so nothing can be sampled while the trainer works; use placement='disaggregated'"
+            )
+        if self.partial and self.max_staleness == 0:
+            raise ConfigError(
+                f"partial=True with max_staleness={self.max_staleness}: no response is being sampled when weights are "
+                f"pushed; use max_staleness=1, or partial=False"
             )
         require_non_negative(max_engine_restarts=self.max_engine_restarts)
         require_positive(

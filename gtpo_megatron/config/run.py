@@ -73,26 +73,37 @@ class RunConfig:
                 f"weight_sync.transport='relay' with rollout.placement={self.rollout.placement!r}: ranks hand weights "
                 f"on to the workers on their own GPUs; use placement='colocated', or transport='process_group'"
             )
-        if self.cluster.mode == "local" and self.rollout.num_engines != 1:
-            raise ConfigError(
-                f"cluster.mode='local' has one engine, got rollout.num_engines={self.rollout.num_engines}; "
-                f"use mode='ray' or num_engines=1"
-            )
         if self.optimizer.offload_fraction > 0 and not self.parallel.distributed_optimizer:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "
                 f"parallel.distributed_optimizer=True; got {self.parallel}"
             )
         self._check_best_checkpoints()
-        if self.cluster.mode == "local" and self.parallel.num_ranks != 1:
-            raise ConfigError(
-                f"cluster.mode='local' runs one rank, got {self.parallel}; use mode='ray' or parallel.num_ranks=1"
-            )
+        self._check_local()
 
     @property
     def num_updates(self) -> int:
         """Optimizer updates in the whole run."""
         return self.num_steps * self.update.updates_per_rollout
+
+    def _check_local(self) -> None:
+        """What one process cannot do."""
+        if self.cluster.mode != "local":
+            return
+        if self.rollout.num_engines != 1:
+            raise ConfigError(
+                f"cluster.mode='local' has one engine, got rollout.num_engines={self.rollout.num_engines}; "
+                f"use mode='ray' or num_engines=1"
+            )
+        if self.rollout.partial:
+            raise ConfigError(
+                "rollout.partial=True with cluster.mode='local': an engine in the trainer's process is not paused for "
+                "a push; use mode='ray', or partial=False"
+            )
+        if self.parallel.num_ranks != 1:
+            raise ConfigError(
+                f"cluster.mode='local' runs one rank, got {self.parallel}; use mode='ray' or parallel.num_ranks=1"
+            )
 
     def _check_profile(self) -> None:
         profile = self.profile

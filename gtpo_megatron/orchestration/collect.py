@@ -60,6 +60,21 @@ def collect_survivors(
     return results, dead
 
 
+def collect_next(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> tuple[dict[str, Any], frozenset[str]]:
+    """Like ``collect_survivors``, but waits only until a first call has ended.
+
+    Returns:
+        Results by name, and the names of those that died; of at least one call together.
+    """
+    import ray
+
+    ready, _ = ray.wait(list(calls.values()), num_returns=1, timeout=deadline_s)
+    if not ready:
+        _raise_worst({}, sorted(calls), stage, deadline_s)
+    ended = {name: reference for name, reference in calls.items() if reference in ready}
+    return collect_survivors(ended, stage=stage, deadline_s=deadline_s)
+
+
 def _wait(
     calls: Mapping[str, Any], *, deadline_s: float, grace_s: float
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

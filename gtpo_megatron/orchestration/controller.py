@@ -188,6 +188,7 @@ class Controller:
         is_stale = self._config.rollout.max_staleness > 0
         if not (is_last or (is_stale and step % self._config.weight_sync.verify_every_steps == 0)):
             return {}
+        self._pipeline.drain()  # the check empties the prefix cache, which nothing in flight may be using
         with self._parts.timers.stage("push_check"):
             probe = self._parts.engine.generate(
                 prompts, self._config.rollout.sampling, samples_per_prompt=1, seed=self._config.seed
@@ -210,6 +211,7 @@ class Controller:
             )
             return self._parts.reward.score(rollouts, prompts)
 
+        self._pipeline.drain()  # it empties the prefix cache, which nothing in flight may be using
         with self._parts.timers.stage("evaluation"):
             results = tuple(
                 evaluate(heldout, config, sample_and_grade, threshold=threshold) for heldout in self._inputs.heldout
@@ -223,6 +225,7 @@ class Controller:
         return results
 
     def _save(self, step: int, scores: dict[str, float]) -> None:
+        self._pipeline.drain()  # a checkpoint holds whole responses only, so that none is lost or sampled twice
         with self._parts.timers.stage("checkpoint"):
             state = DriverState(step=step, sampler=dict(self._sampler.state_dict()), counters=dict(self._counters))
             self._parts.turns.to_trainer(keep_weights=True)

@@ -58,8 +58,9 @@ class LocalEngine:
         """Itself: it cannot die alone."""
         return self
 
-    def replace_lost(self) -> None:
+    def replace_lost(self) -> bool:
         """Nothing: it cannot die alone."""
+        return False
 
     def abandon(self) -> None:
         """Nothing: it ends with this process."""

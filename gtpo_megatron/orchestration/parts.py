@@ -30,7 +30,8 @@ class RolloutHandle:
         response_lengths: ``[B]`` int64.
         group_ids: ``[B]`` int64.
         truncated: ``[B]`` bool.
-        policy_version: of the weights that generated them.
+        is_multi_version: ``[B]`` bool, several versions of the weights generated the response.
+        policy_version: of the oldest weights that generated them.
     """
 
     payload: Any
@@ -38,6 +39,7 @@ class RolloutHandle:
     response_lengths: Tensor
     group_ids: Tensor
     truncated: Tensor
+    is_multi_version: Tensor
     policy_version: int
 
 
@@ -70,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
-        """The chosen rows of several batches of one policy as one batch."""
+        """The chosen rows of several batches as one; of one policy, unless responses survive a push."""
         ...
 
     def forget_prefixes(self) -> None:
@@ -89,8 +91,8 @@ class Engine(Protocol):
         """The same engines for a thread beside the trainer's: a death raises EngineLostError instead of a restart."""
         ...
 
-    def replace_lost(self) -> None:
-        """Restarts what died unattended; the next push gives it weights."""
+    def replace_lost(self) -> bool:
+        """Restarts what died unattended, which then waits for a push; returns whether there was any."""
         ...
 
     def abandon(self) -> None:
@@ -202,5 +204,6 @@ def rollout_summary(batch: RolloutBatch) -> dict[str, Any]:
         "response_lengths": batch.response_lengths,
         "group_ids": batch.group_ids,
         "truncated": batch.truncated,
+        "is_multi_version": batch.is_multi_version,
         "policy_version": batch.policy_version,
     }

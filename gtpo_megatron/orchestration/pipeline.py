@@ -3,6 +3,11 @@
 With ``rollout.max_staleness=1`` the responses of step ``k + 1`` are sampled while step ``k`` trains, by the weights
 that step ``k`` started from. A push waits for them, so every response comes from one version of the weights, and which
 one does not depend on who was faster: a run that is repeated is the same.
+
+With ``rollout.partial`` a push does not wait: what is in flight goes on with the new weights. And the responses of
+step ``k + 2`` are begun while the last ones of step ``k + 1`` are still written, once the engines have the weights that
+step ``k + 1`` starts from. They are no older than without ``partial``: begun one push before the step that they train,
+and whole before it starts.
 """
 
 import dataclasses
@@ -41,7 +46,10 @@ class RolloutPipeline:
         self._parts = parts
         self._config = config
         self._ahead = config.rollout.max_staleness
+        self._survives_push = config.rollout.partial
+        self._drawing = threading.Lock()
         self._started = 0
+        self._version = 0
         self._running: dict[int, _Sampling] = {}
         self._ready: dict[int, Sampled] = {}
         self._lost: dict[int, _Replay] = {}
@@ -56,32 +64,44 @@ class RolloutPipeline:
         Raises:
             GTPOError: sampling or grading failed.
         """
+        self._version = step - 1
         last = min(step + self._ahead, max(step, self._config.num_steps))
         while self._started < last:
             self._started += 1
             self._start(self._started)
         if step in self._running:
             with self._parts.timers.stage("rollout_wait"):
-                self._collect(step)
-        if step in self._lost:
-            self.make_up()
+                self._collect(step, is_pushed_to_next=False)
+        self._make_up()
         sampled = self._ready.pop(step)
         for name, seconds in sampled.seconds.items():
             self._parts.timers.add(name, seconds)
         return sampled
 
+    def before_push(self) -> None:
+        """Waits until no request is in flight, or only looks what has ended where responses survive a push."""
+        steps = [step for step, sampling in self._running.items() if not self._survives_push or sampling.future.done()]
+        if steps:
+            with self._parts.timers.stage("rollout_wait"):
+                for step in sorted(steps):
+                    self._collect(step, is_pushed_to_next=True)
+
+    def after_push(self, version: int) -> None:
+        """Samples anew what was lost with an engine, whose successor has got weights.
+
+        Args:
+            version: of the weights that were pushed.
+        """
+        self._version = version
+        self._make_up()
+
     def drain(self) -> None:
-        """Waits until no request is in flight; comes before every push."""
+        """Waits until no request is in flight, for who else needs the engines; comes after a push."""
         if self._running:
             with self._parts.timers.stage("rollout_wait"):
                 for step in sorted(self._running):
-                    self._collect(step)
-
-    def make_up(self) -> None:
-        """Samples anew what was lost with an engine; comes after the push, which gave its successor weights."""
-        for step in sorted(self._lost):
-            self._ready[step] = self._sample(self._lost[step], self._parts)
-            del self._lost[step]
+                    self._collect(step, is_pushed_to_next=False)
+            self._make_up()
 
     def close(self) -> None:
         """Ends what is still in flight, where a run ends before its time."""
@@ -92,7 +112,7 @@ class RolloutPipeline:
                 sampling.thread.join(CLOSE_PATIENCE_S)
 
     def state_dict(self) -> dict[str, Any]:
-        """Responses that wait for their step, as tensors and plain values; call it after a push."""
+        """Responses that wait for their step, as tensors and plain values; call it after ``drain``."""
         assert not self._running, "drain comes first"
         engine = self._parts.engine
         return {
@@ -106,11 +126,15 @@ class RolloutPipeline:
         self._ready = {step: from_plain(plain, self._parts.engine.hold) for step, plain in state["ready"].items()}
 
     def _start(self, step: int) -> None:
-        draw = _Replay(self._draw)
+        draw = _Replay(self._draw_alone)
         if self._ahead == 0:
             self._ready[step] = self._sample(draw, self._parts)
             return
-        before = max(self._running, default=None)
+        earlier = None
+        if self._survives_push:
+            draw.rewound()(self._config.data.prompts_per_step)  # now, in the order of the steps
+        elif self._running:
+            earlier = self._running[max(self._running)]
         timers = StageTimers()
         # an engine that dies now must wait for its weights until the trainer has some to give
         parts = dataclasses.replace(self._parts, timers=timers, engine=self._parts.engine.unattended())
@@ -122,7 +146,6 @@ class RolloutPipeline:
             seconds = {name.removeprefix("timing/").removesuffix("_s"): value for name, value in timers.take().items()}
             return dataclasses.replace(sampled, seconds=seconds)
 
-        earlier = None if before is None else self._running[before]
         self._running[step] = _Sampling.begin(sample, draw=draw, name=f"sampling of step {step}")
 
     def _sample(self, draw: "_Replay", parts: StepParts) -> Sampled:
@@ -136,13 +159,24 @@ class RolloutPipeline:
             seed=config.seed,
         )
 
-    def _collect(self, step: int) -> None:
+    def _draw_alone(self, num: int) -> PromptBatch:
+        with self._drawing:  # two steps may be in flight, and dynamic sampling draws for either
+            return self._draw(num)
+
+    def _make_up(self) -> None:
+        for step in sorted(self._lost):
+            self._ready[step] = self._sample(self._lost[step], self._parts)
+            del self._lost[step]
+
+    def _collect(self, step: int, *, is_pushed_to_next: bool) -> None:
         sampling = self._running[step]
         try:
             self._ready[step] = sampling.future.result()
         except EngineLostError as error:
-            logger.warning("the responses of step %d are sampled again after the next push: %s", step, error)
-            self._parts.engine.replace_lost()
+            logger.warning("the responses of step %d are sampled again, from new weights: %s", step, error)
+            if self._parts.engine.replace_lost() and not is_pushed_to_next:
+                with self._parts.timers.stage("weight_sync"):
+                    self._parts.weight_sync.push(version=self._version)
             self._lost[step] = sampling.draw
         del self._running[step]
 

@@ -10,12 +10,19 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import EngineLostError, WorkerError
 from gtpo_megatron.orchestration.collect import collect_survivors
 from gtpo_megatron.orchestration.parts import RolloutHandle, rollout_summary
+from gtpo_megatron.orchestration.ray_slices import sample_in_slices
 from gtpo_megatron.orchestration.rollout_parts import RolloutParts, chosen_rows, joined
 from gtpo_megatron.rollout.requests import deal_to_engines, requests_for
 from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
 
 logger = logging.getLogger(__name__)
+
+_Answers = dict[int, tuple[tuple[Any, ...], Any]]
+"""By index of the engine: the references that its call gave, and what the last of them refers to."""
+
+_Attempt = Callable[[dict[int, Any]], tuple[_Answers, set[int]]]
+"""Asks processes, by index; returns the answers of some, and the indices of those that died."""
 
 
 def engine_names(num_engines: int) -> list[str]:
@@ -29,6 +36,8 @@ class RayEngines:
     An engine that dies is started again, gets the weights that the others have, and is asked again for what it was
     asked when it died; a response depends on its request and its seed, so nothing is lost but time.
 
+    Responses that survive a push (``max_spread``) are sampled in slices, between which the push gets in.
+
     Args:
         processes: remote ``EngineProcess`` objects; a replacement takes its predecessor's place in it.
         hosts: the machine of each.
@@ -36,6 +45,7 @@ class RayEngines:
         restart: starts the engine with this index anew and waits until it is up.
         max_restarts: in the whole run; the next death ends it.
         deadline_s: longest time for one call.
+        max_spread: versions of the weights that may meet in one batch; 0: a push comes only when nothing is in flight.
 
     Attributes:
         num_restarts: so far.
@@ -52,6 +62,7 @@ class RayEngines:
         restart: Callable[[int], Any],
         max_restarts: int,
         deadline_s: float,
+        max_spread: int = 0,
     ) -> None:
         self._processes = processes
         self._hosts = list(hosts)
@@ -62,7 +73,9 @@ class RayEngines:
         self._deadline_s = deadline_s
         self._version = 0
         self._is_attended = True
-        self._lost: set[int] = set()
+        self._max_spread = max_spread
+        # by index the process that died: the one that has taken its place since is not lost
+        self._lost: dict[int, Any] = {}
         self.num_restarts = 0
         self.reconnect: Callable[[], None] = _nobody_there
         self.push_again: Callable[[int], None] = _nobody_there
@@ -78,21 +91,38 @@ class RayEngines:
         shares = [[row for row, engine in enumerate(dealt) if engine == index] for index in range(len(self._processes))]
         busy = [index for index, share in enumerate(shares) if share]
 
-        def ask(index: int, process: Any) -> tuple[Any, Any]:
+        def whole(index: int, process: Any) -> tuple[Any, Any]:
             share = [requests[row] for row in shares[index]]
             batch, numbers = process.generate.options(num_returns=2).remote(share, sampling, seed)
             return batch, numbers
 
-        answers = self._ask("rollout", ask, busy)
+        def in_slices(processes: dict[int, Any]) -> tuple[_Answers, set[int]]:
+            index_of = {self._names[index]: index for index in processes}
+            answers, dead = sample_in_slices(
+                {self._names[index]: process for index, process in processes.items()},
+                {self._names[index]: [requests[row] for row in shares[index]] for index in processes},
+                sampling,
+                seed,
+                deadline_s=self._deadline_s,
+            )
+            found = {index_of[name]: ((batch,), summary) for name, (batch, summary) in answers.items()}
+            return found, {index_of[name] for name in dead}
+
+        answers = self._insist("rollout", in_slices, busy) if self._max_spread else self._ask("rollout", whole, busy)
         rows = [(0, 0)] * len(requests)
         for part, index in enumerate(busy):
             for place, row in enumerate(shares[index]):
                 rows[row] = (part, place)
-        return joined([answers[index][0][0] for index in busy], [answers[index][1] for index in busy], rows)
+        return joined(
+            [answers[index][0][0] for index in busy],
+            [answers[index][1] for index in busy],
+            rows,
+            max_spread=self._max_spread,
+        )
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
         """The chosen rows as one batch, which stays where it is."""
-        return chosen_rows(rollouts, rows)
+        return chosen_rows(rollouts, rows, max_spread=self._max_spread)
 
     def hosts(self) -> list[str]:
         """The machine of every engine."""
@@ -129,7 +159,7 @@ class RayEngines:
             stage="weight_sync",
             deadline_s=self._deadline_s,
         )
-        self._lost.update(index for index, name in enumerate(self._names) if name in dead)
+        self._lost |= {index: self._processes[index] for index, name in enumerate(self._names) if name in dead}
         self._replace_lost("weight_sync")
 
     def _workers(self, index: int) -> range:
@@ -154,16 +184,20 @@ class RayEngines:
         twin._is_attended = False
         return twin
 
-    def replace_lost(self) -> None:
+    def replace_lost(self) -> bool:
         """Starts those anew that have died unattended, and lets the trainer reach them."""
-        self._replace_lost("rollout")
+        return self._replace_lost("rollout")
 
-    def _replace_lost(self, stage: str) -> None:
-        lost = sorted(self._lost)
+    def _replace_lost(self, stage: str) -> bool:
+        reported = dict(self._lost)
+        lost = sorted(index for index, process in reported.items() if self._processes[index] is process)
         if lost:
             self._restart(lost, stage)
-            self._lost.clear()
             self.reconnect()
+        for index, process in reported.items():
+            if self._lost[index] is process:
+                del self._lost[index]
+        return bool(lost)
 
     def abandon(self) -> None:
         """Kills all engines."""
@@ -186,7 +220,7 @@ class RayEngines:
 
     def _ask(
         self, stage: str, call: Callable[[int, Any], tuple[Any, ...]], engines: Sequence[int] | None = None
-    ) -> dict[int, tuple[tuple[Any, ...], Any]]:
+    ) -> _Answers:
         """Calls some engines at once, and those that die meanwhile again after their restart.
 
         Args:
@@ -197,22 +231,41 @@ class RayEngines:
         Returns:
             By index: the references, and what the last one refers to.
         """
-        left = list(range(len(self._processes)) if engines is None else engines)
-        answers: dict[int, tuple[tuple[Any, ...], Any]] = {}
-        while left:
-            references = {index: call(index, self._processes[index]) for index in left}
+
+        def attempt(processes: dict[int, Any]) -> tuple[_Answers, set[int]]:
+            references = {index: call(index, process) for index, process in processes.items()}
             values, dead = collect_survivors(
                 {self._names[index]: found[-1] for index, found in references.items()},
                 stage=stage,
                 deadline_s=self._deadline_s,
             )
-            for index, found in references.items():
-                if self._names[index] in values:
-                    answers[index] = (found, values[self._names[index]])
-            left = [index for index in left if self._names[index] in dead]
+            answers = {
+                index: (found, values[self._names[index]])
+                for index, found in references.items()
+                if self._names[index] in values
+            }
+            return answers, {index for index in processes if self._names[index] in dead}
+
+        return self._insist(stage, attempt, range(len(self._processes)) if engines is None else engines)
+
+    def _insist(self, stage: str, attempt: _Attempt, engines: Sequence[int]) -> _Answers:
+        """Attempts until all have answered; who dies meanwhile is restarted, or reported where nobody attends.
+
+        Args:
+            stage: for messages.
+            attempt: to ask some.
+            engines: indices.
+        """
+        left = list(engines)
+        answers: _Answers = {}
+        while left:
+            asked = {index: self._processes[index] for index in left}
+            found, dead = attempt(asked)
+            answers |= found
+            left = sorted(dead)
             if left and not self._is_attended:
-                self._lost.update(left)
-                raise EngineLostError(f"{', '.join(sorted(dead))} died in {stage}")
+                self._lost |= {index: asked[index] for index in left}
+                raise EngineLostError(f"{', '.join(self._names[index] for index in left)} died in {stage}")
             if left:
                 self._restart(left, stage)
                 self.reconnect()

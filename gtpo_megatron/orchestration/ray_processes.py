@@ -138,6 +138,16 @@ class EngineProcess(_Process):
         batch = self._engine.generate(requests, sampling, seed=seed)
         return batch, rollout_summary(batch)
 
+    def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> int:
+        """Starts to sample; the ticket to ask for the responses with."""
+        ticket: int = self._engine.begin(requests, sampling, seed=seed)
+        return ticket
+
+    def advance(self, ticket: int, limit_s: float) -> tuple[RolloutBatch | None, dict[str, Any] | None]:
+        """Goes on with everything that was begun; what ``generate`` returns, or twice None: it is not whole yet."""
+        batch = self._engine.advance(ticket, limit_s=limit_s)
+        return batch, None if batch is None else rollout_summary(batch)
+
     def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
         """Shared memory on this node for the engine's workers."""
         slots: dict[int, SharedSlots] = self._engine.open_slots(workers, shape)

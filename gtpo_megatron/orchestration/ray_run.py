@@ -87,6 +87,7 @@ def _engines(config: RunConfig, placement: Placement, starter: ProcessStarter, p
         restart=restart,
         max_restarts=config.rollout.max_engine_restarts,
         deadline_s=config.cluster.stage_deadline_s,
+        max_spread=config.rollout.max_staleness if config.rollout.partial else 0,
     )
 
 

@@ -30,6 +30,7 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
         "rollout/responses_count": Sum(num),
         "rollout/response_tokens_count": Sum(int(lengths.sum())),
         "rollout/truncated_frac": Mean(int(rollouts.truncated.sum()), num),
+        "rollout/multi_version_count": Sum(int(rollouts.is_multi_version.sum())),
         "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),
     }
     return metrics | best_rewards([rewards])

@@ -17,7 +17,7 @@ class RolloutParts:
     """Rows of several batches, in an order of their own.
 
     Attributes:
-        batches: Ray references to a ``RolloutBatch`` each.
+        batches: Ray references to a ``RolloutBatch`` each; whoever chose them has looked at their policy versions.
         rows: for every response the batch that it is in, and its row there.
     """
 
@@ -33,12 +33,12 @@ class RolloutParts:
         for batch in batches:
             starts.append(starts[-1] + batch.num_responses)
         rows = [starts[part] + row for part, row in self.rows]
-        whole = concatenate(batches)
+        whole = concatenate(batches, may_mix=True)
         return whole if rows == list(range(starts[-1])) else whole.select(rows)
 
 
 def joined(
-    batches: Sequence[Any], summaries: Sequence[dict[str, Any]], rows: Sequence[tuple[int, int]]
+    batches: Sequence[Any], summaries: Sequence[dict[str, Any]], rows: Sequence[tuple[int, int]], *, max_spread: int = 0
 ) -> RolloutHandle:
     """The handle of a batch in pieces.
 
@@ -46,13 +46,12 @@ def joined(
         batches: references.
         summaries: ``rollout_summary`` of each.
         rows: as in ``RolloutParts``.
+        max_spread: versions that the pieces' policies may be apart.
 
     Raises:
         RolloutError: the pieces come from different weights.
     """
-    versions = {summary["policy_version"] for summary in summaries}
-    if len(versions) != 1:
-        raise RolloutError(f"engines sampled from policy versions {sorted(versions)}: exactly one is needed")
+    oldest = _oldest([summary["policy_version"] for summary in summaries], max_spread, "engines sampled from")
 
     def column(name: str) -> Tensor:
         parts = [summary[name] for summary in summaries]
@@ -64,12 +63,25 @@ def joined(
         response_lengths=column("response_lengths"),
         group_ids=column("group_ids"),
         truncated=column("truncated"),
-        policy_version=versions.pop(),
+        is_multi_version=column("is_multi_version"),
+        policy_version=oldest,
     )
 
 
-def chosen_rows(rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
-    """The chosen rows of several batches as one; nothing is moved."""
+def chosen_rows(
+    rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]], *, max_spread: int = 0
+) -> RolloutHandle:
+    """The chosen rows of several batches as one; nothing is moved.
+
+    Args:
+        rollouts: the batches.
+        rows: of each.
+        max_spread: as in ``joined``.
+
+    Raises:
+        RolloutError: the batches come from different weights.
+    """
+    oldest = _oldest([handle.policy_version for handle in rollouts], max_spread, "batches of")
     batches: list[Any] = []
     found: list[tuple[int, int]] = []
     for handle, chosen in zip(rollouts, rows, strict=True):
@@ -85,14 +97,20 @@ def chosen_rows(rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]
             ]
         )
 
-    versions = {handle.policy_version for handle in rollouts}
-    if len(versions) != 1:
-        raise RolloutError(f"batches of policy versions {sorted(versions)}: exactly one is needed")
     return RolloutHandle(
         payload=RolloutParts(batches=tuple(batches), rows=tuple(found)),
         prompt_lengths=column("prompt_lengths"),
         response_lengths=column("response_lengths"),
         group_ids=column("group_ids"),
         truncated=column("truncated"),
-        policy_version=versions.pop(),
+        is_multi_version=column("is_multi_version"),
+        policy_version=oldest,
     )
+
+
+def _oldest(versions: Sequence[int], max_spread: int, what: str) -> int:
+    oldest = min(versions)
+    if max(versions) - oldest > max_spread:
+        allowed = f"at most {max_spread} may lie between them" if max_spread else "exactly one is needed"
+        raise RolloutError(f"{what} policy versions {sorted(set(versions))}: {allowed}")
+    return oldest

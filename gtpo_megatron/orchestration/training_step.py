@@ -43,11 +43,11 @@ def training_step(pipeline: RolloutPipeline, parts: StepParts, config: RunConfig
         updates = parts.actor.update(batch, step=step)
     if not has_scoring_pass:  # the update's forward pass was the first to see the trainer's log-probs
         check_gap(updates, version=step - 1, limit=parts.logprob_gap_limit)
-    pipeline.drain()
+    pipeline.before_push()
     parts.turns.to_push()
     with stage("weight_sync"):  # (9) the same weights inside vLLM, verified
         parts.weight_sync.push(version=step)
     parts.turns.to_engine()
-    pipeline.make_up()
+    pipeline.after_push(step)
     metrics = sampled.metrics | without_gap(scores.metrics, staleness) | batch.metrics | updates
     return StepReport(sampled=sampled, batch=batch, metrics=metrics | {"rollout/staleness_count": Max(staleness)})

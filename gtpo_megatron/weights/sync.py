@@ -27,7 +27,7 @@ class WeightSync:
         self._is_first = True
 
     def push(self, *, version: int) -> None:
-        """Replaces the sampler's weights by the trainer's; no request may be running.
+        """Replaces the sampler's weights by the trainer's; no request may be running but those that survive a push.
 
         Args:
             version: number of the policy, stored on both sides.

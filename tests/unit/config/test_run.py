@@ -49,6 +49,16 @@ def changed(**parts):
         ({"rollout": {"placement": "colocated", "num_engines": 3}}, "needs 3 ranks to share GPUs"),
         ({"rollout": {"max_staleness": 1}}, "rollout.max_staleness=1 with algorithm.off_policy.mode='off'"),
         ({"rollout": {"max_staleness": 1, "placement": "colocated"}}, "max_staleness=1 with placement='colocated'"),
+        ({"rollout": {"partial": True}}, "partial=True with max_staleness=0"),
+        (
+            {
+                "rollout": {"max_staleness": 1, "partial": True},
+                "algorithm": {"off_policy": OffPolicyConfig(mode="truncate")},
+                "cluster": {"mode": "local"},
+                "parallel": ParallelConfig(num_ranks=1),
+            },
+            "rollout.partial=True with cluster.mode='local'",
+        ),
         (
             {"rollout": {"max_staleness": 1, "entropy_source": "rollout"}},
             "max_staleness=1 with entropy_source='rollout'",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
+from gtpo_megatron.config.algorithm import GTPOConfig, OffPolicyConfig
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
 from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.metrics_file import JsonlSink, read_metrics, truncate_after
@@ -87,13 +88,14 @@ class Turns(MemoryTurns):
         self._log.append("engine")
 
 
-def run(folder, world, checkpoint=None, turns=None, **options):
+def run(folder, world, checkpoint=None, turns=None, rollout=None, **options):
     """The whole run, or its rest from a checkpoint."""
     config = tiny_cpu.gtpo(num_steps=4)
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, prompts_per_step=2),
-        rollout=dataclasses.replace(config.rollout, group_size=2),
+        rollout=dataclasses.replace(config.rollout, group_size=2, **(rollout or {})),
+        algorithm=GTPOConfig(off_policy=OffPolicyConfig(mode="truncate")) if rollout else config.algorithm,
         evaluation=dataclasses.replace(config.evaluation, samples=2, every_steps=0),
         checkpoint=dataclasses.replace(config.checkpoint, every_steps=2),
         logging=dataclasses.replace(config.logging, rollout_groups_per_step=0),

@@ -59,19 +59,20 @@ class Busy(World):
 
     def replace_lost(self):
         self.replaced += 1
+        return True
 
     def abandon(self):
         self.abandoned.set()
 
 
-def loop(world, *, max_staleness, num_steps=5):
+def loop(world, *, max_staleness, partial=False, num_steps=5):
     """A pipeline, and a function that makes a step."""
     config = tiny_cpu.gtpo(num_steps=num_steps)
     config = dataclasses.replace(
         config,
         algorithm=GTPOConfig(off_policy=OffPolicyConfig(mode="truncate")),
         data=dataclasses.replace(config.data, prompts_per_step=2),
-        rollout=dataclasses.replace(config.rollout, group_size=2, max_staleness=max_staleness),
+        rollout=dataclasses.replace(config.rollout, group_size=2, max_staleness=max_staleness, partial=partial),
     )
     parts = StepParts(
         engine=world,

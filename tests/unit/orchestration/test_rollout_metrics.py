@@ -13,13 +13,14 @@ from gtpo_megatron.orchestration.policy_check import check_gap, check_version
 from gtpo_megatron.orchestration.rollout_metrics import best_rewards, rollout_metrics
 
 
-def handle(group_ids, lengths, truncated=None, version=3):
+def handle(group_ids, lengths, truncated=None, version=3, num_multi_version=0):
     return RolloutHandle(
         payload=None,
         prompt_lengths=torch.full((len(lengths),), 5),
         response_lengths=torch.tensor(lengths),
         group_ids=torch.tensor(group_ids),
         truncated=torch.tensor(truncated or [False] * len(lengths)),
+        is_multi_version=torch.arange(len(lengths)) < num_multi_version,
         policy_version=version,
     )
 
@@ -29,10 +30,11 @@ def rewards(values, failed=None):
 
 
 def test_a_batch_by_hand():
-    rollouts = handle([7, 7, 9, 9, 8, 8], [10, 20, 30, 40, 50, 60], [False] * 5 + [True])
+    rollouts = handle([7, 7, 9, 9, 8, 8], [10, 20, 30, 40, 50, 60], [False] * 5 + [True], num_multi_version=2)
     found = to_scalars(rollout_metrics(rollouts, rewards([1.0, 0.0, 0.0, 0.0, 1.0, 1.0])))
     assert found == {
         "rollout/groups_mixed_frac": pytest.approx(1 / 3),
+        "rollout/multi_version_count": 2.0,
         "rollout/prompt_tokens": 5.0,
         "rollout/response_length_max_tokens": 60.0,
         "rollout/response_length_tokens": 35.0,
