@@ -1,7 +1,11 @@
 """Several engines as one, on real Ray actors that make responses up: who answers, who dies, what is asked again."""
 
+import dataclasses
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -28,21 +32,44 @@ PROMPTS = PromptBatch(
 class Engine:
     """Response tokens spell the request; an engine that finds its call's name in the folder takes it away and dies."""
 
-    def __init__(self, index, death_notes):
+    def __init__(self, index, notes):
         self.index = index
-        self.death_notes = death_notes
+        self.notes = notes
         self.version = -1
+        self.begun = {}
 
     def _maybe_die(self, call):
-        note = self.death_notes / f"{self.index} {call}"
+        note = self.notes / f"{self.index} {call}"
         if note.exists():
             note.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def generate(self, requests, sampling, seed):
         self._maybe_die("generate")
+        batch = self._batch(requests, seed)
+        return batch, rollout_summary(batch)
+
+    def begin(self, requests, sampling, seed):
+        self.begun[len(self.begun)] = self.version, requests, seed
+        (self.notes / f"{self.index} has begun").touch()
+        return len(self.begun) - 1
+
+    def advance(self, ticket, limit_s):
+        self._maybe_die("advance")
+        if (self.notes / "hold").exists():
+            time.sleep(0.01)
+            return None, None
+        version, requests, seed = self.begun[ticket]
+        batch = self._batch(requests, seed)
+        if version != self.version:
+            versions = torch.full_like(batch.response_ids, self.version)
+            versions[:, 0] = version
+            batch = dataclasses.replace(batch, policy_version=version, token_versions=versions)
+        return batch, rollout_summary(batch)
+
+    def _batch(self, requests, seed):
         tokens = torch.tensor([[r.group_id, r.sample, r.seed(seed) % 1000] for r in requests])
-        batch = RolloutBatch(
+        return RolloutBatch(
             prompt_ids=torch.zeros(len(requests), 1, dtype=torch.int64),
             prompt_lengths=torch.tensor([len(r.prompt_ids) for r in requests]),
             response_ids=tokens,
@@ -52,7 +79,6 @@ class Engine:
             truncated=torch.zeros(len(requests), dtype=torch.bool),
             policy_version=self.version,
         )
-        return batch, rollout_summary(batch)
 
     def identity(self):
         self._maybe_die("identity")
@@ -75,19 +101,20 @@ def cluster():
 class World:
     """A fleet, the weights it was given, and what happened to it."""
 
-    def __init__(self, tmp_path, num_engines, max_restarts=1):
+    def __init__(self, tmp_path, num_engines, max_restarts=1, max_spread=0):
         import ray
 
         self._kind = ray.remote(Engine).options(num_cpus=0)
-        self._death_notes = tmp_path
+        self._notes = tmp_path
         self.restarted, self.pushed = [], []
         self.fleet = RayEngines(
-            [self._kind.remote(index, self._death_notes) for index in range(num_engines)],
+            [self._kind.remote(index, self._notes) for index in range(num_engines)],
             hosts=["here"] * num_engines,
             workers_per_engine=1,
             restart=self.restart,
             max_restarts=max_restarts,
             deadline_s=DEADLINE_S,
+            max_spread=max_spread,
         )
         self.fleet.reconnect = lambda: self.pushed.append("reconnected")
         self.fleet.push_again = self.push_again
@@ -95,7 +122,7 @@ class World:
 
     def restart(self, index):
         self.restarted.append(index)
-        return self._kind.remote(index, self._death_notes)
+        return self._kind.remote(index, self._notes)
 
     def push(self, version):
         self.fleet.replace_dead()
@@ -107,7 +134,29 @@ class World:
 
     def die_at(self, *calls):
         for call in calls:
-            (self._death_notes / call).touch()
+            (self._notes / call).touch()
+
+    @contextmanager
+    def sampling(self):
+        """All engines have begun when the body begins, none has ended when it ends."""
+        for index in range(2):
+            (self._notes / f"{index} has begun").unlink(missing_ok=True)
+        (self._notes / "hold").touch()
+        with ThreadPoolExecutor(1) as pool:
+            unattended = self.fleet.unattended()
+            future = pool.submit(unattended.generate, PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
+            try:
+                self.wait_until(lambda: all((self._notes / f"{index} has begun").exists() for index in range(2)))
+                yield future
+                assert not future.done()
+            finally:
+                (self._notes / "hold").unlink()
+
+    def wait_until(self, condition):
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def generate(self):
         return self.fleet.generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
@@ -188,6 +237,51 @@ def test_responses_survive_a_trip_through_a_checkpoint(tmp_path):
     held = world.fleet.hold(world.fleet.fetch(handle))
     assert torch.equal(held.payload.gather().response_ids, handle.payload.gather().response_ids)
     assert torch.equal(held.response_lengths, handle.response_lengths)
+
+
+def test_a_push_gets_in_between_two_slices(tmp_path):
+    world = World(tmp_path, 2, max_spread=1)
+    expected = world.generate().payload.gather()
+    with world.sampling() as sampling:
+        world.push(6)
+    handle = sampling.result()
+    assert handle.policy_version == 5
+    assert handle.is_multi_version.all()
+    batch = handle.payload.gather()
+    assert torch.equal(batch.response_ids, expected.response_ids)
+    assert set(map(tuple, batch.token_versions.tolist())) == {(5, 6, 6)}
+    # the next batch has one version again, and both may be one
+    fresh = world.generate()
+    assert (fresh.policy_version, fresh.payload.gather().token_versions) == (6, None)
+    both = world.fleet.concatenate([fresh, handle], [[0], [1]])
+    assert (both.policy_version, both.is_multi_version.tolist()) == (5, [False, True])
+    assert both.payload.gather().token_versions.tolist() == [[6, 6, 6], [5, 6, 6]]
+
+
+def test_an_engine_that_dies_between_slices_is_replaced_once(tmp_path):
+    """By the push, which finds it dead; what its death is reported for later is the old process."""
+    world = World(tmp_path, 2, max_spread=1)
+    with world.sampling() as sampling:
+        world.die_at("1 advance")
+        world.wait_until(lambda: not (tmp_path / "1 advance").exists())
+        world.push(6)
+    with pytest.raises(EngineLostError, match="rollout engine 1 died in rollout"):
+        sampling.result()
+    assert not world.fleet.replace_lost()
+    assert (world.restarted, world.pushed) == ([1], ["reconnected"])
+    assert world.generate().policy_version == 6
+
+
+def test_slices_of_an_attended_engine_that_dies_are_asked_again(tmp_path):
+    world = World(tmp_path, 2, max_spread=1)
+    expected = world.generate().payload.gather()
+    world.die_at("1 advance")
+    handle = world.generate()
+    assert torch.equal(handle.payload.gather().response_ids, expected.response_ids)
+    assert (world.restarted, world.pushed) == ([1], ["reconnected", 5])
+    world.die_at("0 advance")
+    with pytest.raises(WorkerError, match="rollout engine 0 died in rollout, after 1 restarts"):
+        world.generate()
 
 
 def test_two_at_once_need_two_restarts(tmp_path):

@@ -210,3 +210,32 @@ def test_sampling_one_step_ahead_repeats_and_resumes(tmp_path):
     assert steps(tmp_path / "broken") == steps(whole.folder)
     rows = steps(whole.folder)[1:]
     assert [row["rollout/staleness_count"] for row in rows] == [0, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_responses_survive_pushes_a_killed_driver_and_a_killed_engine(tmp_path):
+    """Sampling is slow, so that every push finds responses in flight; checkpoints hold whole ones only."""
+    options = (
+        *("--rollout.max-staleness", "1", "--rollout.partial", "--algorithm.off-policy.mode", "truncate"),
+        *("--rollout.num-engines", "2", "--rollout.max-concurrent-sequences", "1"),
+        *("--rollout.group-size", "8", "--weight-sync.verify-every-steps", "2"),
+    )
+    folder = tmp_path / "run"
+    broken = Run(folder, *options, num_steps=6)
+    broken.wait_for(r"step 3/6")
+    broken.kill()
+    resumed = Run(folder, "--resume", *options, num_steps=6)
+    resumed.wait_for(r"step 4/6")
+    psutil.Process(resumed.pid_of("rollout engine 1")).kill()
+    resumed.succeed()
+    rows = steps(folder)[1:]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert read_metrics(folder / "metrics.jsonl")[-1]["health/engine_restarts_count"] == 1
+    assert [row["rollout/staleness_count"] for row in rows[:4]] == [0, 1, 1, 1]
+    assert all(row["rollout/multi_version_count"] > 0 for row in rows[1:4])
+    assert [row["rollout/responses_count"] for row in rows] == [32] * 6
+    # fresh responses after every second push, and after the last one: the weights are those that were pushed
+    checked = [row for row in rows if row["step"] % 2 == 0]
+    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in checked)
+    # what the sampler says of its tokens is what the correction uses
+    assert all(0.5 < row["off_policy/ratio_mean"] < 2 for row in rows)

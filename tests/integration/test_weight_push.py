@@ -75,9 +75,27 @@ def test_200_pushes_need_no_more_memory_than_20(tmp_path):
     assert memory["bytes_late"] - memory["bytes_early"] < 8 << 20, memory  # the model has 2.5 MiB
 
 
-def probe(tmp_path, sampler_tp, *arguments):
+@pytest.mark.parametrize("sampler_tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_tokens_have_the_log_probs_of_the_weights_that_sampled_them(tmp_path, sampler_tp):
+    """Weights change in mid-generation; keys and values of the old ones would show behind the switch."""
+    make_folder(tmp_path, "qwen2", tied=True)
+    refused, found, failed = probe(tmp_path, sampler_tp, program="partial_probe")
+    assert found["same_checksums"]
+    assert found["gap_before"] < 1e-4
+    assert found["gap_after"] < 1e-4
+    assert found["other_weights_gap"] > 0.1  # and of no other weights
+    # eight were being written; the rest had no token yet, or few, since a place became free
+    assert sorted(found["switches"])[-6:] == [20] * 6
+    assert min(found["switches"]) < 20
+    assert found["oldest"] == [0, 0]
+    assert "policy version 2 is pushed while 6 requests are in flight" in refused["refused"]
+    assert "vLLM could not load policy version 2: no answer to start_weight_update" in failed["push"]
+    assert "vLLM has no usable weights" in failed["after"]
+
+
+def probe(tmp_path, sampler_tp, *arguments, program="push_probe"):
     """Runs the program; its lines."""
-    command = [sys.executable, "-m", "tests.integration.push_probe", str(tmp_path), str(sampler_tp), *arguments]
+    command = [sys.executable, "-m", f"tests.integration.{program}", str(tmp_path), str(sampler_tp), *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment, check=False
