@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -231,11 +231,13 @@ def _status_bytes(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def measure_times(problem: Problem, rounds: int, clock: Callable[[], float]) -> dict[str, dict[str, float]]:
+def measure_times(
+    problem: Problem, rounds: int, clock: Callable[[], float], only: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Median seconds of each variant, and its median ratio to each yardstick of its group."""
     synchronise = torch.cuda.synchronize if problem.device.type == "cuda" else lambda: None
     seconds: dict[str, list[float]] = {}
-    groups = problem.groups()
+    groups = {name: group for name, group in problem.groups().items() if name in only}
     for number in range(rounds + 1):
         for variant in (v for group in groups.values() for v in group):
             synchronise()
@@ -261,15 +263,16 @@ def _ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
     def ratio(above: str, below: str) -> float:
         return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))
 
-    return {
-        "forward over bare": ratio("fused", "bare_forward"),
-        "forward over bare in the same tiles": ratio("fused", "bare_forward_tiled"),
-        "forward over log-probs only": ratio("fused", "fused_logprobs_only"),
-        "training over four bare products": ratio("fused_train", "bare_train"),
-        "training with the entropy's gradient over four bare products": ratio("fused_train_entropy", "bare_train"),
-        "dense over fused, forward": ratio("dense", "fused"),
-        "training over dense": ratio("fused_train", "dense_train"),
+    wanted = {
+        "forward over bare": ("fused", "bare_forward"),
+        "forward over bare in the same tiles": ("fused", "bare_forward_tiled"),
+        "forward over log-probs only": ("fused", "fused_logprobs_only"),
+        "training over four bare products": ("fused_train", "bare_train"),
+        "training with the entropy's gradient over four bare products": ("fused_train_entropy", "bare_train"),
+        "dense over fused, forward": ("dense", "fused"),
+        "training over dense": ("fused_train", "dense_train"),
     }
+    return {name: ratio(*pair) for name, pair in wanted.items() if seconds.keys() >= set(pair)}
 
 
 def main() -> None:
@@ -279,6 +282,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=151_936, help="V")
     parser.add_argument("--chunk", type=int, default=512, help="tokens whose logits are made together")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=["forward", "train"], default=["forward", "train"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cpu-time", action="store_true", help="one thread's processor seconds, for busy machines")
     parser.add_argument("--device", default="cpu")
@@ -294,7 +298,7 @@ def main() -> None:
         print(measure_memory(problem, arguments.memory_of))
         return
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
-    times = measure_times(problem, arguments.rounds, clock)
+    times = measure_times(problem, arguments.rounds, clock, arguments.only)
     ratios = times.pop("ratios")
     names, flops = list(times), 2 * arguments.tokens * arguments.hidden * arguments.vocab
     del problem
