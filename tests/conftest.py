@@ -1,11 +1,17 @@
 """One thread a process: two cores are soon full, and forked gloo ranks share them."""
 
+import signal
+import threading
 import warnings
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# A shell that starts the tests in the background makes them ignore Ctrl-C, and with them every program that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

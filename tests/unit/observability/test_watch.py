@@ -2,6 +2,7 @@ import http.client
 import json
 import re
 import socket
+import signal
 import subprocess
 import sys
 import threading
@@ -130,9 +131,11 @@ def test_the_command_serves_until_it_is_interrupted(folder):
         url = process.stdout.readline().split()[0]
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert b"4 of 40 steps" in answer.read()
-    finally:
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 0
     assert "Traceback" not in rest
 
