@@ -3,6 +3,7 @@
 A first touch of 4 KiB costs more than writing them: for a batch of float32 results half the time of a whole pass.
 """
 
+import contextlib
 import math
 import mmap
 
@@ -25,7 +26,8 @@ def lazy_zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> T
     if device.type != "cpu" or num_bytes < _LAZY_FROM_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)  # keeps the pages as long as it lives
 
 

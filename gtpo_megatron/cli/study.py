@@ -1,6 +1,7 @@
 """``gtpo-megatron study``."""
 
 import importlib
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -60,14 +61,19 @@ def run(arguments: Sequence[str]) -> int:
     report = SessionReport()
     if not options.table_only:
         deadline = time.monotonic() + 60 * options.minutes if options.minutes > 0 else float("inf")
-        report = run_session(
-            runs,
-            ProcessTrainer(runs_dir, deadline=deadline),
-            runs_dir=runs_dir,
-            output=output,
-            deadline=deadline,
-            note=_say,
-        )
+        # a session that is ended ends the run that is on its way
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))
+        try:
+            report = run_session(
+                runs,
+                ProcessTrainer(runs_dir, deadline=deadline),
+                runs_dir=runs_dir,
+                output=output,
+                deadline=deadline,
+                note=_say,
+            )
+        finally:
+            signal.signal(signal.SIGTERM, before)
     _write_results(study, output, runs_dir, {planned.name for planned in runs})
     if report.failed:
         return 1

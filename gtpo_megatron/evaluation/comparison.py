@@ -80,17 +80,18 @@ def compare(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; infinite for a single value, which says nothing of scatter."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    """Of the mean; infinite for one value, or values equal but for rounding, which say nothing of scatter."""
+    if len(values) < 2:
+        return math.inf
+    error = stdev(values) / math.sqrt(len(values))
+    return error if error > _ROUNDING * abs(fmean(values)) else math.inf
 
 
 def paired_t_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the t test that the mean difference is 0; 1 for a single pair, or where nothing differs."""
+    """Two-sided p of the t test that the mean difference is 0; 1 where the scatter is not known."""
     mean, error = fmean(differences), standard_error(differences)
     if math.isinf(error) or mean == 0:
         return 1.0
-    if error == 0:
-        return 0.0
     return 2 * student_t.cdf(-abs(mean) / error, len(differences) - 1)
 
 

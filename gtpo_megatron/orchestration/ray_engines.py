@@ -171,7 +171,8 @@ class RayEngines:
         self._ask("rollout", lambda _, process: (process.forget_prefixes.remote(),))
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """All engines."""
+        """All engines, and none before all are seen to live: a replacement's weights would be pushed to sleepers."""
+        self._ask("memory", lambda _, process: (process.identity.remote(),))
         self._ask("memory", lambda _, process: (process.sleep.remote(keep_weights),))
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:

@@ -1,5 +1,7 @@
 """Connects trainer and sampler for pushes: who holds which weights, who wants them, and the transport between them."""
 
+import shutil
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -74,41 +76,53 @@ def connect(
         WeightMappingError: the layouts cannot be mapped onto each other; names the tensor.
         WeightSyncError: the sampler runs another model, or there is no memory for the buckets.
     """
-    sync = config.weight_sync
     layout = _layout(config, trainer, sampler)
-    endpoint: Endpoint
+    try:
+        link = WeightLink(
+            arch=read_architecture(Path(config.model.path)),
+            layout=layout,
+            dtype_name=wire_dtype(config.model.dtype, config.rollout.dtype),
+            endpoint=_endpoint(config, run_folder, layout, trainer, sampler, has_gpus=has_gpus),
+        )
+        sampler.connect_weights(link)
+        trainer.connect_weights(link)
+    finally:  # also where only some of the workers got their slots
+        if config.weight_sync.transport in ("shared_memory", "relay"):
+            sampler.remove_slot_names()
+    return link
+
+
+def _endpoint(
+    config: RunConfig,
+    run_folder: Path,
+    layout: PushLayout,
+    trainer: TrainerSide,
+    sampler: SamplerSide,
+    *,
+    has_gpus: bool,
+) -> Endpoint:
+    sync = config.weight_sync
     match sync.transport:
         case "shared_memory":
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=sync.deadline_s)
-            endpoint = dict(sampler.open_slots(shape))
+            return dict(sampler.open_slots(shape))
         case "process_group":
             if has_gpus and config.rollout.placement == "colocated":
                 raise WeightSyncError(
                     "weight_sync.transport='process_group' with rollout.placement='colocated': NCCL refuses a rank "
                     "and a worker on one GPU; use transport='relay'"
                 )
-            endpoint = _meeting(config, trainer, layout, num_workers=len(layout.targets), has_gpus=has_gpus)
+            return _meeting(config, trainer, layout, num_workers=len(layout.targets), has_gpus=has_gpus)
         case "relay":
-            shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=sync.deadline_s, on_gpu=has_gpus)
-            endpoint = Relay(
-                meeting=_meeting(config, trainer, layout, num_workers=0, has_gpus=has_gpus),
-                slots=dict(sampler.open_slots(shape)),
-            )
+            # a process cannot open its own memory by CUDA IPC, so an engine in the trainer's gets it by the host
+            on_gpu = has_gpus and config.cluster.mode == "ray"
+            shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=sync.deadline_s, on_gpu=on_gpu)
+            meeting = _meeting(config, trainer, layout, num_workers=0, has_gpus=has_gpus)
+            return Relay(meeting=meeting, slots=dict(sampler.open_slots(shape)))
         case "files":
-            endpoint = SharedFolder(path=str(run_folder.resolve() / "weights"), deadline_s=sync.deadline_s)
-    link = WeightLink(
-        arch=read_architecture(Path(config.model.path)),
-        layout=layout,
-        dtype_name=wire_dtype(config.model.dtype, config.rollout.dtype),
-        endpoint=endpoint,
-    )
-    try:
-        sampler.connect_weights(link)
-        trainer.connect_weights(link)
-    finally:
-        if sync.transport in ("shared_memory", "relay"):
-            sampler.remove_slot_names()
-    return link
+            folder = run_folder.resolve() / "weights"
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed in mid-push
+            return SharedFolder(path=str(folder / uuid.uuid4().hex), deadline_s=sync.deadline_s)
 
 
 def _meeting(

@@ -19,13 +19,21 @@ _DEVICE_ARGUMENT = 6
 """Place of the device's number in the arguments of ``torch.multiprocessing.reductions.rebuild_cuda_tensor``."""
 
 
+_SLOTS: dict[int, Tensor] = {}
+"""This process's slots by their size. Shared memory is not freed while a reader that was killed still counts as one,
+so an engine that takes another one's place gets the same slots."""
+
+
 def share_gpu_slots(file: SlotFile) -> Tensor:
-    """Allocates the slots on this process's GPU and publishes their handle; they live as long as the tensor.
+    """The slots on this process's GPU, whose handle is published; they live as long as the process.
 
     Returns:
         ``[slots, bytes]`` uint8.
     """
-    slots = torch.empty(SLOTS, file.shape.slot_bytes, dtype=torch.uint8, device="cuda")
+    size = file.shape.slot_bytes
+    if size not in _SLOTS:
+        _SLOTS[size] = torch.empty(SLOTS, size, dtype=torch.uint8, device="cuda")
+    slots = _SLOTS[size]
     file.publish(pickle.dumps(reduce_tensor(slots)))  # type: ignore[no-untyped-call]
     return slots
 

@@ -49,7 +49,9 @@ def test_random_signs_agree_with_all_signs():
 
 def test_pairs_without_scatter_or_difference():
     assert compare([0.5, 0.5], [0.5, 0.5]).p_t == 1.0
-    assert compare([0.75, 1.0], [0.5, 0.75]).p_t == 0.0
+    for same in (compare([0.75, 1.0], [0.5, 0.75]), compare([0.52, 0.42], [0.50, 0.40])):  # equal but for rounding
+        assert (same.p_t, same.p_sign_flip, same.smallest_detectable) == (1.0, 0.5, math.inf)
+        assert same.t_interval == (-math.inf, math.inf)
     alone = compare([0.5], [0.25])
     assert (alone.p_t, alone.p_sign_flip, alone.smallest_detectable) == (1.0, 1.0, math.inf)
     assert alone.t_interval == (-math.inf, math.inf)

@@ -1,8 +1,8 @@
 import http.client
 import json
 import re
-import socket
 import signal
+import socket
 import subprocess
 import sys
 import threading

@@ -20,7 +20,7 @@ def page(tmp_path):
 def test_the_page_has_the_table_the_curves_and_what_the_arms_are(page):
     html = page.read_text(encoding="utf-8")
     assert "9 runs of 4 steps, 3 arms" in html
-    assert "41.0 [40.0, 42.0]" in html
+    assert "41.2 [40.0, 42.4]" in html
     assert "<small>baseline</small>" in html
     assert "Clip-higher, token-level loss" in html
     assert set(re.findall(r'class="plot" id="plot-([^"]+)"', html)) == {

@@ -19,9 +19,9 @@ def test_rows_compare_arms_with_the_baseline_over_the_same_seeds(made):
     rows = arm_rows(STUDY, [*found[:-3], *found[-1:]], ("gtpo", "gtpo_shuffled", "grpo", "dapo"))
     gtpo, shuffled, grpo = rows  # dapo has no run
     assert (gtpo.num_seeds, shuffled.num_seeds, grpo.num_seeds) == (2, 2, 3)
-    assert gtpo.outcome.mean == pytest.approx(0.405)
+    assert gtpo.outcome.mean == pytest.approx(0.406)
     assert gtpo.comparison.num_pairs == 2
-    assert gtpo.comparison.difference.mean == pytest.approx(0.1)
+    assert gtpo.comparison.difference.mean == pytest.approx(0.101)
     assert shuffled.comparison.difference.mean == 0.0
     assert shuffled.comparison.p_t == 1.0
     assert (grpo.comparison, grpo.p_holm) == (None, None)
@@ -34,7 +34,7 @@ def test_the_table_as_text(made):
     text = markdown(STUDY, rows)
     lines = text.splitlines()
     assert lines[0].count("|") == lines[2].count("|") == len(HEADINGS) + 1
-    assert lines[2].startswith("| GTPO v6 | 2 | 20.0 | 40.5 [40.0, 41.0] | +10.0 |")
+    assert lines[2].startswith("| GTPO v6 | 2 | 20.0 | 40.6 [40.0, 41.2] | +10.1 |")
     assert lines[3].startswith("| GRPO | 2 | 20.0 | 30.5 [30.0, 31.0] | - |")
     assert "Difference: to GRPO" in text
 
