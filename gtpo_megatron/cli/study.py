@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
             )
         finally:
             signal.signal(signal.SIGTERM, before)
-    _write_results(study, output, runs_dir, {planned.name for planned in runs})
+    _write_results(study, output, runs_dir, num_steps=options.num_steps or study.num_steps)
     if report.failed:
         return 1
     return EXIT_STOPPED if report.missing else 0
@@ -103,22 +103,28 @@ def load_study(name: str) -> "Study":
     return found
 
 
-def _write_results(study: "Study", output: Path, runs_dir: Path, wanted: set[str]) -> None:
-    """Table and page of the finished runs among ``wanted``; neither where there is none."""
+def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: int) -> None:
+    """Table and page of all finished runs with the study's settings, whichever arms were asked for last."""
     from gtpo_megatron.study.page import study_page
+    from gtpo_megatron.study.plan import fingerprint, planned_runs
     from gtpo_megatron.study.run_summary import read_summaries
     from gtpo_megatron.study.table import arm_rows, markdown
 
-    summaries = [found for found in read_summaries(output) if f"{found.arm}_seed{found.seed}" in wanted]
-    names = {found.arm for found in summaries}
-    rows = arm_rows(study, summaries, [arm.name for arm in study.arms if arm.name in names])
+    arms = [arm.name for arm in study.arms]
+    found = read_summaries(output)
+    num_seeds = 1 + max((summary.seed for summary in found), default=0)
+    runs = planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
+    settings = {planned.name: fingerprint(planned.config) for planned in runs}
+    summaries = [one for one in found if settings.get(f"{one.arm}_seed{one.seed}") == one.fingerprint]
+    rows = arm_rows(study, summaries, arms)
     if not rows:
-        _say(f"no finished run in {output} yet")
+        _say(f"no finished run of {num_steps} steps in {output} yet")
         return
     (output / TABLE_FILE).write_text(markdown(study, rows), encoding="utf-8")
     runs_dir.mkdir(parents=True, exist_ok=True)
     (runs_dir / PAGE_FILE).write_text(study_page(study, rows, summaries), encoding="utf-8")
-    _say(f"{len(summaries)} of {len(wanted)} runs: {output / TABLE_FILE}, {runs_dir / PAGE_FILE}")
+    left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""
+    _say(f"{len(summaries)} runs{left_out}: {output / TABLE_FILE}, {runs_dir / PAGE_FILE}")
 
 
 def _say(sentence: str) -> None:

@@ -19,7 +19,7 @@ def folders(tmp_path):
 def test_a_study_that_is_done_is_only_drawn(folders, tmp_path, capsys):
     arguments = ["study", *folders, "--num-steps", "4", "--num-seeds", "2", "--arms", "gtpo", "grpo"]
     assert dispatch.run(arguments) == 0
-    assert "4 of 4 runs" in capsys.readouterr().out
+    assert "4 runs: " in capsys.readouterr().out
     assert "| GTPO v6 | 2 |" in (tmp_path / "out" / "table.md").read_text()
     assert "GTPO v6" in (tmp_path / "runs" / "study.html").read_text()
 
@@ -41,14 +41,27 @@ def test_what_is_missing_is_left_for_later_when_there_is_no_time(folders, tmp_pa
     assert dispatch.run([*arguments, "--minutes", "0.5"]) == 75
     out = capsys.readouterr().out
     assert "2 runs are still to be done" in out
-    assert "4 of 6 runs" in out
+    assert "4 runs: " in out
 
 
 def test_only_the_table_of_what_there_is(folders, tmp_path, capsys):
+    assert dispatch.run(["study", *folders, "--table-only", "--num-steps", "4"]) == 0
+    assert "4 runs: " in capsys.readouterr().out
     assert dispatch.run(["study", *folders, "--table-only"]) == 0
-    assert "4 of 30 runs" in capsys.readouterr().out
+    assert "no finished run of 24 steps" in capsys.readouterr().out  # those of 4 are of another study
     assert dispatch.run(["study", "--table-only", "--output", str(tmp_path / "none")]) == 0
     assert "no finished run" in capsys.readouterr().out
+
+
+def test_the_table_has_all_arms_whichever_were_asked_for_last(folders, tmp_path, capsys):
+    extra = planned_runs(STUDY, ("gtpo_v1",), num_seeds=1, num_steps=8)
+    write_summary(*summaries(extra, tmp_path / "more"), tmp_path / "out" / "gtpo_v1_seed0.json")
+    asked = ["--num-steps", "4", "--num-seeds", "2", "--arms", "gtpo"]
+    assert dispatch.run(["study", *folders, *asked]) == 0
+    assert "4 runs (1 with other settings left out): " in capsys.readouterr().out
+    rows = (tmp_path / "out" / "table.md").read_text().splitlines()[2:4]
+    assert [row.split("|")[1].strip() for row in rows] == ["GTPO v6", "GRPO"]
+    assert "+10.1" in rows[0]
 
 
 def test_summaries_of_other_settings_are_refused(folders, capsys):
