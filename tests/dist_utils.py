@@ -5,6 +5,7 @@ Fork, not spawn: the parent has imported torch already and no CUDA context exist
 
 import datetime
 import multiprocessing
+import multiprocessing.connection
 import pickle
 import tempfile
 import time
@@ -26,9 +27,17 @@ def _in_gloo_world(fn: Callable[..., Any], rank: int, world_size: int, init_meth
         world_size=world_size,
         timeout=datetime.timedelta(seconds=30),
     )
-    result = fn(rank, world_size, *args)
-    dist.destroy_process_group()
-    return result
+    return fn(rank, world_size, *args)
+
+
+def _wait_for_the_others(folder: Path, world_size: int) -> None:
+    """Until every rank has left its result, or the parent has seen one die.
+
+    A rank that is done closes its sockets, and gloo on a slower one, which may still be forming the group, reports
+    "Connection closed by peer": ranks leave together.
+    """
+    while not (folder / "leave").exists() and any(not (folder / f"rank{r}").exists() for r in range(world_size)):
+        time.sleep(0.002)
 
 
 def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
@@ -39,6 +48,10 @@ def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, 
         outcome = ("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     Path(folder, f"rank{rank}.part").write_bytes(pickle.dumps(outcome))
     Path(folder, f"rank{rank}.part").rename(Path(folder, f"rank{rank}"))
+    if outcome[0] == "ok":  # an error ends the collectives the others are in
+        _wait_for_the_others(Path(folder), world_size)
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0) -> list[Any]:
@@ -68,8 +81,10 @@ def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s
         for process in ranks:
             process.start()
         deadline = time.monotonic() + timeout_s
-        for process in ranks:
-            process.join(max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline and any(process.is_alive() for process in ranks):
+            if any(p.exitcode is not None and not Path(folder, f"rank{r}").exists() for r, p in enumerate(ranks)):
+                Path(folder, "leave").touch()
+            multiprocessing.connection.wait([p.sentinel for p in ranks if p.is_alive()], timeout=0.5)
         hung = [r for r, process in enumerate(ranks) if process.is_alive()]
         for r in hung:
             ranks[r].kill()
