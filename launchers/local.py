@@ -17,10 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.cli.command import EXIT_STOPPED
 from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
+from gtpo_megatron.orchestration.exit_status import EXIT_STOPPED
 from gtpo_megatron.orchestration.run_state import read_state
 from launchers.checks import check_layout, check_paths
 from launchers.job_folder import DRY_RUN, check_writable

@@ -3,9 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-EXIT_STOPPED = 75
-"""A run that was asked to stop and is saved: start it again with ``--resume`` (``EX_TEMPFAIL`` of sysexits.h)."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from gtpo_megatron.cli.command import EXIT_STOPPED, Command
+from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.exit_status import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from gtpo_megatron.study.plan import Study

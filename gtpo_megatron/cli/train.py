@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gtpo_megatron.cli.command import EXIT_STOPPED, Command
+from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.orchestration.exit_status import EXIT_STOPPED
 
 
 @dataclass(frozen=True, kw_only=True)

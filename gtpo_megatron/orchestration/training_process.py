@@ -8,17 +8,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import psutil
 
 from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.orchestration.exit_status import EXIT_STOPPED
 
 POLL_S = 0.05
 """Short against a step, so that a kill comes where it is meant to."""
 SHOWN_CHARACTERS = 2000
 """Of the output of a run that failed."""
+
+RunState = Literal["running", "stopped", "finished"]
+"""A run that has stopped was asked to, by us or from outside, and goes on from its last checkpoint."""
 
 
 class TrainingProcess:
@@ -67,41 +71,46 @@ class TrainingProcess:
         if self._process.returncode or until is not None:
             self._raise("" if until is None else " before it could be killed")
 
-    def wait_until(self, deadline: float) -> bool:
+    def wait_until(self, deadline: float) -> RunState:
         """Waits for a good end, or for a moment.
 
         Args:
             deadline: on ``time.monotonic``; may be infinite.
 
-        Returns:
-            Whether it has ended.
-
         Raises:
             WorkerError: it failed.
         """
-        while self._process.poll() is None:
-            if time.monotonic() > deadline:
-                return False
+        while self._process.poll() is None and time.monotonic() <= deadline:
             time.sleep(POLL_S)
-        if self._process.returncode:
-            self._raise("")
-        return True
+        return self._state()
 
-    def stop(self, *, within_s: float) -> bool:
+    def stop(self, *, within_s: float) -> RunState:
         """Asks the run to save and stop after its step; follow it with :meth:`kill`.
 
         Args:
             within_s: longest time to wait for it; a step and a checkpoint.
 
         Returns:
-            Whether it had come to its end by then. If not, it goes on from the checkpoint it has just made, or from an
-            earlier one where it could not make one in time.
+            ``running`` where that was too short; it then goes on from an earlier checkpoint.
+
+        Raises:
+            WorkerError: it failed on the way.
         """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=within_s)
-        return self._process.returncode == 0
+        return self._state()
+
+    def _state(self) -> RunState:
+        status = self._process.poll()
+        if status is None:
+            return "running"
+        if status in (EXIT_STOPPED, -signal.SIGTERM):  # the signal itself, where it came before there was a handler
+            return "stopped"
+        if status:
+            self._raise("")
+        return "finished"
 
     def _raise(self, when: str) -> NoReturn:
         text = self._output.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:]

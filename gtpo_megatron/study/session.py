@@ -24,7 +24,7 @@ class SessionReport:
     Attributes:
         finished: runs that ended in it.
         earlier: runs that had been finished before.
-        stopped: the run that was saved when time was up; empty if there was none.
+        stopped: the run that was saved when time was up or somebody stopped it; empty if there was none.
         failed: runs that failed, with the reason.
         missing: runs that are still to be done, the stopped and the failed ones among them.
     """
@@ -76,7 +76,7 @@ def run_session(
         try:
             if not train(planned):
                 report.stopped = planned.name
-                note(f"{planned.name}: time is up; it goes on from its last checkpoint in the next session")
+                note(f"{planned.name}: stopped; it goes on from its last checkpoint in the next session")
                 return report
             write_summary(summarise(planned, runs_dir / planned.name), output / f"{planned.name}.json")
         except GTPOError as error:
@@ -96,8 +96,8 @@ def _is_done(planned: PlannedRun, output: Path) -> bool:
     found, wanted = read_summary(path).fingerprint, fingerprint(planned.config)
     if found != wanted:
         raise ConfigError(
-            f"{path} is of a run with other settings (fingerprint {found}, now {wanted}); choose another output, or "
-            "remove the summaries there"
+            f"{path} is of a run with other settings (fingerprint {found}, now {wanted}); choose another "
+            "--output and --runs-dir, or remove the summaries and run folders there"
         )
     return True
 
@@ -127,6 +127,9 @@ class ProcessTrainer:
         is_begun = (folder / "config.yaml").exists()
         run = TrainingProcess(config_file, folder, output=folder.with_name(f"{planned.name}.out"), resume=is_begun)
         try:
-            return run.wait_until(self._deadline) or run.stop(within_s=STOP_S)
+            state = run.wait_until(self._deadline)
+            if state == "running":
+                state = run.stop(within_s=STOP_S)
+            return state == "finished"
         finally:
             run.kill()

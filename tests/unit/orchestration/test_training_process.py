@@ -46,8 +46,9 @@ def test_a_kill_takes_the_children_along(tmp_path, monkeypatch):
 
 
 def test_a_run_is_waited_for_until_it_ends_or_time_is_up(start):
-    assert start("pass").wait_until(float("inf"))
-    assert not start("import time; time.sleep(60)").wait_until(time.monotonic() + 0.2)
+    assert start("pass").wait_until(float("inf")) == "finished"
+    assert start("import time; time.sleep(60)").wait_until(time.monotonic() + 0.2) == "running"
+    assert start("import sys; sys.exit(75)").wait_until(float("inf")) == "stopped"
     with pytest.raises(WorkerError, match=r"(?s)ended with status 3.*last words"):
         start("import sys; print('last words'); sys.exit(3)").wait_until(float("inf"))
 
@@ -61,6 +62,12 @@ def test_a_run_that_is_asked_to_stop_may_end_save_or_be_too_slow(start, tmp_path
         run.wait(lambda _: None, until=up.exists)
         return run.stop(within_s=within_s)
 
-    assert asked("sys.exit(0)")
-    assert not asked("sys.exit(75)")
-    assert not asked("None", within_s=0.3)
+    assert asked("sys.exit(0)") == "finished"
+    assert asked("sys.exit(75)") == "stopped"
+    assert asked("None", within_s=0.3) == "running"
+    with pytest.raises(WorkerError, match="ended with status 1"):
+        asked("sys.exit(1)")
+
+
+def test_a_run_that_is_asked_to_stop_before_it_listens_has_not_failed(start):
+    assert start("import time; time.sleep(60)").stop(within_s=20.0) == "stopped"

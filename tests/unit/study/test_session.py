@@ -99,11 +99,11 @@ class FakeProcess:
     def wait_until(self, deadline):
         self.folder.mkdir(exist_ok=True)
         (self.folder / "config.yaml").touch()
-        return self.ends
+        return "finished" if self.ends else "running"
 
     def stop(self, *, within_s):
         self.calls.append("stop")
-        return False
+        return "stopped"
 
     def kill(self):
         self.calls.append("kill")
