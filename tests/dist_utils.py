@@ -25,7 +25,7 @@ def _in_gloo_world(fn: Callable[..., Any], rank: int, world_size: int, init_meth
         init_method=init_method,
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(seconds=30),
+        timeout=datetime.timedelta(seconds=60),
     )
     return fn(rank, world_size, *args)
 
@@ -54,7 +54,7 @@ def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, 
             dist.destroy_process_group()
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0) -> list[Any]:
+def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
     """``fn(rank, world_size, *args)`` on every rank of a fresh gloo world; its results in rank order.
 
     Results travel by pickle: return tensors detached, on the CPU.
@@ -65,7 +65,7 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
     return run_processes(partial(_in_gloo_world, fn), world_size, *args, timeout_s=timeout_s)
 
 
-def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0) -> list[Any]:
+def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
     """``fn(rank, world_size, init_method, *args)`` on forked processes that have not met yet; results in rank order.
 
     Raises:

@@ -16,7 +16,6 @@ from tests.distributed.tiny_world import dense_step, make_config, make_model, ma
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.timeout(180),
     pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]

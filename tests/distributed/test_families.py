@@ -15,7 +15,6 @@ from tests.distributed.tiny_world import dense_scores, make_config, make_rollout
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.timeout(180),
     pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]

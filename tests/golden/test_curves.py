@@ -31,7 +31,6 @@ from tests.distributed.tiny_world import make_config, make_model, make_rewards, 
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.timeout(180),
     pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),
 ]
