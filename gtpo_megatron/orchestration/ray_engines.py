@@ -49,7 +49,7 @@ class RayEngines:
 
     Attributes:
         num_restarts: so far.
-        reconnect: lets the trainer's weights reach engines that were started anew; set when there is a trainer.
+        open_link: opens a fresh link from the trainer's weights to all engines; set when there is a trainer.
         push_again: pushes the version that it is given.
     """
 
@@ -76,8 +76,9 @@ class RayEngines:
         self._max_spread = max_spread
         # by index the process that died: the one that has taken its place since is not lost
         self._lost: dict[int, Any] = {}
+        self._without_weights: set[int] = set()
         self.num_restarts = 0
-        self.reconnect: Callable[[], None] = _nobody_there
+        self.open_link: Callable[[RayEngines], object] = _nobody_there
         self.push_again: Callable[[int], None] = _nobody_there
 
     def generate(
@@ -144,6 +145,22 @@ class RayEngines:
         """Every worker opens its end."""
         self._ask("weight_sync", lambda index, process: (process.connect_weights.remote(link, self._workers(index)),))
 
+    def reconnect(self) -> None:
+        """Lets the trainer's weights reach all engines.
+
+        Where one dies meanwhile the link is opened anew, to its successor too: all ends must be of one opening.
+
+        Raises:
+            WorkerError: more died than ``max_restarts``.
+        """
+        while True:
+            try:
+                self.open_link(self.unattended())
+            except EngineLostError:
+                self._restart_lost("weight_sync")
+            else:
+                return
+
     def receiving(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
         """Starts the samplers' side of a push: name -> call."""
         self._version = version
@@ -151,6 +168,10 @@ class RayEngines:
             name: process.receive_weights.remote(version, with_checksums)
             for name, process in zip(self._names, self._processes, strict=True)
         }
+
+    def mark_received(self) -> None:
+        """A push has reached all engines."""
+        self._without_weights.clear()
 
     def replace_dead(self) -> None:
         """Looks whether all engines live, so that a push does not wait for one that does not."""
@@ -160,7 +181,8 @@ class RayEngines:
             deadline_s=self._deadline_s,
         )
         self._lost |= {index: self._processes[index] for index, name in enumerate(self._names) if name in dead}
-        self._replace_lost("weight_sync")
+        if self._restart_lost("weight_sync"):
+            self.reconnect()
 
     def _workers(self, index: int) -> range:
         """Numbers of an engine's workers among all."""
@@ -187,14 +209,16 @@ class RayEngines:
 
     def replace_lost(self) -> bool:
         """Starts those anew that have died unattended, and lets the trainer reach them."""
-        return self._replace_lost("rollout")
+        is_any_lost = self._restart_lost("rollout")
+        if is_any_lost:
+            self.reconnect()
+        return is_any_lost
 
-    def _replace_lost(self, stage: str) -> bool:
+    def _restart_lost(self, stage: str) -> bool:
         reported = dict(self._lost)
         lost = sorted(index for index, process in reported.items() if self._processes[index] is process)
         if lost:
             self._restart(lost, stage)
-            self.reconnect()
         for index, process in reported.items():
             if self._lost[index] is process:
                 del self._lost[index]
@@ -261,6 +285,8 @@ class RayEngines:
         answers: _Answers = {}
         while left:
             asked = {index: self._processes[index] for index in left}
+            if not self._is_attended:
+                self._refuse_without_weights(stage, left)
             found, dead = attempt(asked)
             answers |= found
             left = sorted(dead)
@@ -272,6 +298,13 @@ class RayEngines:
                 self.reconnect()
                 self.push_again(self._version)
         return answers
+
+    def _refuse_without_weights(self, stage: str, engines: Sequence[int]) -> None:
+        """Who samples unattended may meet an engine that was replaced meanwhile and waits for the push to come."""
+        waiting = sorted(self._without_weights.intersection(engines))
+        if stage == "rollout" and waiting:
+            names = ", ".join(self._names[index] for index in waiting)
+            raise EngineLostError(f"{names} died, and the successor has no weights yet")
 
     def _restart(self, engines: Sequence[int], stage: str) -> None:
         names = ", ".join(self._names[index] for index in engines)
@@ -289,6 +322,7 @@ class RayEngines:
             self.num_restarts,
             self._max_restarts,
         )
+        self._without_weights |= set(engines)  # first, for whoever samples beside
         for index in engines:
             self._processes[index] = self._restart_one(index)
 

@@ -182,5 +182,6 @@ class RayTransfer:
         sending = self._actor.sending(version, with_checksums=with_checksums)
         receiving = self._engine.receiving(version, with_checksums=with_checksums)
         answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
+        self._engine.mark_received()
         sent = merged_checksums([answers[name] for name in sending])
         return sent, merged_checksums([answers[name] for name in receiving])

@@ -50,13 +50,9 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
         engine = _engines(config, placement, starter, processes)
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         weight_sync = WeightSync(config.weight_sync, RayTransfer(actor, engine, deadline_s=deadline_s))
-
-        def reconnect() -> None:
-            connect(config, run_folder, actor, engine, has_gpus=placement.has_gpus)
-
-        reconnect()
-        engine.reconnect = reconnect
+        engine.open_link = lambda engines: connect(config, run_folder, actor, engines, has_gpus=placement.has_gpus)
         engine.push_again = lambda version: weight_sync.push(version=version)
+        engine.reconnect()
         yield StepParts(
             engine=engine,
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),

@@ -84,6 +84,10 @@ class Engine:
         self._maybe_die("identity")
         return "host", self.index
 
+    def connect_weights(self, link, workers):
+        self._maybe_die("connect")
+        (self.notes / f"{self.index} connected").write_text(str(link))
+
     def receive_weights(self, version, with_checksums):
         self.version = version
         return {self.index: {"version": version}}
@@ -116,7 +120,8 @@ class World:
             deadline_s=DEADLINE_S,
             max_spread=max_spread,
         )
-        self.fleet.reconnect = lambda: self.pushed.append("reconnected")
+        self.links = 0
+        self.fleet.open_link = self.open_link
         self.fleet.push_again = self.push_again
         self.push(5)
 
@@ -124,9 +129,17 @@ class World:
         self.restarted.append(index)
         return self._kind.remote(index, self._notes)
 
+    def open_link(self, engines):
+        self.links += 1
+        engines.connect_weights(self.links)
+        self.pushed.append("reconnected")
+
     def push(self, version):
         self.fleet.replace_dead()
-        return collect(self.fleet.receiving(version, with_checksums=True), stage="weight_sync", deadline_s=DEADLINE_S)
+        receiving = self.fleet.receiving(version, with_checksums=True)
+        received = collect(receiving, stage="weight_sync", deadline_s=DEADLINE_S)
+        self.fleet.mark_received()
+        return received
 
     def push_again(self, version):
         self.pushed.append(version)
@@ -215,6 +228,30 @@ def test_an_engine_that_is_dead_before_a_push_is_replaced_first(tmp_path):
     received = world.push(6)
     assert (world.restarted, world.pushed) == ([0], ["reconnected"])
     assert received == {"rollout engine 0": {0: {"version": 6}}, "rollout engine 1": {1: {"version": 6}}}
+
+
+def test_an_engine_that_dies_while_the_link_is_opened_is_replaced_and_the_link_opened_anew(tmp_path):
+    world = World(tmp_path, 2, max_restarts=2)
+    world.die_at("0 identity", "1 connect")
+    received = world.push(6)
+    assert (world.restarted, world.pushed, world.links) == ([0, 1], ["reconnected"], 2)
+    assert [(tmp_path / f"{index} connected").read_text() for index in range(2)] == ["2", "2"]
+    assert received == {"rollout engine 0": {0: {"version": 6}}, "rollout engine 1": {1: {"version": 6}}}
+    world.die_at("0 identity", "0 connect")
+    with pytest.raises(WorkerError, match="rollout engine 0 died in weight_sync, after 2 restarts"):
+        world.push(7)
+
+
+def test_who_samples_unattended_does_not_reach_a_replacement_before_its_weights(tmp_path):
+    world = World(tmp_path, 2, max_spread=1)
+    world.die_at("1 identity")
+    world.fleet.replace_dead()  # a push begins
+    with pytest.raises(EngineLostError, match="rollout engine 1 died, and the successor has no weights yet"):
+        world.fleet.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
+    assert not world.fleet.replace_lost()
+    world.push(6)
+    assert world.fleet.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1).policy_version == 6
+    assert world.restarted == [1]
 
 
 def test_unattended_engines_say_that_they_are_lost_and_are_replaced_later(tmp_path):
