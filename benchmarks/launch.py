@@ -90,7 +90,7 @@ def with_slurm_s(slurm: Slurm) -> dict[str, float]:
     launch.until("the first step", lambda: launch.step >= 1)
     first_s = time.monotonic() - start
     subprocess.run(["scancel", "--batch", "--signal=USR1", launch.job_id], check=True)
-    launch.start_again_now()
+    launch.until_restart(1)
     restart, saved = time.monotonic(), launch.saved_step
     launch.until("a step after the restart", lambda: launch.step > saved)
     restart_s = time.monotonic() - restart

@@ -78,7 +78,7 @@ class RayEngines:
         self._lost: dict[int, Any] = {}
         self._without_weights: set[int] = set()
         self.num_restarts = 0
-        self.open_link: Callable[[RayEngines], object] = _nobody_there
+        self.open_link: Callable[[RayEngines], None] = _nobody_there
         self.push_again: Callable[[int], None] = _nobody_there
 
     def generate(
@@ -307,6 +307,8 @@ class RayEngines:
             raise EngineLostError(f"{names} died, and the successor has no weights yet")
 
     def _restart(self, engines: Sequence[int], stage: str) -> None:
+        import ray
+
         names = ", ".join(self._names[index] for index in engines)
         if self.num_restarts + len(engines) > self._max_restarts:
             raise WorkerError(
@@ -324,6 +326,7 @@ class RayEngines:
         )
         self._without_weights |= set(engines)  # first, for whoever samples beside
         for index in engines:
+            ray.kill(self._processes[index])  # it may only be out of reach, and still hold its GPUs
             self._processes[index] = self._restart_one(index)
 
 

@@ -1,12 +1,14 @@
 """The processes of a run, as Ray actors: thin shells around the classes that a run in one process uses as they are."""
 
+import functools
 import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
@@ -22,6 +24,8 @@ from gtpo_megatron.weights.transports.process_group import open_store
 from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
 
 logger = logging.getLogger(__name__)
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class _Process:
@@ -105,8 +109,32 @@ class RankProcess(_Process):
         return getattr(self._actor, method)(*gathered, **kwargs)
 
 
+WORKER_DEATH_S = 5.0
+"""How long a failed call looks for a dead worker: its peers may report their broken collective before it is gone."""
+
+
+def _ends_with_a_worker(method: Call) -> Call:
+    """Ends the process where a call failed because a worker of the engine's died: whoever called replaces it whole."""
+
+    @functools.wraps(method)
+    def guarded(self: "EngineProcess", *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception:
+            deadline = time.monotonic() + WORKER_DEATH_S
+            while self._config.rollout.tensor_parallel_size > 1 and time.monotonic() < deadline:
+                self._end_without_worker()
+                time.sleep(0.05)
+            raise
+
+    return cast("Call", guarded)
+
+
 class EngineProcess(_Process):
     """A rollout engine.
+
+    With tensor parallelism vLLM has worker processes of its own. Where one of them dies this process ends too, so that
+    an engine is either whole or dead.
 
     Args:
         config: of the run.
@@ -130,7 +158,22 @@ class EngineProcess(_Process):
             seed=self._config.seed,
             num_threads=self._config.cluster.engine_threads,
         )
+        self._engine.on_worker_death(self._end)
 
+    def identity(self) -> tuple[str, int]:
+        """Host name and process id, of an engine that is whole."""
+        self._end_without_worker()
+        return super().identity()
+
+    def _end_without_worker(self) -> None:
+        if self._engine is not None and self._engine.has_lost_worker():
+            self._end()
+
+    def _end(self) -> None:
+        logger.error("a worker of this engine died; the engine ends with it")
+        os._exit(1)  # at once: what vLLM would tidy up waits for the dead worker
+
+    @_ends_with_a_worker
     def generate(
         self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int
     ) -> tuple[RolloutBatch, dict[str, Any]]:
@@ -138,42 +181,51 @@ class EngineProcess(_Process):
         batch = self._engine.generate(requests, sampling, seed=seed)
         return batch, rollout_summary(batch)
 
+    @_ends_with_a_worker
     def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> int:
         """Starts to sample; the ticket to ask for the responses with."""
         ticket: int = self._engine.begin(requests, sampling, seed=seed)
         return ticket
 
+    @_ends_with_a_worker
     def advance(self, ticket: int, limit_s: float) -> tuple[RolloutBatch | None, dict[str, Any] | None]:
         """Goes on with everything that was begun; what ``generate`` returns, or twice None: it is not whole yet."""
         batch = self._engine.advance(ticket, limit_s=limit_s)
         return batch, None if batch is None else rollout_summary(batch)
 
+    @_ends_with_a_worker
     def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
         """Shared memory on this node for the engine's workers."""
         slots: dict[int, SharedSlots] = self._engine.open_slots(workers, shape)
         return slots
 
+    @_ends_with_a_worker
     def remove_slot_names(self) -> None:
         """Both sides have mapped the slots."""
         self._engine.remove_slot_names()
 
+    @_ends_with_a_worker
     def connect_weights(self, link: WeightLink, workers: Sequence[int]) -> None:
         """Every worker opens its end."""
         self._engine.connect_weights(link, workers)
 
+    @_ends_with_a_worker
     def receive_weights(self, version: int, with_checksums: bool) -> Checksums:
         """Every worker takes its part."""
         checksums: Checksums = self._engine.receive_weights(version, with_checksums=with_checksums)
         return checksums
 
+    @_ends_with_a_worker
     def forget_prefixes(self) -> None:
         """Empties the prefix cache."""
         self._engine.forget_prefixes()
 
+    @_ends_with_a_worker
     def sleep(self, keep_weights: bool) -> None:
         """Lets GPU memory go."""
         self._engine.sleep(keep_weights=keep_weights)
 
+    @_ends_with_a_worker
     def wake(self, what: str) -> None:
         """Takes GPU memory back."""
         self._engine.wake(what)

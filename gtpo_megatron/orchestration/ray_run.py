@@ -50,7 +50,12 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
         engine = _engines(config, placement, starter, processes)
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         weight_sync = WeightSync(config.weight_sync, RayTransfer(actor, engine, deadline_s=deadline_s))
-        engine.open_link = lambda engines: connect(config, run_folder, actor, engines, has_gpus=placement.has_gpus)
+
+        def open_link(engines: RayEngines) -> None:
+            connect(config, run_folder, actor, engines, has_gpus=placement.has_gpus)
+            weight_sync.verify_next()
+
+        engine.open_link = open_link
         engine.push_again = lambda version: weight_sync.push(version=version)
         engine.reconnect()
         yield StepParts(

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ class VllmEngine:
         self._version = UNUSABLE
         if has_weights:
             self._label(0)
+        self._executor = self._llm.llm_engine.engine_core.engine_core.model_executor
         self.num_workers = config.tensor_parallel_size
         self._slots: dict[int, SharedSlots] = {}
         self._asleep: set[str] = set()
@@ -278,6 +279,14 @@ class VllmEngine:
     def _forget_prefixes(self, *, with_running: bool) -> None:
         if not self._llm.reset_prefix_cache(reset_running_requests=with_running):
             raise WeightSyncError("vLLM refused to reset its prefix cache: requests are still running")
+
+    def on_worker_death(self, callback: Callable[[], None]) -> None:
+        """Calls back, in another thread, when a worker process has died; with one worker there is no such process."""
+        self._executor.register_failure_callback(callback)
+
+    def has_lost_worker(self) -> bool:
+        """Whether a worker process has died: nothing can be sampled any more."""
+        return any(not worker.proc.is_alive() for worker in getattr(self._executor, "workers", ()))
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Lets GPU memory go: keys and values are dropped, weights go to the host or are dropped too."""

@@ -19,12 +19,12 @@ class Transfer(Protocol):
 
 
 class WeightSync:
-    """Pushes, and compares both sides' checksums at the first push and at every ``verify_every_steps``-th version."""
+    """Pushes, and compares both sides' checksums at a link's first push and every ``verify_every_steps`` versions."""
 
     def __init__(self, config: WeightSyncConfig, transfer: Transfer) -> None:
         self._config = config
         self._transfer = transfer
-        self._is_first = True
+        self._is_next_verified = True
 
     def push(self, *, version: int) -> None:
         """Replaces the sampler's weights by the trainer's; no request may be running but those that survive a push.
@@ -35,11 +35,15 @@ class WeightSync:
         Raises:
             WeightSyncError: a side failed, or the checksums differ; the message names the tensors.
         """
-        verify = self._is_first or version % self._config.verify_every_steps == 0
+        verify = self._is_next_verified or version % self._config.verify_every_steps == 0
         sent, received = self._transfer(version, with_checksums=verify)
         if verify:
             compare_checksums(sent, received, version=version)
-            self._is_first = False
+            self._is_next_verified = False
+
+    def verify_next(self) -> None:
+        """Compares checksums at the next push whatever its version: the link is a new one."""
+        self._is_next_verified = True
 
 
 def compare_checksums(sent: Checksums, received: Checksums, *, version: int) -> None:

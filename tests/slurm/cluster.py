@@ -134,15 +134,13 @@ class Launch:
         latest = self.run_dir / "checkpoints" / "latest"
         return int(latest.read_text(encoding="utf-8").strip().rpartition("_")[2]) if latest.exists() else 0
 
-    def start_again_now(self) -> None:
-        """Waits for the job to be back in the queue, and spares it Slurm's two minutes there."""
-        self.until("the job to be requeued", lambda: self.state.name == "PENDING")
+    def until_restart(self, number: int) -> None:
+        """Waits for the job's next start, for which Slurm takes two minutes.
+
+        They are not spared: messages about the last start are still on their way and would end a next one too.
+        """
         self.until(
-            "the job to be started again",
-            lambda: (
-                self.state.name == "RUNNING"
-                or (scontrol("update", f"jobid={self.job_id}", "starttime=now"), self.state.name == "RUNNING")[1]
-            ),
+            "the job to be started again", lambda: self.state.restarts >= number and self.state.name == "RUNNING"
         )
 
     def processes(self) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_broken_run_equals_an_unbroken_one_beside_it(slurm):
     assert whole.state.name in ("RUNNING", "COMPLETED"), "both jobs are on the nodes at once"
     assert scontrol("show", "job", broken.job_id).stdout.count("NodeList=node[0-1]") >= 1
     scancel("--batch", "--signal=USR1", broken.job_id)
-    broken.start_again_now()
+    broken.until_restart(1)
     stopped_at = broken.saved_step
     assert 1 <= stopped_at < NUM_STEPS
     assert "stopped after step" in broken.output
@@ -65,9 +65,7 @@ def test_a_broken_run_equals_an_unbroken_one_beside_it(slurm):
     slurm("pull", "node1")
     broken.until("Slurm to miss the node", lambda: broken.state.restarts >= 2 or broken.state.name != "RUNNING")
     slurm("boot", "node1")
-    # Slurm's own two minutes are not spared here: for one of them the controller goes on telling the lost node to end
-    # the job, and would end its next start too.
-    broken.until("the job to be started again", lambda: broken.state.restarts >= 2 and broken.state.name == "RUNNING")
+    broken.until_restart(2)
     assert broken.wait() == 0, broken.output[-6000:]
 
     assert [row["step"] for row in steps(whole.run_dir)] == list(range(NUM_STEPS + 1))

@@ -1,0 +1,57 @@
+"""A real engine with tensor parallelism in a process of Ray's: it is either whole or dead."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gtpo_megatron.orchestration.collect import collect, collect_survivors
+from gtpo_megatron.orchestration.ray_processes import EngineProcess
+from gtpo_megatron.rollout.environment import engine_environment
+from gtpo_megatron.rollout.requests import SampleRequest
+from recipes import tiny_cpu
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+
+DEADLINE_S = 600.0
+
+
+@pytest.fixture
+def engine(tmp_path):
+    import ray
+
+    config = tiny_cpu.gtpo()
+    config = replace(config, rollout=replace(config.rollout, tensor_parallel_size=2, kv_cache_mib=16))
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
+    variables = engine_environment(config.rollout, has_gpus=False) | {"OMP_NUM_THREADS": "1"}
+    actor = ray.remote(EngineProcess).options(num_cpus=0, runtime_env={"env_vars": variables})
+    process = actor.remote(config, str(tmp_path), str(Path.cwd()), prefix="[engine]")
+    collect({"engine": process.start.remote()}, stage="start", deadline_s=DEADLINE_S)
+    yield process
+    ray.shutdown()
+
+
+def test_an_engine_whose_worker_dies_dies_with_it(engine, tmp_path):
+    sampling = tiny_cpu.gtpo().rollout.sampling
+
+    def sample():
+        requests = [SampleRequest(prompt_ids=(1, 2, 3), group_id=0, sample=sample) for sample in range(2)]
+        return collect_survivors(
+            {"engine": engine.generate.options(num_returns=2).remote(requests, sampling, 1)[1]},
+            stage="rollout",
+            deadline_s=DEADLINE_S,
+        )
+
+    answers, dead = sample()
+    assert (len(answers["engine"]["response_lengths"]), dead) == (2, set())
+    _, pid = collect({"engine": engine.identity.remote()}, stage="start", deadline_s=DEADLINE_S)["engine"]
+    workers = [child for child in psutil.Process(pid).children() if "resource_tracker" not in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    os.kill(workers[1].pid, signal.SIGKILL)
+    assert sample() == ({}, {"engine"})
+    assert "a worker of this engine died" in (tmp_path / "log.txt").read_text()
+    psutil.wait_procs(workers, timeout=60)
+    assert not any(worker.is_running() for worker in workers)
