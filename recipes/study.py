@@ -109,7 +109,7 @@ def _recipe(name: str) -> Recipe:
             evaluation=replace(
                 base.evaluation,
                 path=str(arithmetic / "heldout_hard.jsonl"),
-                every_steps=max(1, num_steps // 2),
+                every_steps=num_steps,
                 num_problems=0,
                 samples=EVALUATION_SAMPLES,
             ),
