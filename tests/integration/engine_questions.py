@@ -1,5 +1,7 @@
 """What tests ask of an engine from inside its process."""
 
+import logging
+
 import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
@@ -65,6 +67,22 @@ def entropies_of_a_batch_that_changes(engine):
     taken = recorder.take([0, 1])
     sample(2, 1, 0)  # one step too many for 0 and 1
     return taken, recorder.take([2]), recorder.take([0, 1]), {number: len(ids) for number, ids in outputs.items()}
+
+
+def what_sleeping_says(engine):
+    """Lines of the log while it is asked to sleep and to wake."""
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("gtpo_megatron.rollout.vllm_engine")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        engine.sleep(keep_weights=True)
+        engine.wake("weights")
+        engine.wake("kv_cache")
+    finally:
+        logger.removeHandler(handler)
+    return lines
 
 
 def tokens_of_cache(engine):

@@ -1,4 +1,4 @@
-"""One real vLLM engine: entropies at sampling time, stops, seeds."""
+"""One real vLLM engine: entropies at sampling time, stops, seeds, and what it does not do on a CPU."""
 
 import json
 import math
@@ -97,6 +97,49 @@ def test_entropies_are_of_the_full_distribution_when_sampling_is_truncated(host,
     batch = host.generate(requests(prompts[:4]), sampling)
     assert_scores(batch, reference, temperature=1.0, check_logprobs=False)
     assert float(batch.token_entropy.max()) > math.log(3)  # more than three tokens can have
+
+
+def test_a_stop_token_ends_a_response_and_is_part_of_it(host, prompts):
+    free = host.generate(requests(prompts[:4]), SamplingConfig(max_response_tokens=24))
+    stop = int(free.response_ids[free.response_lengths > 12][0, 6])  # one that does come up in the middle
+    batch = host.generate(requests(prompts[:4]), SamplingConfig(max_response_tokens=24, stop_token_ids=(stop,)))
+    rows = [ids[:num].tolist() for ids, num in zip(batch.response_ids, batch.response_lengths, strict=True)]
+    assert any(row[-1] == stop for row in rows)
+    assert all(stop not in row[:-1] for row in rows)
+    cut = batch.truncated.tolist()
+    assert any(cut)
+    assert all(len(row) == 24 and row[-1] != stop for row, is_cut in zip(rows, cut, strict=True) if is_cut)
+
+
+def test_a_stop_string_ends_a_response_and_is_part_of_it(host, prompts):
+    tokenizer = load_tokenizer(MODEL)
+    free = host.generate(requests(prompts[:4]), SamplingConfig(max_response_tokens=24))
+    texts = [tokenizer.decode(ids[:num]) for ids, num in zip(free.response_ids, free.response_lengths, strict=True)]
+    stop = next(text for text in texts if len(text) > 16)[8:10]
+    batch = host.generate(requests(prompts[:4]), SamplingConfig(max_response_tokens=24, stop_strings=(stop,)))
+    texts = [tokenizer.decode(ids[:num]) for ids, num in zip(batch.response_ids, batch.response_lengths, strict=True)]
+    stopped = [text for text in texts if stop in text]
+    assert stopped
+    # the token that completes it may go on after it
+    assert all(text.find(stop) + len(stop) > len(text.rstrip()) - 8 for text in stopped)
+    assert all(not cut for cut, text in zip(batch.truncated.tolist(), texts, strict=True) if stop in text)
+
+
+def test_a_response_depends_on_its_request_and_not_on_its_company(host, prompts):
+    sampling = SamplingConfig(max_response_tokens=24)
+    together = host.generate(requests(prompts[:4]), sampling, seed=3)
+    alone = [host.generate([request], sampling, seed=3) for request in requests(prompts[:4])[:3]]
+    for row, one in enumerate(alone):
+        num = int(one.response_lengths[0])
+        assert num == together.response_lengths[row]
+        assert torch.equal(one.response_ids[0, :num], together.response_ids[row, :num])
+    other = host.generate(requests(prompts[:4]), sampling, seed=4)
+    width = min(other.response_ids.shape[1], together.response_ids.shape[1])
+    assert not torch.equal(other.response_ids[:, :width], together.response_ids[:, :width])
+
+
+def test_on_a_cpu_the_engine_says_that_it_does_not_sleep(host):
+    assert host.ask("what_sleeping_says") == ["the engine does not sleep: there is no GPU to share"]
 
 
 def test_values_follow_requests_through_a_changing_batch(host):
