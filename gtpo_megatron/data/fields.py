@@ -1,5 +1,6 @@
 """Reads one field of a record, and says what is wrong with it and where."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from gtpo_megatron.errors import DataError
@@ -33,11 +34,13 @@ def text_field(record: Record, names: Sequence[str], place: str) -> str:
 
 
 def answer_text(value: object, place: str, where: str) -> str:
-    """A reference answer: text, or a number.
+    """A reference answer: text, or a finite number.
 
     Raises:
-        DataError: it is missing, empty or something else.
+        DataError: it is missing, empty or something else. NaN is how data frames write what is missing.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{place}: answer is missing ({value}); expected text or a finite number in {where}")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number and not (isinstance(value, str) and value.strip()):
         raise DataError(f"{place}: answer is {shown(value)}; expected text or a number in {where}")

@@ -1,10 +1,11 @@
 """Samples and grades whole benchmarks, some being graded while others are written; goes on where it was broken off."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,11 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.data.contamination import Contamination
 from gtpo_megatron.data.prompts import ProblemSet
+from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
 from gtpo_megatron.evaluation.scores import ProblemResponses
 from gtpo_megatron.rewards.pool import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import ResponseSource, SampledResponse
+
+logger = logging.getLogger(__name__)
 
 FinalAnswer = Callable[[str], str | None]
 
@@ -115,9 +119,10 @@ class BenchmarkRun:
     final_answer: FinalAnswer | None
     on_response: Callable[[Benchmark, GradedResponse], None]
     timing: Timing = field(default_factory=Timing)
+    _has_warned: bool = field(default=False, init=False)
 
     def run(self, benchmarks: Sequence[Benchmark]) -> None:
-        """Samples and grades what is missing. Interrupted or not, what has a verdict is in the files.
+        """Samples and grades what is missing. However it ends, what has a verdict is in the files.
 
         Raises:
             RolloutError, WorkerError: the sampler or a grader failed.
@@ -127,9 +132,8 @@ class BenchmarkRun:
             for benchmark in benchmarks
             for position, sample in benchmark.missing(self.config.samples)
         ]
-        graded: deque[tuple[_Job, GradedResponse, Future[Verdict]]] = deque()
-        with ExitStack() as stack:
-            stack.callback(self._write_down, graded, wait=False)  # also after an interrupt
+        graded: deque[_Submitted] = deque()
+        try:
             for response in self._sampled(jobs):
                 start = time.perf_counter()
                 graded.append(self._submitted(jobs[response.index], response))
@@ -138,6 +142,10 @@ class BenchmarkRun:
             start = time.perf_counter()
             self._write_down(graded, wait=True)
             self.timing.grading_s += time.perf_counter() - start
+        except BaseException:  # an interrupt too
+            with suppress(GTPOError):  # of a grader, while another reason to stop is on its way
+                self._write_down(graded, wait=False)
+            raise
 
     def _request(self, benchmark: Benchmark, position: int, sample: int) -> SampleRequest:
         """As held-out measurement during training seeds it: by the problem's position and the sample alone."""
@@ -155,7 +163,7 @@ class BenchmarkRun:
                 return
             yield response
 
-    def _submitted(self, job: _Job, response: SampledResponse) -> tuple[_Job, GradedResponse, "Future[Verdict]"]:
+    def _submitted(self, job: _Job, response: SampledResponse) -> "_Submitted":
         text: str = self.tokenizer.decode(list(response.token_ids), skip_special_tokens=True)
         problem = job.benchmark.problems.problems[job.position]
         ungraded = GradedResponse(
@@ -166,19 +174,51 @@ class BenchmarkRun:
             failure=None,
             is_truncated=response.is_truncated,
             num_tokens=len(response.token_ids),
-            answer=None if self.final_answer is None else self.final_answer(text),
+            answer=self._answer_in(text),
             response=text,
         )
         return job, ungraded, self.grader.submit(text, problem.answer)
 
-    def _write_down(self, graded: "deque[tuple[_Job, GradedResponse, Future[Verdict]]]", *, wait: bool) -> None:
-        """Writes every response that has its verdict; rows are done out of order, so each is looked at."""
+    def _answer_in(self, text: str) -> str | None:
+        """The final answer of a response; None too where the user's function breaks, since only votes are lost."""
+        if self.final_answer is None:
+            return None
+        found: object = None
+        try:
+            found = self.final_answer(text)
+            mistake = "" if found is None or isinstance(found, str) else f"returned {found!r}"
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises, the response is worth keeping
+            mistake = f"raised {error!r}"
+        if mistake and not self._has_warned:
+            self._has_warned = True
+            logger.warning("final_answer %s, expected text or None; such responses have no vote in maj@k", mistake)
+        return found if isinstance(found, str) else None
+
+    def _write_down(self, graded: "deque[_Submitted]", *, wait: bool) -> None:
+        """Writes every response that has its verdict; rows are done out of order, so each is looked at.
+
+        Raises:
+            WorkerError, ConfigError: a worker could not be replaced, which costs all the rows it was given. The first
+                such error is raised once everything else is written.
+        """
+        broken: BaseException | None = None
         for _ in range(len(graded)):
-            job, response, verdict = graded.popleft()
+            job, response, verdict = graded[0]
             if not (wait or verdict.done()):
-                graded.append((job, response, verdict))
+                graded.rotate(-1)
+                continue
+            error = verdict.exception()  # an interrupt while it waits leaves the row where it is
+            graded.popleft()
+            if error is not None:
+                broken = broken or error
                 continue
             found = verdict.result()
             done = replace(response, reward=found.reward, failure=found.failure)
             job.benchmark.file.append(done)
             self.on_response(job.benchmark, done)
+        if broken is not None:
+            raise broken
+
+
+_Submitted = tuple[_Job, GradedResponse, Future[Verdict]]
+"""A response without its verdict, and the promise of one."""

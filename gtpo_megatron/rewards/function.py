@@ -1,9 +1,10 @@
 """What a reward function is, how one is named, and how one is called."""
 
+import contextlib
 import importlib
 import math
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol, SupportsFloat, cast
 
 from gtpo_megatron.errors import ConfigError, DataError
 
@@ -37,15 +38,19 @@ def resolve_reward(name: str) -> RewardFunction:
 
 
 def graded(function: RewardFunction, response: str, answer: str) -> float:
-    """Calls the function and insists on a finite number.
+    """Calls the function and insists on one finite number; numpy's and torch's scalars are numbers too.
 
     Raises:
         DataError: it returned something else. Whatever it raises itself passes through.
     """
-    reward: object = function(response, answer)
-    if not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        raise DataError(f"the reward function returned {reward!r}; expected a finite number")
-    return float(reward)
+    returned: object = function(response, answer)
+    reward = math.nan
+    if isinstance(returned, SupportsFloat) and not isinstance(returned, str):  # numpy's strings have __float__
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers, or too large
+            reward = float(returned)
+    if not math.isfinite(reward):
+        raise DataError(f"the reward function returned {returned!r}; expected a finite number")
+    return reward
 
 
 def resolve_final_answer(name: str) -> Callable[[str], str | None] | None:

@@ -57,6 +57,17 @@ def test_jsonl_rows_of_every_accepted_form(tmp_path):
     assert [row.place.rsplit(":", 1)[1] for row in rows] == ["1", "3", "4", "5", "6", "7"]
 
 
+@pytest.mark.parametrize(("number", "said"), [("NaN", "nan"), ("Infinity", "inf"), ("-Infinity", "-inf")])
+def test_a_number_that_is_none_is_no_answer(tmp_path, number, said):
+    """A data frame writes a missing value as NaN; as the text 'nan' it would make every response wrong."""
+    path = jsonl(tmp_path, {"prompt": "a", "answer": 1.5}, f'{{"prompt": "b", "answer": {number}}}')
+    with pytest.raises(DataError, match=rf"set\.jsonl:2: answer is missing \({said}\); expected text or a finite"):
+        list(read_rows(path))
+    table = parquet(tmp_path, [{"prompt": "a", "answer": 1.5}, {"prompt": "b", "answer": float(number)}])
+    with pytest.raises(DataError, match=rf"set\.parquet, row 2: answer is missing \({said}\)"):
+        list(read_rows(table))
+
+
 def test_parquet_rows_equal_jsonl_rows(tmp_path):
     records = [DAPO, {**DAPO, "reward_model": {**DAPO["reward_model"], "ground_truth": "7"}}]
     rows = list(read_rows(parquet(tmp_path, records)))

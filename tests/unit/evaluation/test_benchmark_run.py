@@ -1,25 +1,31 @@
 import json
+from concurrent.futures import Future
 
 import pytest
 
 from gtpo_megatron.config.evaluate import EvaluateConfig
-from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.errors import RolloutError, WorkerError
 from gtpo_megatron.evaluation.benchmark_run import BenchmarkRun
 from gtpo_megatron.evaluation.response_file import read_responses
+from gtpo_megatron.rewards.pool import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from tests.unit.evaluation.makers import Grader, Letters, Sampler, benchmark
 
 SAMPLES = 2
 
 
-def run(benchmarks, sampler, grader=None, on_response=lambda *_: None):
+def last_token(text):
+    return text.split()[-1]
+
+
+def run(benchmarks, sampler, grader=None, on_response=lambda *_: None, final_answer=last_token):
     config = EvaluateConfig(benchmarks=("b=b.jsonl",), samples=SAMPLES, seed=5)
     made = BenchmarkRun(
         config=config,
         tokenizer=Letters(),
         source=sampler,
         grader=grader or Grader(),
-        final_answer=lambda text: text.split()[-1],
+        final_answer=final_answer,
         on_response=on_response,
     )
     try:
@@ -114,3 +120,72 @@ def test_time_is_accounted_for(tmp_path):
     assert made.timing.generation_s > 0
     assert made.timing.other_s > 0
     assert json.dumps(made.timing.generation_s)
+
+
+class BrokenGrader:
+    """Has no verdict until it is told to; then some rows have lost their worker."""
+
+    def __init__(self, broken):
+        self.broken, self.rows = broken, []
+
+    def submit(self, text, answer):
+        self.rows.append(Future())
+        return self.rows[-1]
+
+    def finish(self):
+        for index, row in enumerate(self.rows):
+            if index in self.broken:
+                row.set_exception(WorkerError(f"row {index}"))
+            else:
+                row.set_result(Verdict(reward=1.0))
+
+
+class FinishingSampler(Sampler):
+    """All verdicts come after so many responses; then it goes on, or somebody interrupts."""
+
+    def __init__(self, grader, after, error=None):
+        super().__init__()
+        self.grader, self.after, self.error = grader, after, error
+
+    def stream(self, requests, sampling, *, seed):
+        for count, response in enumerate(super().stream(requests, sampling, seed=seed)):
+            if count == self.after:
+                self.grader.finish()
+                if self.error is not None:
+                    raise self.error
+            yield response
+        if self.after == len(requests):
+            self.grader.finish()
+
+
+@pytest.mark.parametrize("after", [5, 8])
+def test_workers_that_cannot_be_replaced_cost_their_own_rows_only(tmp_path, after):
+    """Several rows fail where a worker is gone; the first is reported, and the others' verdicts are written."""
+    one, grader = benchmark(tmp_path, "x", 4), BrokenGrader(broken=(1, 2))
+    with pytest.raises(WorkerError, match="row 1"):
+        run([one], FinishingSampler(grader, after), grader)
+    assert len(one.file.responses) == after - 2
+
+
+def test_an_interrupt_is_not_hidden_by_a_broken_grader(tmp_path):
+    one, grader = benchmark(tmp_path, "x", 4), BrokenGrader(broken=(0,))
+    with pytest.raises(KeyboardInterrupt):
+        run([one], FinishingSampler(grader, 5, KeyboardInterrupt), grader)
+    assert len(one.file.responses) == 4
+
+
+@pytest.mark.parametrize("result", [IndexError("list index out of range"), 7])
+def test_a_final_answer_that_breaks_is_no_answer_and_is_said_once(tmp_path, caplog, result):
+    """It serves maj@k alone; the responses are worth more than their votes."""
+
+    def final_answer(text):
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    one = benchmark(tmp_path, "x", 2)
+    run([one], Sampler(), final_answer=final_answer)
+    assert [r.answer for r in read_responses(one.file.path)] == [None] * 4
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "final_answer" in caplog.text
+    assert repr(result) in caplog.text

@@ -49,8 +49,3 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
     if word == "tell-pid":
         Path(rest).write_text(str(os.getpid()))
     return 1.0
-
-
-def returns(response, answer):
-    """Returns what is no reward."""
-    return {"nan": float("nan"), "none": None, "text": "1", "true": True, "two": 2}[response]

@@ -1,9 +1,13 @@
+import math
+from fractions import Fraction
+
+import numpy as np
 import pytest
+import torch
 
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.rewards.function import graded, resolve_reward
 from gtpo_megatron.rewards.math_answer import math_answer
-from tests.unit.rewards import reward_functions
 
 
 def test_a_function_is_found_by_module_and_name():
@@ -33,12 +37,42 @@ def test_a_module_that_raises_on_import_is_a_config_error(tmp_path, monkeypatch)
         resolve_reward("broken_reward_module:f")
 
 
-@pytest.mark.parametrize("response", ["nan", "none", "text"])
-def test_only_a_finite_number_is_a_reward(response):
+@pytest.mark.parametrize(
+    "returned",
+    [
+        math.nan,
+        math.inf,
+        pytest.param(10**400, id="a number too large"),
+        None,
+        "1",
+        1j,
+        [1.0],
+        np.float32("nan"),
+        np.str_("1"),
+        np.array([1.0, 2.0]),
+        torch.tensor([1.0, 2.0]),
+    ],
+    ids=repr,
+)
+def test_only_a_finite_number_is_a_reward(returned):
     with pytest.raises(DataError, match="expected a finite number"):
-        graded(reward_functions.returns, response, "")
+        graded(lambda *_: returned, "", "")
 
 
-def test_whole_numbers_and_truth_are_rewards():
-    assert graded(reward_functions.returns, "two", "") == 2.0
-    assert graded(reward_functions.returns, "true", "") == 1.0
+@pytest.mark.parametrize(
+    ("returned", "reward"),
+    [
+        (2, 2.0),
+        (True, 1.0),
+        (Fraction(1, 2), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.float64(-1), -1.0),
+        (np.int64(1), 1.0),
+        (np.True_, 1.0),
+        (torch.tensor(0.25), 0.25),
+    ],
+    ids=repr,
+)
+def test_any_single_number_is_a_reward(returned, reward):
+    found = graded(lambda *_: returned, "", "")
+    assert (type(found), found) == (float, reward)

@@ -31,6 +31,61 @@ def test_another_letter_or_none_is_wrong(response):
     assert multiple_choice(response, "B") == 0.0
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{A, B}",
+        r"\boxed{A,b,c,d}",
+        r"\boxed{A and B}",
+        r"\boxed{\text{A}, \text{B}}",
+        r"\boxed{(A)(B)(C)(D)}",
+        "Answer: A or B",
+        "Answer: (A) or (B)",
+        "Answer: (A) or B",
+        "Answer: [A] / [B]",
+        "Answer: A, B, C, D",
+        "Answer: A, B or both",
+        "Answer: A.B.C.D",
+        "Answer: A. B. C. D",
+        "Answer: A. 3 B. 4 C. 5",
+        "Answer: A) 3 B) 4",
+        "Answer: (a) 3, (b) 4",
+        "Answer: A) or maybe it is (B)",
+        r"Answer: \(A\), \(B\)",
+    ],
+)
+@pytest.mark.parametrize("reference", ["A", "B"])
+def test_a_response_that_names_several_choices_has_made_none(response, reference):
+    """It looks right; but whoever lists all choices would always name the right one first, or last."""
+    assert final_answer(response) is None
+    assert multiple_choice(response, reference) == 0.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"Answer: \(B\)",
+        r"Answer: $\textbf{(B)}$",
+        r"Answer: \[ \mathrm{(B)} \]",
+        r"\boxed{\textrm{B}}",
+        r"\boxed{(\text{B})}",
+        r"\boxed{\textbf{B} 12}",
+        r"\boxed{\textbf{(B)}\ 12}",
+        "Answer: (B) a triangle",
+        "Answer: (B), since a is even",
+        "Answer: (B) x",
+        "Answer: B. f(x) = 2",
+        "Answer: B. 12 apples, e.g. red ones.",
+        "Answer: (B) vitamin C",
+        "Answer: (B) I",
+        "Answer: B, x = 3 and y = 4",
+        r"Answer: B: \frac{a}{b}",
+    ],
+)
+def test_the_text_of_a_choice_is_not_taken_for_another_choice(response):
+    assert final_answer(response) == "B"
+
+
 @pytest.mark.parametrize("reference", ["12", "", "Blue"])
 def test_a_reference_that_is_no_choice_is_an_error(reference):
     with pytest.raises(DataError, match="is no choice"):
