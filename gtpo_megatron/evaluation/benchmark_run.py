@@ -59,6 +59,12 @@ class Benchmark:
             if (problem.problem_id, sample) not in self.file.responses
         ]
 
+    def present(self, samples: int) -> list[GradedResponse]:
+        """Of the wanted responses those that are there."""
+        there = self.file.responses
+        wanted = ((p.problem_id, sample) for p in self.problems.problems for sample in range(samples))
+        return [there[key] for key in wanted if key in there]
+
     def complete(self, samples: int) -> list[ProblemResponses]:
         """Problems whose responses are all there."""
         there = self.file.responses

@@ -42,10 +42,10 @@ class EvaluationDisplay:
         self._tasks = {}
         for benchmark in benchmarks:
             label = benchmark.label
-            there = [r for problem in benchmark.complete(samples) for r in problem.responses]
+            there = benchmark.present(samples)
             total = samples * len(benchmark.problems.problems)
             self._total[label] = total
-            self._done[label] = total - len(benchmark.missing(samples))
+            self._done[label] = len(there)
             self._correct[label] = sum(self._is_correct(response) for response in there)
             self._tasks[label] = self._progress.add_task(
                 label, total=total, completed=self._done[label], correct=self._share(label)

@@ -36,7 +36,9 @@ class Interval:
 
 
 def mean_at_k(c: npt.ArrayLike) -> float:
-    """Mean reward over all samples of all problems: ``mean_p mean_s c[p, s]``, k being the number of samples.
+    """Share of correct samples, averaged over problems: ``mean_p mean_s c[p, s]``, k being the number of samples.
+
+    Of 0 and 1; rewards of another range give their mean, which is reported as a mean reward and not as mean@k.
 
     Raises:
         ShapeError, DataError: ``c`` is not ``[problems, samples]`` of finite numbers.
@@ -188,11 +190,50 @@ def bootstrap_intervals(
     Raises:
         ShapeError, DataError: not a table of finite numbers, or ``confidence`` or ``num_bootstrap`` out of range.
     """
-    values = _checked(per_problem)
+    return mean_intervals([per_problem], confidence=confidence, num_bootstrap=num_bootstrap, seed=seed)
+
+
+def mean_intervals(
+    benchmarks: Sequence[npt.ArrayLike],
+    *,
+    confidence: float = CONFIDENCE,
+    num_bootstrap: int = 10_000,
+    seed: int = 0,
+) -> list[Interval]:
+    """Plain means over several benchmarks, each counting alike, with intervals: benchmarks are fixed, problems are not.
+
+    Every resample draws each benchmark's problems anew, from its own, and averages the benchmarks' means.
+
+    Args:
+        benchmarks: ``[problems, figures]`` each; as many figures, and any number of problems.
+        confidence: between 0 and 1.
+        num_bootstrap: resamples.
+        seed: of the resamples, which are the same for every figure.
+
+    Raises:
+        ShapeError, DataError: no benchmark, not tables of finite numbers with equally many figures, or ``confidence``
+            or ``num_bootstrap`` out of range.
+    """
+    tables = [_checked(table) for table in benchmarks]
+    num_figures = {table.shape[1] for table in tables}
+    if len(num_figures) != 1:
+        raise ShapeError(f"benchmarks have {sorted(num_figures)} figures; expected at least one, and as many of each")
     if not 0.0 < confidence < 1.0:
         raise DataError(f"confidence={confidence}: must lie strictly between 0 and 1, for example 0.95")
     _check_draws(num_bootstrap)
     rng = np.random.default_rng(seed)
+    means = np.mean([_resampled_means(table, num_bootstrap, rng) for table in tables], axis=0)
+    tail = (1.0 - confidence) / 2.0
+    lows, highs = np.quantile(means, (tail, 1.0 - tail), axis=0)
+    exact = np.mean([[column.mean() for column in table.T] for table in tables], axis=0)
+    return [
+        Interval(mean=float(mean), low=float(low), high=float(high))
+        for mean, low, high in zip(exact, lows, highs, strict=True)
+    ]
+
+
+def _resampled_means(values: Floats, num_bootstrap: int, rng: np.random.Generator) -> Floats:
+    """Means over as many problems as there are, drawn with replacement, ``[num_bootstrap, figures]``."""
     num = len(values)
     means = np.empty((num_bootstrap, values.shape[1]))
     block = max(1, BLOCK_DRAWS // num)  # [num_bootstrap, problems] at once would be large
@@ -201,12 +242,7 @@ def bootstrap_intervals(
         drawn = rng.integers(num, size=(size, num))
         for figure in range(values.shape[1]):
             means[start : start + size, figure] = values[:, figure][drawn].mean(axis=1)
-    tail = (1.0 - confidence) / 2.0
-    lows, highs = np.quantile(means, (tail, 1.0 - tail), axis=0)
-    return [
-        Interval(mean=float(values[:, figure].mean()), low=float(lows[figure]), high=float(highs[figure]))
-        for figure in range(values.shape[1])
-    ]
+    return means
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,9 @@ from gtpo_megatron.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
+RESPONSES = "responses"
+"""Folder of these files in that of an evaluation."""
+
 _BLOCK_BYTES = 1 << 16
 
 Identity = Mapping[str, Any]
@@ -67,7 +70,7 @@ class ResponseFile:
         if path.exists():
             self._read()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")  # half a pair as a JSON escape
         if self._file.tell() == 0:
             self._write({"identity": self._identity})
 
@@ -93,7 +96,7 @@ class ResponseFile:
         for place, record in _records(self.path):
             if header is None:
                 header = record
-                self._check_identity(record)
+                _check_same(_identity_in(record, self.path), self._identity, self.path)
                 continue
             try:
                 response = GradedResponse(**{name: record[name] for name in _NAMES} | {"response": ""})
@@ -116,19 +119,52 @@ class ResponseFile:
                 logger.warning("%s: the last line is cut short and is dropped", self.path)
                 file.truncate(whole)
 
-    def _check_identity(self, record: Any) -> None:
-        found = record.get("identity") if isinstance(record, dict) else None
-        if not isinstance(found, dict):
-            raise DataError(f"{self.path}:1: is no header of an evaluation; choose another --output")
-        differing = sorted(
-            key for key in found.keys() | self._identity.keys() if found.get(key) != self._identity.get(key)
+
+def contents_of(folder: Path, identity: Identity) -> dict[str, str]:
+    """Which benchmarks an evaluation's folder has responses of, whichever are wanted now.
+
+    Args:
+        folder: of the evaluation; it may be new.
+        identity: what responses to any benchmark of this evaluation depend on, so without ``content``.
+
+    Returns:
+        The hash of each benchmark's content, by label.
+
+    Raises:
+        ConfigError: some are of another model, seed, template or sampling distribution.
+        DataError: a file there is none of ours.
+    """
+    found: dict[str, str] = {}
+    for path in sorted((folder / RESPONSES).glob("*.jsonl")):
+        with path.open("rb") as lines:
+            first = lines.readline()
+        if not first.endswith(b"\n"):  # a crash cut it short, or came before it: there is no response either
+            continue
+        try:
+            header = _identity_in(json.loads(first), path)
+        except ValueError as error:
+            raise DataError(f"{path}:1: not a JSON object: {error}; choose another --output") from error
+        content = str(header.get("content"))
+        _check_same(header, {**identity, "content": content}, path)
+        found[path.stem] = content
+    return found
+
+
+def _identity_in(header: Any, path: Path) -> dict[str, Any]:
+    found = header.get("identity") if isinstance(header, dict) else None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}:1: is no header of an evaluation; choose another --output")
+    return found
+
+
+def _check_same(found: Identity, wanted: Identity, path: Path) -> None:
+    differing = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+    if differing:
+        changes = "; ".join(f"{key}: {found.get(key)!r} -> {wanted.get(key)!r}" for key in differing)
+        raise ConfigError(
+            f"{path.parent.parent} holds another evaluation of {path.stem}: {changes}; choose another "
+            "--output, or remove it"
         )
-        if differing:
-            changes = "; ".join(f"{key}: {found.get(key)!r} -> {self._identity.get(key)!r}" for key in differing)
-            raise ConfigError(
-                f"{self.path.parent.parent} holds another evaluation of {self.path.stem}: {changes}; choose another "
-                "--output, or remove it"
-            )
 
 
 _NAMES = tuple(field.name for field in fields(GradedResponse))

@@ -12,13 +12,16 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.benchmark_run import Benchmark, Timing
+from gtpo_megatron.evaluation.earlier_results import FILE, FORMAT, Entry, finished_figures
 from gtpo_megatron.evaluation.metrics import CONFIDENCE, Interval
-from gtpo_megatron.evaluation.scores import Scores, score
+from gtpo_megatron.evaluation.overall import as_json, mean_over_benchmarks
+from gtpo_megatron.evaluation.scores import ProblemResponses, Scores, mean_so_far, score
 
-FILE = "evaluation.json"
-FORMAT = 1
 WRITE_EVERY_S = 10.0
 """Between two partial results; what is lost in between is in the response files."""
+
+UNCHANGED = ("samples", "num_problems", "num_complete", "success_threshold")
+"""Of an entry; where they are what they were, its figures are too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +34,11 @@ class ResultFile:
         facts: what else determines or explains the results: model, versions, commit, machine.
         benchmarks: that are measured.
         has_answers: whether the answers of responses are known, for maj@k.
+        earlier: what the folder's file had, by label, as ``read_earlier`` has it. Benchmarks that are not measured
+            now stay in the file; the figures of those that are stay under ``earlier`` until there are new ones of all
+            problems.
         timing: filled by the run.
+        mean: over the benchmarks in the file, once the final results are written.
     """
 
     folder: Path
@@ -39,19 +46,30 @@ class ResultFile:
     facts: Mapping[str, Any]
     benchmarks: Sequence[Benchmark]
     has_answers: bool
+    earlier: Mapping[str, Entry] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
+    mean: dict[str, Any] | None = None
     _next_write: float = field(default=0.0)
 
+    @property
+    def kept(self) -> dict[str, Entry]:
+        """Of the earlier entries those of benchmarks that are not measured now."""
+        measured = {benchmark.label for benchmark in self.benchmarks}
+        return {label: entry for label, entry in self.earlier.items() if label not in measured}
+
     def write_partial(self) -> None:
-        """What there is so far, at most every few seconds; cheap figures only."""
-        now = time.monotonic()
-        if now < self._next_write:
+        """What there is so far, at most every few seconds; of the figures mean@k only, which is cheap."""
+        if time.monotonic() < self._next_write:
             return
-        self.write({})
+        self._write(self._entries({}), None)
         self._next_write = time.monotonic() + WRITE_EVERY_S
 
     def write_final(self) -> dict[str, Scores]:
-        """Every figure of every benchmark that has a complete problem."""
+        """Every figure of every benchmark that has a complete problem.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
         start = time.perf_counter()
         scores = {
             benchmark.label: score(
@@ -64,31 +82,36 @@ class ResultFile:
             for benchmark in self.benchmarks
             if (complete := benchmark.complete(self.config.samples))
         }
+        entries = self._entries(scores)
+        self.mean = mean_over_benchmarks(
+            entries,
+            samples=self.config.samples,
+            success_threshold=self.config.success_threshold,
+            ks=self.config.resolved_ks,
+            seed=self.config.seed,
+        )
         self.timing.scoring_s += time.perf_counter() - start
-        self.write(scores)
+        self._write(entries, self.mean)
         return scores
 
-    def write(self, scores: Mapping[str, Scores]) -> None:
-        """Replaces the file.
+    def _entries(self, scores: Mapping[str, Scores]) -> dict[str, Entry]:
+        return self.kept | {b.label: self._entry(b, scores.get(b.label)) for b in self.benchmarks}
 
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
-        benchmarks = {b.label: self._benchmark(b, scores.get(b.label)) for b in self.benchmarks}
+    def _write(self, entries: Mapping[str, Entry], mean: dict[str, Any] | None) -> None:
         content = {
             "format": FORMAT,
-            "complete": all(entry["num_complete"] == entry["num_problems"] for entry in benchmarks.values()),
+            "complete": all(entry["num_complete"] == entry["num_problems"] for entry in entries.values()),
             "confidence": CONFIDENCE,
             **self.facts,
             "config": to_plain(self.config),
-            "benchmarks": benchmarks,
-            "mean_over_benchmarks": _mean(list(scores.values())),
+            "benchmarks": entries,
+            "mean_over_benchmarks": mean,
             "timing": asdict(self.timing) | {"generation_frac": _generation_frac(self.timing)},
         }
         path = self.folder / FILE
         scratch = path.with_name(path.name + ".tmp")
         try:
-            with scratch.open("w", encoding="utf-8") as file:
+            with scratch.open("w", encoding="utf-8", errors="backslashreplace") as file:  # half a pair as an escape
                 json.dump(content, file, indent=1, ensure_ascii=False)
                 file.write("\n")
                 file.flush()
@@ -97,10 +120,11 @@ class ResultFile:
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error
 
-    def _benchmark(self, benchmark: Benchmark, scores: Scores | None) -> dict[str, Any]:
+    def _entry(self, benchmark: Benchmark, scores: Scores | None) -> Entry:
         problems = benchmark.problems
         found = benchmark.contamination
-        entry: dict[str, Any] = {
+        complete = benchmark.complete(self.config.samples)
+        entry: Entry = {
             "dataset": {
                 "name": str(problems.dataset),
                 "origin": problems.origin,
@@ -111,8 +135,9 @@ class ResultFile:
             },
             "responses": str(benchmark.file.path.relative_to(self.folder)),
             "num_problems": len(problems.problems),
-            "num_complete": len(benchmark.complete(self.config.samples)),
+            "num_complete": len(complete),
             "samples": self.config.samples,
+            "success_threshold": self.config.success_threshold,
             "contamination": None
             if found is None
             else {
@@ -121,19 +146,32 @@ class ResultFile:
                 "matches": [asdict(m) for m in found.matches],
             },
         }
-        if scores is None:
-            return entry
-        return entry | {
-            "mean_at_k": _interval(scores.mean_at_k),
-            "accuracy": _interval(scores.accuracy),
-            "pass_at_k": _by_k(scores.pass_at_k),
-            "best_at_k": _by_k(scores.best_at_k),
-            "maj_at_k": None if scores.maj_at_k is None else _by_k(scores.maj_at_k),
-            "truncated_frac": scores.truncated_frac,
-            "failed_count": scores.num_failed,
-            "response_tokens_mean": scores.response_tokens_mean,
-            "problems": scores.per_problem,
-        }
+        earlier = finished_figures(self.earlier.get(benchmark.label))
+        if scores is None and earlier is not None and all(earlier[name] == entry[name] for name in UNCHANGED):
+            return earlier
+        if earlier is not None and (scores is None or len(complete) < len(problems.problems)):
+            entry["earlier"] = earlier
+        return entry | (self._so_far(complete) if scores is None else _figures(scores))
+
+    def _so_far(self, complete: Sequence[ProblemResponses]) -> Entry:
+        if not complete:
+            return {}
+        mean = mean_so_far(complete, threshold=self.config.success_threshold, seed=self.config.seed)
+        return {"mean_at_k": as_json(mean)}
+
+
+def _figures(scores: Scores) -> Entry:
+    return {
+        "mean_at_k": as_json(scores.mean_at_k),
+        "mean_reward": as_json(scores.mean_reward),
+        "pass_at_k": _by_k(scores.pass_at_k),
+        "best_at_k": _by_k(scores.best_at_k),
+        "maj_at_k": None if scores.maj_at_k is None else _by_k(scores.maj_at_k),
+        "truncated_frac": scores.truncated_frac,
+        "failed_count": scores.num_failed,
+        "response_tokens_mean": scores.response_tokens_mean,
+        "problems": scores.per_problem,
+    }
 
 
 def _generation_frac(timing: Timing) -> float | None:
@@ -141,28 +179,5 @@ def _generation_frac(timing: Timing) -> float | None:
     return timing.generation_s / total if total else None
 
 
-def _interval(interval: Interval) -> dict[str, float]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
-
-
 def _by_k(values: Mapping[int, Interval]) -> dict[str, dict[str, float]]:
-    return {str(k): _interval(interval) for k, interval in values.items()}
-
-
-def _mean(scores: Sequence[Scores]) -> dict[str, Any] | None:
-    """Each benchmark counts alike, whatever its size."""
-    if not scores:
-        return None
-
-    def mean(intervals: Sequence[Interval]) -> float:
-        return sum(interval.mean for interval in intervals) / len(intervals)
-
-    majorities = [s.maj_at_k for s in scores if s.maj_at_k is not None]
-    return {
-        "num_benchmarks": len(scores),
-        "mean_at_k": mean([s.mean_at_k for s in scores]),
-        "accuracy": mean([s.accuracy for s in scores]),
-        "pass_at_k": {str(k): mean([s.pass_at_k[k] for s in scores]) for k in scores[0].pass_at_k},
-        "best_at_k": {str(k): mean([s.best_at_k[k] for s in scores]) for k in scores[0].best_at_k},
-        "maj_at_k": {str(k): mean([m[k] for m in majorities]) for k in majorities[0]} if majorities else None,
-    }
+    return {str(k): as_json(interval) for k, interval in values.items()}

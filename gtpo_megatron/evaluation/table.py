@@ -1,57 +1,73 @@
 """The results on a screen."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from gtpo_megatron.evaluation.benchmark_run import Benchmark
-from gtpo_megatron.evaluation.metrics import Interval
 from gtpo_megatron.evaluation.scores import Scores
 
 SHOWN_KS = 2
 
 
-def results_table(benchmarks: Sequence[Benchmark], scores: Mapping[str, Scores], *, samples: int, title: str) -> Table:
-    """A line a benchmark, in percent, and their plain mean where there are several.
+def results_table(
+    benchmarks: Sequence[Benchmark],
+    scores: Mapping[str, Scores],
+    *,
+    samples: int,
+    title: str,
+    mean: Mapping[str, Any] | None = None,
+) -> Table:
+    """A line a benchmark, in percent, and a line for their mean where there are several.
 
-    mean@k with its 95% interval; of the other ks the greatest, and for pass@k one more. The file has all of them, with
-    their intervals.
+    mean@k with its 95% interval; of the other ks the greatest, and for pass@k one more; the mean reward where it is not
+    mean@k. The file has all of them, with their intervals.
+
+    Args:
+        benchmarks: in order.
+        scores: by label.
+        samples: responses a problem.
+        title: of the table.
+        mean: as ``mean_over_benchmarks`` has it; it may count benchmarks that were measured earlier.
     """
-    ks = _shown([k for found in scores.values() for k in found.pass_at_k])
+    ks = _shown(
+        [*(k for found in scores.values() for k in found.pass_at_k), *map(int, mean["pass_at_k"] if mean else ())]
+    )
+    has_rewards = any(found.mean_reward != found.mean_at_k for found in scores.values())
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("benchmark", no_wrap=True)
-    names = ["problems", f"mean@{samples}", "95%", *(f"pass@{k}" for k in ks), *(f"best@{k}" for k in ks[-1:])]
-    for name in (*names, *(f"maj@{k}" for k in ks[-1:]), "tokens", "cut", "failed"):
+    names = ["problems", f"mean@{samples}", "95%", *(["reward"] if has_rewards else [])]
+    names += [*(f"pass@{k}" for k in ks), *(f"{name}@{k}" for name in ("best", "maj") for k in ks[-1:])]
+    for name in (*names, "tokens", "cut", "failed"):
         table.add_column(name, justify="right")
     for benchmark in benchmarks:
-        table.add_row(benchmark.label, *_row(benchmark, scores.get(benchmark.label), ks, samples))
-    if len(scores) > 1:
-        found = list(scores.values())
+        found = scores.get(benchmark.label)
+        table.add_row(benchmark.label, _problems(benchmark, samples), *_row(found, ks, has_rewards=has_rewards))
+    if mean is not None and mean["num_benchmarks"] > 1:
         table.add_section()
-        table.add_row(
-            "mean",
-            "",
-            _mean([s.mean_at_k for s in found]),
-            "",
-            *(_mean([s.pass_at_k[k] for s in found]) for k in ks),
-            _mean([s.best_at_k[ks[-1]] for s in found]),
-            _mean([s.maj_at_k[ks[-1]] for s in found if s.maj_at_k is not None]),
-        )
+        table.add_row(f"mean of {mean['num_benchmarks']}", "", *_mean_row(mean, ks, has_rewards=has_rewards))
+        earlier = [label for label in mean["benchmarks"] if label not in scores]
+        if earlier:
+            table.caption = f"the mean counts {', '.join(earlier)} too, measured earlier"
     return table
 
 
-def _row(benchmark: Benchmark, scores: Scores | None, ks: Sequence[int], samples: int) -> list[str]:
+def _problems(benchmark: Benchmark, samples: int) -> str:
     num_all = len(benchmark.problems.problems)
     num_complete = len(benchmark.complete(samples))
-    problems = str(num_all) if num_complete == num_all else f"{num_complete} of {num_all}"
+    return str(num_all) if num_complete == num_all else f"{num_complete} of {num_all}"
+
+
+def _row(scores: Scores | None, ks: Sequence[int], *, has_rewards: bool) -> list[str]:
     if scores is None:
-        return [problems]
+        return []
     majority = scores.maj_at_k
     return [
-        problems,
         _percent(scores.mean_at_k.mean),
-        f"{_percent(scores.mean_at_k.low)}-{_percent(scores.mean_at_k.high)}",
+        _range(scores.mean_at_k.low, scores.mean_at_k.high),
+        *([f"{scores.mean_reward.mean:.3f}"] if has_rewards else []),
         *(_percent(scores.pass_at_k[k].mean) for k in ks),
         _percent(scores.best_at_k[ks[-1]].mean),
         "-" if majority is None else _percent(majority[ks[-1]].mean),
@@ -61,14 +77,26 @@ def _row(benchmark: Benchmark, scores: Scores | None, ks: Sequence[int], samples
     ]
 
 
+def _mean_row(mean: Mapping[str, Any], ks: Sequence[int], *, has_rewards: bool) -> list[str]:
+    whole, majority = mean["mean_at_k"], mean["maj_at_k"]
+    return [
+        _percent(whole["mean"]),
+        _range(whole["low"], whole["high"]),
+        *([f"{mean['mean_reward']['mean']:.3f}"] if has_rewards else []),
+        *(_percent(mean["pass_at_k"][str(k)]["mean"]) for k in ks),
+        _percent(mean["best_at_k"][str(ks[-1])]["mean"]),
+        "-" if majority is None else _percent(majority[str(ks[-1])]["mean"]),
+    ]
+
+
 def _shown(ks: Sequence[int]) -> list[int]:
     """The greatest, and one in the middle; pass@1 is mean@k."""
     distinct = sorted(set(ks))
     return distinct if len(distinct) <= SHOWN_KS else [distinct[len(distinct) // 2], distinct[-1]]
 
 
-def _mean(intervals: Sequence[Interval]) -> str:
-    return _percent(sum(interval.mean for interval in intervals) / len(intervals)) if intervals else "-"
+def _range(low: float, high: float) -> str:
+    return f"{_percent(low)}-{_percent(high)}"
 
 
 def _percent(value: float) -> str:

@@ -20,9 +20,10 @@ from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.benchmark_run import Benchmark, BenchmarkRun
 from gtpo_megatron.evaluation.display import EvaluationDisplay
+from gtpo_megatron.evaluation.earlier_results import FILE, read_earlier
 from gtpo_megatron.evaluation.model_folder import check_length, check_model_folder, model_fingerprint
-from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
-from gtpo_megatron.evaluation.results import FILE, ResultFile
+from gtpo_megatron.evaluation.response_file import RESPONSES, GradedResponse, ResponseFile, contents_of
+from gtpo_megatron.evaluation.results import ResultFile
 from gtpo_megatron.evaluation.scores import Scores
 from gtpo_megatron.evaluation.table import results_table
 from gtpo_megatron.observability.logs import set_up_logs
@@ -55,13 +56,15 @@ def evaluate_model(
         stack.enter_context(_locked(output))
         set_up_logs(run_folder=output, console=console)
         fingerprint = model_fingerprint(model.folder)
+        of_all = identity(config, fingerprint)
+        earlier = read_earlier(output, contents_of(output, of_all), fingerprint)
         benchmarks = []
         for label, problems in sets.items():
             contamination = None if training is None else find_contamination(training.comparable, problems.comparable)
             notes = dataset_notes(problems, config.max_prompt_tokens)
             for note in notes + ([] if contamination is None else contamination_notes(label, contamination)):
                 console.print(note, highlight=False, markup=False)
-            file = ResponseFile(output / "responses" / f"{label}.jsonl", identity(config, problems, fingerprint))
+            file = ResponseFile(output / RESPONSES / f"{label}.jsonl", {**of_all, "content": problems.content_sha256})
             stack.callback(file.close)
             benchmarks.append(Benchmark(label=label, problems=problems, file=file, contamination=contamination))
         where = {"path": str(model.folder.resolve()), "named": model.named, "checkpoint": model.checkpoint}
@@ -71,13 +74,14 @@ def evaluate_model(
             facts={"model": where | {"fingerprint": fingerprint}, **provenance()},
             benchmarks=benchmarks,
             has_answers=final_answer is not None,
+            earlier=earlier,
         )
         try:
             _measure(model, result, tokenizer, console)
         finally:
             scores = result.write_final()
             title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / FILE}"
-            console.print(results_table(benchmarks, scores, samples=config.samples, title=title))
+            console.print(results_table(benchmarks, scores, samples=config.samples, title=title, mean=result.mean))
     return scores
 
 
@@ -87,11 +91,10 @@ def check_names(config: EvaluateConfig) -> None:
         origin_of(ref)
 
 
-def identity(config: EvaluateConfig, problems: ProblemSet, fingerprint: str) -> dict[str, Any]:
-    """Everything that the responses to a benchmark depend on; how many of them there are does not."""
+def identity(config: EvaluateConfig, fingerprint: str) -> dict[str, Any]:
+    """Everything but its problems that the responses to a benchmark depend on; how many of them there are does not."""
     return {
         "model": fingerprint,
-        "content": problems.content_sha256,
         "sampling": to_plain(config.sampling),
         "seed": config.seed,
         "max_prompt_tokens": config.max_prompt_tokens,

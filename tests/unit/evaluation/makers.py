@@ -27,7 +27,7 @@ def problem_set(name, num):
 
 
 def benchmark(folder, name="b", num=3, identity=None):
-    file = ResponseFile(folder / "responses" / f"{name}.jsonl", identity or {"seed": 1})
+    file = ResponseFile(folder / "responses" / f"{name}.jsonl", identity or {"seed": 1, "content": "c0"})
     return Benchmark(label=name, problems=problem_set(name, num), file=file)
 
 

@@ -155,6 +155,23 @@ def test_bootstrap_interval_has_the_width_of_the_normal_theory():
     assert narrower.high - narrower.low < 0.5 * (interval.high - interval.low)
 
 
+def test_a_mean_over_benchmarks_takes_them_as_given_and_draws_the_problems_of_each():
+    """Its variance is that of independent means: neither pooled problems nor resampled benchmarks."""
+    rng = np.random.default_rng(5)
+    few, many = rng.normal(0.8, 0.3, size=(100, 2)), rng.normal(0.2, 0.1, size=(900, 2))
+    intervals = metrics.mean_intervals([few, many], num_bootstrap=4000)
+    for figure, interval in enumerate(intervals):
+        a, b = few[:, figure], many[:, figure]
+        assert interval.mean == pytest.approx((a.mean() + b.mean()) / 2)
+        width = 2 * 1.96 * math.sqrt(a.var() / 100 + b.var() / 900) / 2
+        assert interval.high - interval.low == pytest.approx(width, rel=0.05)
+    assert metrics.mean_intervals([few], seed=3) == metrics.bootstrap_intervals(few, seed=3)
+    with pytest.raises(ShapeError, match=r"have \[1, 2\] figures"):
+        metrics.mean_intervals([few, many[:, :1]])
+    with pytest.raises(ShapeError, match="at least one"):
+        metrics.mean_intervals([])
+
+
 @pytest.mark.parametrize("bad", [[], [[]], [1, 0], [[[1]]], [[1, 0], [1]], [["right"]]])
 def test_shapes_that_are_not_problems_by_samples_are_refused(bad):
     with pytest.raises(ShapeError):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.evaluation.response_file import ResponseFile, read_responses
+from gtpo_megatron.evaluation.response_file import ResponseFile, contents_of, read_responses
 from tests.unit.evaluation.makers import graded
 
 IDENTITY = {"seed": 1, "sampling": {"temperature": 1.0}}
@@ -81,3 +81,29 @@ def test_a_file_that_is_none_of_ours(path):
     path.write_text('{"prompt": "x"}\n')
     with pytest.raises(DataError, match="is no header of an evaluation"):
         ResponseFile(path, IDENTITY)
+
+
+def test_half_a_surrogate_pair_is_written_and_read_again(path):
+    """A JSONL file may hold one in an id, and a response may repeat it."""
+    half = "\ud83d"
+    written(path, graded(f"a{half}", 0, answer=half), graded("b", 0, answer="é"))
+    again = ResponseFile(path, IDENTITY)
+    assert again.responses[f"a{half}", 0].answer == half
+    assert [response.answer for response in read_responses(path)] == [half, "é"]
+
+
+def test_a_folder_is_of_one_evaluation(tmp_path):
+    """Other benchmarks than those wanted now count too: their figures stand in the same evaluation.json."""
+    assert contents_of(tmp_path, {"model": "m"}) == {}
+    for label in ("x", "y"):
+        ResponseFile(tmp_path / "responses" / f"{label}.jsonl", {"model": "m", "seed": 1, "content": label}).close()
+    assert contents_of(tmp_path, {"model": "m", "seed": 1}) == {"x": "x", "y": "y"}
+    with pytest.raises(ConfigError, match=r"holds another evaluation of x: model: 'm' -> 'n'; choose another --output"):
+        contents_of(tmp_path, {"model": "n", "seed": 1})
+    with pytest.raises(ConfigError, match="seed: 1 -> 2"):
+        contents_of(tmp_path, {"model": "m", "seed": 2})
+    (tmp_path / "responses" / "x.jsonl").write_text('{"identity": {"mod')
+    assert contents_of(tmp_path, {"model": "m", "seed": 1}) == {"y": "y"}
+    (tmp_path / "responses" / "x.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"x\.jsonl:1: is no header"):
+        contents_of(tmp_path, {"model": "m", "seed": 1})

@@ -1,9 +1,12 @@
 import itertools
 
 import pytest
+import torch
 
-from gtpo_megatron.batch import Problem
-from gtpo_megatron.evaluation.scores import ProblemResponses, score, vote
+from gtpo_megatron.batch import Problem, RewardBatch
+from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
+from gtpo_megatron.evaluation.scores import ProblemResponses, mean_so_far, score, vote
 from tests.unit.evaluation.makers import graded
 
 
@@ -32,7 +35,7 @@ def scores(**changes):
 
 def test_figures_by_hand():
     found = scores()
-    assert found.mean_at_k.mean == found.accuracy.mean == pytest.approx((1 / 4 + 2 / 4 + 0) / 3)
+    assert found.mean_at_k.mean == found.mean_reward.mean == pytest.approx((1 / 4 + 2 / 4 + 0) / 3)
     # without replacement: a 1 - C(3,2)/C(4,2), b 1 - C(2,2)/C(4,2), c 0
     assert found.pass_at_k[2].mean == pytest.approx((1 / 2 + 5 / 6 + 0) / 3)
     assert found.pass_at_k[4].mean == pytest.approx(2 / 3)
@@ -55,7 +58,7 @@ def test_maj_at_k_of_one_is_the_mean_and_correct_answers_vote_together():
     for draw in itertools.product(votes, repeat=4):
         winner = max(draw, key=lambda v: (draw.count(v), -draw.index(v)))
         total += rewards[winner]
-    assert found.per_problem[1]["maj_at_k"][4] == pytest.approx(total / 4**4, abs=0.05)
+    assert found.per_problem[1]["maj_at_k"]["4"] == pytest.approx(total / 4**4, abs=0.05)
 
 
 def test_votes():
@@ -71,18 +74,33 @@ def test_problems_keep_their_own_figures_in_order():
     assert [entry["num_correct"] for entry in found.per_problem] == [1, 2, 0]
     assert [entry["num_failed"] for entry in found.per_problem] == [0, 1, 0]
     assert [entry["num_truncated"] for entry in found.per_problem] == [1, 0, 2]
-    assert found.per_problem[0]["pass_at_k"][2] == pytest.approx(1 / 2)
+    assert found.per_problem[0]["pass_at_k"]["2"] == pytest.approx(1 / 2)
 
 
 def test_rewards_between_nought_and_one():
     partly = [problem("a", "7", {"reward": 0.25}, {"reward": 0.75})]
     found = score(partly, ks=(2,), threshold=0.5, seed=0, has_answers=False)
     assert found.mean_at_k.mean == pytest.approx(0.5)
-    assert found.accuracy.mean == pytest.approx(0.5)
+    assert found.mean_reward.mean == pytest.approx(0.5)
     assert found.best_at_k[2].mean == pytest.approx((0.25 + 3 * 0.75) / 4)
     assert found.pass_at_k[2].mean == 1.0
     assert found.maj_at_k is None
     assert found.per_problem[0]["maj_at_k"] is None
+
+
+@pytest.mark.parametrize("rewards", [(1.0, -1.0, -1.0, -1.0), (0.9, 0.4, 0.0, 0.0)])
+def test_mean_at_k_is_the_share_of_correct_responses_as_it_is_during_training(rewards):
+    one = problem("a", "7", *({"reward": reward} for reward in rewards))
+    found = score([one], ks=(4,), threshold=0.5, seed=0, has_answers=False)
+    assert found.mean_at_k.mean == 0.25
+    assert found.mean_reward.mean == pytest.approx(sum(rewards) / 4)
+    assert found.per_problem[0]["mean_at_k"] == 0.25
+    assert found.per_problem[0]["mean_reward"] == pytest.approx(sum(rewards) / 4)
+    assert mean_so_far([one], threshold=0.5, seed=0).mean == 0.25
+    batch = RewardBatch(rewards=torch.tensor(rewards), failed=torch.zeros(4, dtype=torch.bool))
+    heldout = HeldOutSet(label="heldout", problems=[one.problem])
+    training = evaluate(heldout, EvaluationConfig(path="x", samples=4), lambda _: batch, threshold=0.5)
+    assert training.mean_at_k == found.mean_at_k.mean
 
 
 def test_the_same_seed_gives_the_same_scores():

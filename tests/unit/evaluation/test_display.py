@@ -1,0 +1,22 @@
+import io
+
+from rich.console import Console
+
+from gtpo_megatron.evaluation import display
+from gtpo_megatron.evaluation.display import EvaluationDisplay
+from tests.unit.evaluation.makers import benchmark, graded
+
+
+def test_after_a_resume_the_share_of_correct_responses_is_of_all_that_are_there(tmp_path, monkeypatch):
+    """Half of every problem's responses are there, all right; so no problem is complete."""
+    monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
+    one = benchmark(tmp_path, "x", 4)
+    for problem in range(4):
+        one.file.append(graded(f"x-{problem}", 0, reward=1.0))
+    one.file.append(graded("x-0", 7, reward=1.0))  # of a run with more samples; not wanted now
+    console = Console(file=io.StringIO())
+    with EvaluationDisplay([one], samples=2, threshold=0.5, console=console) as shown:
+        shown.response_done(one, graded("x-0", 1, reward=0.0))
+        assert console.file.getvalue().strip() == "x 5/8, 80.0% correct"
+        shown.response_done(one, graded("x-1", 1, reward=1.0, failure="took longer than 1 s"))
+    assert "x 6/8, 66.7% correct" in console.file.getvalue()
