@@ -23,7 +23,8 @@ from gtpo_megatron.rollout.response_stream import ResponseSource, SampledRespons
 
 logger = logging.getLogger(__name__)
 
-FinalAnswer = Callable[[str], str | None]
+FinalAnswer = Callable[[str], object]
+"""Returns text or None; a user's own may return anything, and is checked."""
 
 
 class Grader(Protocol):
