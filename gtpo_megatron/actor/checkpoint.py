@@ -93,7 +93,8 @@ class RankCheckpoint:
             Checksum by name of this rank's files.
 
         Raises:
-            CheckpointError: a rank could not write; the same error on every rank.
+            CheckpointError: a rank could not write its files; the same error on every rank. Where rank 0 fails over the
+                index, the error is its own, and what peers raise is Megatron's or the backend's word for a lost peer.
 
         Collectives: one gather of texts and Megatron's own over the world.
         """
@@ -324,7 +325,10 @@ def _ensure_moments(optimizer: Any) -> None:
     """
     for part, inner in _inner_optimizers(optimizer):
         if not isinstance(inner, torch.optim.Adam):
-            part.init_state_fn(inner, part.config)
+            if part.init_state_fn is not None:
+                part.init_state_fn(inner, part.config)
+            elif not inner.state:
+                _zero_offloaded_moments(inner)
             continue
         for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
             if not inner.state[parameter]:
@@ -333,6 +337,30 @@ def _ensure_moments(optimizer: Any) -> None:
                     "exp_avg": torch.zeros_like(parameter.data),
                     "exp_avg_sq": torch.zeros_like(parameter.data),
                 }
+
+
+def _zero_offloaded_moments(inner: Any) -> None:
+    """The same for Megatron's optimizer on the host, which comes without a function for it.
+
+    Its states appear in a step. This one has gradients and a rate of zero and is not counted: the optimizer's own
+    ``dummy_step`` takes random gradients, which a load overwrites and a save would not survive.
+    """
+    rates = [group["lr"] for group in inner.param_groups]
+    for group in inner.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+            if hasattr(parameter, "decoupled_grad"):  # then this is what the step reads, and None after a skipped one
+                parameter.decoupled_grad = parameter.grad
+    inner.step()
+    inner.zero_grad()
+    for group, rate in zip(inner.param_groups, rates, strict=True):
+        group["lr"] = rate
+    # torch's Adam counts in every parameter's state, Transformer Engine's in the groups
+    for part in inner.sub_optimizers:
+        for counted in (*part.state.values(), *part.param_groups):
+            if "step" in counted:
+                counted["step"] = counted["step"] * 0
 
 
 def _inner_optimizers(optimizer: Any) -> list[tuple[Any, Any]]:

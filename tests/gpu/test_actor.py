@@ -45,11 +45,15 @@ def folder(tmp_path_factory):
     return folder
 
 
-def make_actor(folder, store, *, recompute="none", distributed_optimizer=False):
+def make_actor(folder, store, *, recompute="none", distributed_optimizer=False, offload_fraction=0.0):
     from gtpo_megatron.actor.actor import MegatronActor
 
     config = make_config(folder, {"num_ranks": 1, "distributed_optimizer": distributed_optimizer})
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16", recompute=recompute))
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, dtype="bfloat16", recompute=recompute),
+        optimizer=dataclasses.replace(config.optimizer, offload_fraction=offload_fraction),
+    )
     return MegatronActor(config, global_rank=0, init_method=f"file://{store}/store")
 
 
@@ -152,3 +156,39 @@ def test_recomputing_activations_changes_little(folder, tmp_path, recompute):
     assert loss_again == pytest.approx(loss, rel=BF16)
     for name, gradient in plain.items():
         assert (again[name] - gradient).norm() <= 4 * BF16 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("offload_fraction", [0.5, 1.0])
+@pytest.mark.parametrize("num_updates", [0, 1])
+def test_a_checkpoint_of_an_offloaded_optimizer_goes_on_as_the_run_did(folder, tmp_path, offload_fraction, num_updates):
+    """Before the first update too, where the optimizer has no state yet."""
+
+    def train(name, act):
+        (tmp_path / name).mkdir()
+        actor = make_actor(folder, tmp_path / name, distributed_optimizer=True, offload_fraction=offload_fraction)
+        try:
+            checksums = act(actor)
+            actor._policy_version = num_updates
+            _, metrics = step(actor, num_updates + 1)
+            weights = {weight_name: weight.clone() for weight_name, weight in actor._weights().items()}
+            return checksums, metrics["optimizer/grad_norm"], weights
+        finally:
+            actor.close()
+
+    def save(actor):
+        for number in range(1, num_updates + 1):
+            step(actor, number)
+        before = {name: weight.clone() for name, weight in actor._weights().items()}
+        (tmp_path / "checkpoint").mkdir()
+        actor.begin_save(str(tmp_path / "checkpoint"), False)
+        checksums = actor.finish_save()
+        assert all(torch.equal(before[name], weight) for name, weight in actor._weights().items())
+        return checksums
+
+    checksums, grad_norm, weights = train("saved", save)
+    _, grad_norm_again, weights_again = train(
+        "loaded", lambda actor: actor.load(str(tmp_path / "checkpoint"), checksums)
+    )
+    assert grad_norm_again == pytest.approx(grad_norm, rel=BF16)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weights_again[name], weight, rtol=4 * BF16, atol=1e-3)
