@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms import controls
 from gtpo_megatron.algorithms.checks import check_config, check_full_precision, check_mask, check_shape
+from gtpo_megatron.algorithms.outcome import is_correct
 from gtpo_megatron.algorithms.rows import RowFacts, check_inputs, row_facts
 from gtpo_megatron.algorithms.sequence_entropy import sequence_entropy
 from gtpo_megatron.algorithms.share_grid import LEAST_WEIGHT, WIDEST_RATIO
@@ -71,8 +72,8 @@ class CreditInputs:
             source, self.token_entropy, self.response_mask, old_logprobs=self.old_logprobs, seed=config.weight_seed
         )
         if config.shaped_sides != "both" and not isinstance(config, GRPOSConfig):
-            is_correct = self.rewards.to(torch.float64) >= config.success_threshold
-            is_neutral = ~is_correct if config.shaped_sides == "positive" else is_correct
+            correct = is_correct(self.rewards, success_threshold=config.success_threshold)
+            is_neutral = ~correct if config.shaped_sides == "positive" else correct
             self.weights = controls.neutralise_side(self.weights, is_neutral)
         if self.weights is self.token_entropy:
             return facts

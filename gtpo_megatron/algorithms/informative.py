@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from gtpo_megatron.algorithms.outcome import is_correct
+
 
 def informative_groups(
     rewards: Tensor, group_ids: Tensor, *, success_threshold: float = 0.5, is_usable: Tensor | None = None
@@ -20,7 +22,7 @@ def informative_groups(
     """
     labels, index = torch.unique(group_ids, return_inverse=True)
     usable = torch.ones_like(index, dtype=torch.bool) if is_usable is None else is_usable
-    is_correct = rewards.to(torch.float64) >= success_threshold
-    correct = torch.bincount(index[usable & is_correct], minlength=len(labels))
-    wrong = torch.bincount(index[usable & ~is_correct], minlength=len(labels))
+    succeeded = is_correct(rewards, success_threshold=success_threshold)
+    correct = torch.bincount(index[usable & succeeded], minlength=len(labels))
+    wrong = torch.bincount(index[usable & ~succeeded], minlength=len(labels))
     return labels, (correct > 0) & (wrong > 0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gtpo_megatron.algorithms.outcome import is_correct
 from gtpo_megatron.algorithms.reduction import Reduction
 from gtpo_megatron.algorithms.rows import RowFacts
 
@@ -87,20 +88,23 @@ def gather_table(
     def encode() -> Tensor:
         rewards, group_ids, facts, mean = read_rows()
         floats = torch.stack((rewards.to(torch.float64).cpu(), facts.lowest, facts.highest, mean.cpu()), dim=1)
-        integers = torch.stack((group_ids.to(torch.int64).cpu(), facts.lengths), dim=1)
+        # decided here, where the rewards' precision is known; it travels in the last bit of the length
+        outcome = is_correct(rewards, success_threshold=success_threshold).cpu()
+        integers = torch.stack((group_ids.to(torch.int64).cpu(), 2 * facts.lengths + outcome), dim=1)
         return torch.cat((integers, floats.contiguous().view(torch.int64)), dim=1)
 
     gathered = reduction.gather_rows(encode, signature)
     table = gathered.table.reshape(-1, _NUM_COLUMNS)
     floats = table[:, 2:].contiguous().view(torch.float64)
     labels, group_index = torch.unique(table[:, 0], return_inverse=True)
-    is_live = table[:, 1] > 0
+    lengths, outcome = table[:, 1] // 2, table[:, 1] % 2 == 1
+    is_live = lengths > 0
     return ResponseTable(
         group_index=group_index,
         num_groups=len(labels),
         rewards=floats[:, 0],
-        is_correct=is_live & (floats[:, 0] >= success_threshold),
-        lengths=table[:, 1],
+        is_correct=is_live & outcome,
+        lengths=lengths,
         is_live=is_live,
         lowest=floats[:, 1],
         highest=floats[:, 2],

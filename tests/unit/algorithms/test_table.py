@@ -43,3 +43,4 @@ def test_groups_and_sides() -> None:
 
 def test_the_threshold_is_reached_or_not() -> None:
     assert build([0.3, 0.29], [0, 0], [1, 1], threshold=0.3).is_correct.tolist() == [True, False]
+    assert build([0.7, 0.69], [0, 0], [1, 1], threshold=0.7).is_correct.tolist() == [True, False]
