@@ -307,6 +307,7 @@ class DrGRPOConfig(SurrogateSettings):
 
     Attributes:
         norm_tokens: every response counts as this many tokens in the denominator; the generation limit, as a rule.
+            It scales the loss, and so the gradient that is clipped, by a constant; nothing else hangs on it.
     """
 
     clip_eps_high: float = 0.2

@@ -11,6 +11,23 @@ from gtpo_megatron.errors import ConfigError
 HELDOUT = "heldout"
 """Label of the set that ``path`` names, in metric names."""
 
+BEST_OF = (32, 16)
+"""Of the early paper's reward curves; drawn with replacement, so they exist for any number of samples."""
+
+_MEASURES = (
+    "mean_at_k",
+    "interval_low",
+    "interval_high",
+    "pass_at_k",
+    "failed_count",
+    *(f"best_at_{k}" for k in BEST_OF),
+)
+
+
+def metric_names(label: str) -> tuple[str, ...]:
+    """What is measured of a set, by its label: mean, the ends of its interval, pass, failures, best of ``BEST_OF``."""
+    return tuple(f"eval/{label}_{measure}" for measure in _MEASURES)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:

@@ -20,7 +20,8 @@ class SoftOverlongPenalty:
     and -1 beyond ``L2``.
 
     Attributes:
-        max_tokens: ``L2``; responses longer than this get -1.
+        max_tokens: ``L2``; responses longer than this get -1. A run wants it equal to
+            ``rollout.sampling.max_response_tokens``.
         buffer_tokens: ``L1``, the width of the ramp.
         denominator: ``l1`` ends the ramp at -1; ``l2`` divides by ``L2`` as the early paper prints (the ramp then ends
             at ``-L1 / L2`` and jumps to -1).

@@ -7,7 +7,8 @@ from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
-from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.evaluation import EvaluationConfig, metric_names
+from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
@@ -52,6 +53,7 @@ class RunConfig:
         require_positive(num_steps=self.num_steps)
         require_non_negative(seed=self.seed)
         self._check_lengths()
+        self._check_length_penalty()
         self._check_batch()
         self._check_sampling()
         self._check_entropy_source()
@@ -127,6 +129,19 @@ class RunConfig:
                     f"{self.model.max_sequence_tokens}; raise it or shorten one of them"
                 )
 
+    def _check_length_penalty(self) -> None:
+        """A ramp that ends at another limit than the sampler's never acts, or acts on every response."""
+        limit = self.rollout.sampling.max_response_tokens
+        where, penalty = "algorithm.length_penalty", self.algorithm.length_penalty
+        if isinstance(penalty, GroupRelativeLengthPenalty):
+            where, penalty = f"{where}.hard_group_penalty", penalty.hard_group_penalty
+        if isinstance(penalty, SoftOverlongPenalty) and penalty.max_tokens != limit:
+            raise ConfigError(
+                f"{where}.max_tokens={penalty.max_tokens} differs from rollout.sampling.max_response_tokens={limit}: "
+                f"the penalty's ramp must end where responses are cut; set --{where.replace('_', '-')}.max-tokens "
+                f"{limit}, with a buffer-tokens to match"
+            )
+
     def _check_batch(self) -> None:
         mini, prompts = self.update.mini_batch_prompts, self.data.prompts_per_step
         if mini > prompts:
@@ -169,10 +184,10 @@ class RunConfig:
         checkpoint, evaluation = self.checkpoint, self.evaluation
         if not checkpoint.keep_best:
             return
-        if not any(checkpoint.best_metric.startswith(f"eval/{label}_") for label in evaluation.sets):
+        measured = [name for label in evaluation.sets for name in metric_names(label)]
+        if checkpoint.best_metric not in measured:
             raise ConfigError(
-                f"checkpoint.best_metric={checkpoint.best_metric!r}: measured are "
-                f"{', '.join(f'eval/{label}_*' for label in evaluation.sets)}"
+                f"checkpoint.best_metric={checkpoint.best_metric!r}: measured are {', '.join(measured)}; name one"
             )
         if checkpoint.every_steps and not evaluation.every_steps:
             raise ConfigError(

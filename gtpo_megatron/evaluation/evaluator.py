@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gtpo_megatron.algorithms.outcome import is_correct
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
-from gtpo_megatron.config.evaluation import HELDOUT, EvaluationConfig
+from gtpo_megatron.config.evaluation import BEST_OF, HELDOUT, EvaluationConfig, metric_names
 from gtpo_megatron.evaluation.metrics import best_at_k, bootstrap_interval, mean_at_k, pass_at_k
-
-BEST_OF = (32, 16)
-"""Of the early paper's reward curves; drawn with replacement, so they exist for any number of samples."""
 
 SampleAndGrade = Callable[[PromptBatch], RewardBatch]
 """Samples every prompt ``samples`` times with the evaluation's seed, prompt-major, and grades."""
@@ -55,14 +53,9 @@ class HeldOutResult:
 
     def metrics(self) -> dict[str, float]:
         """By metric name."""
-        return {
-            f"eval/{self.label}_mean_at_k": self.mean_at_k,
-            f"eval/{self.label}_interval_low": self.interval[0],
-            f"eval/{self.label}_interval_high": self.interval[1],
-            f"eval/{self.label}_pass_at_k": self.pass_at_k,
-            f"eval/{self.label}_failed_count": float(self.num_failed),
-            **{f"eval/{self.label}_best_at_{k}": value for k, value in self.best_at.items()},
-        }
+        best_at = (self.best_at[k] for k in BEST_OF)
+        values = (self.mean_at_k, *self.interval, self.pass_at_k, float(self.num_failed), *best_at)
+        return dict(zip(metric_names(self.label), values, strict=True))
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -87,8 +80,8 @@ def evaluate(
     problems = heldout.problems
     prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(range(len(problems))))
     rewards = sample_and_grade(prompts)
-    correct = ((rewards.rewards >= threshold) & ~rewards.failed).double().reshape(len(problems), config.samples)
-    table = correct.tolist()
+    correct = is_correct(rewards.rewards, success_threshold=threshold) & ~rewards.failed
+    table = correct.double().reshape(len(problems), config.samples).tolist()
     values = rewards.rewards.double().masked_fill(rewards.failed, 0.0).reshape(len(problems), config.samples).numpy()
     interval = bootstrap_interval([sum(row) / len(row) for row in table], seed=config.seed)
     return HeldOutResult(

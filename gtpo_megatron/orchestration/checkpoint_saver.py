@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
-from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint, CheckpointFolder, DriverState
 from gtpo_megatron.orchestration.manifest import RunFacts
 from gtpo_megatron.orchestration.parts import Actor
@@ -59,9 +59,14 @@ class CheckpointSaver:
 
         Raises:
             CheckpointError: this checkpoint or the one before could not be written; the last good one stays valid.
-            ConfigError: ``best_metric`` is none of the scores.
         """
-        self._check_metric(scores)
+        if self._config.keep_best and scores and self._config.best_metric not in scores:
+            logger.warning(
+                "step %d counts for no checkpoint.keep_best: checkpoint.best_metric=%r is none of its measurements, %s",
+                state.step,
+                self._config.best_metric,
+                ", ".join(sorted(scores)),
+            )
         self.finish()
         scratch = self._folder.begin(state.step)
         if write_more is not None:
@@ -124,12 +129,6 @@ class CheckpointSaver:
         manifest = checkpoint.manifest if self._config.verify == "full" else None
         self._actor.load(checkpoint.path, checksums=manifest.checksums if manifest else {})
         logger.info("restored %s", checkpoint.path)
-
-    def _check_metric(self, scores: Mapping[str, float]) -> None:
-        if self._config.keep_best and scores and self._config.best_metric not in scores:
-            raise ConfigError(
-                f"checkpoint.best_metric={self._config.best_metric!r}: measured are {', '.join(sorted(scores))}"
-            )
 
     def __enter__(self) -> "CheckpointSaver":
         return self

@@ -24,6 +24,7 @@ from gtpo_megatron.config.algorithm import (
     KLCovConfig,
     TopEntropyConfig,
 )
+from gtpo_megatron.config.length_penalty import NoLengthPenalty
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
@@ -40,7 +41,7 @@ NAMES = ("policy/loss", "optimizer/grad_norm", "policy/entropy_nats")
 ALGORITHMS = {
     "gtpo": GTPOConfig(),
     "grpo_s": GRPOSConfig(),
-    "dapo": DAPOConfig(dynamic_sampling=DynamicSamplingConfig(enabled=False)),
+    "dapo": DAPOConfig(dynamic_sampling=DynamicSamplingConfig(enabled=False), length_penalty=NoLengthPenalty()),
     "grpo": GRPOConfig(),
     "dr_grpo": DrGRPOConfig(norm_tokens=12),
     "gspo": GSPOConfig(),

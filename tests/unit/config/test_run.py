@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-from gtpo_megatron.config.algorithm import OffPolicyConfig
+from gtpo_megatron.config.algorithm import DAPOConfig, OffPolicyConfig
+from gtpo_megatron.config.evaluation import metric_names
+from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
@@ -85,7 +87,20 @@ def changed(**parts):
         ({"checkpoint": {"keep_best": 1}, "evaluation": {"every_steps": 0}}, "checkpoint.keep_best=1 needs"),
         (
             {"checkpoint": {"keep_best": 1, "best_metric": "eval/aime24_mean_at_k"}},
-            "checkpoint.best_metric='eval/aime24_mean_at_k': measured are eval/heldout_",
+            "checkpoint.best_metric='eval/aime24_mean_at_k': measured are eval/heldout_mean_at_k, eval/heldout_",
+        ),
+        (
+            {"checkpoint": {"keep_best": 1, "best_metric": "eval/heldout_mean_at_kk"}},
+            "checkpoint.best_metric='eval/heldout_mean_at_kk': measured are eval/heldout_mean_at_k, ",
+        ),
+        (
+            {"algorithm": DAPOConfig()},
+            "algorithm.length_penalty.max_tokens=4096 differs from rollout.sampling.max_response_tokens=128: the "
+            "penalty's ramp must end where responses are cut; set --algorithm.length-penalty.max-tokens 128",
+        ),
+        (
+            {"algorithm": {"length_penalty": GroupRelativeLengthPenalty(hard_group_penalty=SoftOverlongPenalty())}},
+            "set --algorithm.length-penalty.hard-group-penalty.max-tokens 128",
         ),
     ],
 )
@@ -97,6 +112,17 @@ def test_parts_that_do_not_fit_together(parts, message):
 def test_one_process_is_fine_with_one_rank():
     config = changed(cluster={"mode": "local"}, parallel=ParallelConfig(num_ranks=1))
     assert config.parallel.data_parallel_size == 1
+
+
+def test_a_penalty_that_ends_at_the_sampling_limit_is_fine():
+    ramp = SoftOverlongPenalty(max_tokens=128, buffer_tokens=16)
+    for penalty in (ramp, GroupRelativeLengthPenalty(hard_group_penalty=ramp)):
+        assert changed(algorithm={"length_penalty": penalty}).algorithm.length_penalty == penalty
+
+
+def test_every_metric_of_a_set_can_choose_the_best_checkpoint():
+    for name in metric_names("heldout"):
+        assert changed(checkpoint={"keep_best": 1, "best_metric": name}).checkpoint.best_metric == name
 
 
 def test_number_of_updates():

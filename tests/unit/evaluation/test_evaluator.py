@@ -10,7 +10,7 @@ from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(4)]
 
 
-def measure(verdicts, failed=(), label="heldout"):
+def measure(verdicts, failed=(), label="heldout", threshold=0.5):
     seen = []
 
     def sample_and_grade(prompts):
@@ -20,7 +20,7 @@ def measure(verdicts, failed=(), label="heldout"):
         )
 
     heldout = HeldOutSet(label=label, problems=PROBLEMS)
-    result = evaluate(heldout, EvaluationConfig(path="x", samples=2), sample_and_grade, threshold=0.5)
+    result = evaluate(heldout, EvaluationConfig(path="x", samples=2), sample_and_grade, threshold=threshold)
     assert seen[0].group_ids == (0, 1, 2, 3)
     return result
 
@@ -42,6 +42,12 @@ def test_a_response_without_a_verdict_counts_as_wrong_and_is_counted():
     result = measure([1.0] * 8, failed=(0, 1, 2))
     assert result.mean_at_k == pytest.approx((0 + 0.5 + 1 + 1) / 4)
     assert result.num_failed == 3
+
+
+@pytest.mark.parametrize("threshold", [0.7, 0.9])
+def test_a_reward_equal_to_the_threshold_is_correct_as_in_training(threshold):
+    result = measure([threshold, threshold - 0.05] * 4, threshold=threshold)
+    assert result.mean_at_k == 0.5
 
 
 def test_metrics_go_by_the_label_of_the_set():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
-from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.weights.file_checksum import file_checksum
@@ -144,12 +144,15 @@ def test_the_state_is_that_of_the_save_not_of_the_end_of_the_write(tmp_path, ran
     assert (tmp_path / "best").read_text() == "step_1\n"
 
 
-def test_a_metric_that_is_not_measured_is_named_with_those_that_are(tmp_path, ranks):
-    checkpoints = saver(tmp_path, ranks, keep_best=1, best_metric="eval/heldout_maj_at_k")
-    with pytest.raises(ConfigError, match="best_metric='eval/heldout_maj_at_k': measured are eval/heldout_mean_at_k"):
-        checkpoints.save(state(1), {METRIC: 0.5})
+def test_a_metric_that_is_not_measured_costs_no_checkpoint(tmp_path, ranks, caplog):
+    checkpoints = saver(tmp_path, ranks, keep=1, keep_best=1, best_metric="eval/heldout_maj_at_k")
+    checkpoints.save(state(1), {METRIC: 0.5})
+    assert "best_metric='eval/heldout_maj_at_k' is none of its measurements, eval/heldout_mean_at_k" in caplog.text
+    caplog.clear()
     checkpoints.save(state(2), {})  # a step that was not measured is saved all the same
     checkpoints.finish()
+    assert not caplog.text
+    assert names(CheckpointFolder(tmp_path)) == ["step_2"]
 
 
 @pytest.mark.parametrize(("verify", "is_checked"), [("full", True), ("sizes", False)])
