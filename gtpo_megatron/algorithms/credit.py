@@ -16,6 +16,7 @@ from gtpo_megatron.algorithms.length_penalty import group_relative_overlong, sof
 from gtpo_megatron.algorithms.pools import Standardised
 from gtpo_megatron.algorithms.reduction import LocalReduction, Reduction
 from gtpo_megatron.algorithms.responses import spread_over_tokens
+from gtpo_megatron.algorithms.segments import comparison_scope
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules
 from gtpo_megatron.algorithms.share_grid import ShareRule, TokenWeights
 from gtpo_megatron.algorithms.shares import Shares
@@ -100,6 +101,7 @@ def assign_credit(
             shares,
             reduction,
             shares_are_global=isinstance(config, GRPOSConfig),
+            lone_scope=_lone_scope(config, table, is_masked=shaping_mask is not None),
         )
     return Credit(shaped_rewards=result.shaped_rewards, advantages=result.advantages, metrics=metrics)
 
@@ -152,6 +154,15 @@ def _dispatch(
             bound=config.bound,
         )
     return spread, None
+
+
+def _lone_scope(config: AlgorithmConfig, table: ResponseTable, *, is_masked: bool) -> Tensor | None:
+    """Whose responses a token is alone among where its share is 1 by its position; None: lengths do not tell."""
+    if not isinstance(config, GTPOConfig):
+        return table.group_index
+    if config.entropy_axis != "position" or is_masked:
+        return None
+    return comparison_scope(table, spans_batch=config.entropy_scope == "batch")
 
 
 def _gtpo_rules(config: GTPOConfig) -> ShapingRules:

@@ -17,14 +17,16 @@ def credit_metrics(
     reduction: Reduction,
     *,
     shares_are_global: bool,
+    lone_scope: Tensor | None,
 ) -> dict[str, float]:
     """Metrics of the batch, the same on every rank; one whose set is empty is left out.
 
     - ``credit/correct_tokens_negative_frac``: tokens of correct responses with a negative advantage;
       ``credit/wrong_tokens_positive_frac``: the reverse.
     - ``credit/one_sided_groups_frac``: groups all correct or all wrong.
-    - ``credit/lone_survivor_tokens_frac``: correct tokens at positions where ``d_t = 1``, whose share is 1 whatever
-      their entropy.
+    - ``credit/lone_survivor_tokens_frac``: correct tokens at positions where ``d_t = 1``: their share is 1 whatever
+      their entropy. Left out where lengths do not say which tokens are alone in their comparison: axes ``response``
+      and ``matrix``, and with a shaping mask. Where tokens have no shares, of the group's positions all the same.
     - ``credit/effective_frac_correct``, ``_wrong``: ``(sum x)^2 / (N sum x^2)``: 1 where all weigh the same, ``1/N``
       where one token has it all.
     - ``credit/conservation_residual_correct``, ``_wrong``: ``|mean share - 1|``.
@@ -37,6 +39,8 @@ def credit_metrics(
         shares: of this rank's tokens, or of all responses; None where the algorithm has none.
         reduction: one ``max`` and one ``sum`` over ranks.
         shares_are_global: ``shares`` holds all responses of the batch, on every rank.
+        lone_scope: ``[R]`` int64, see ``comparison_scope``; among whose correct responses lone survivors are looked
+            for. None: not at all.
     """
     mine = table.mine
     is_correct, is_live = table.is_correct[mine], table.is_live[mine]
@@ -58,8 +62,9 @@ def credit_metrics(
         "entropy_correct_nats": (totals[2], correct_tokens),
         "entropy_wrong_nats": (totals[3], wrong_tokens),
         "one_sided_groups_frac": (int((table.is_one_sided & live_groups).sum()), int(live_groups.sum())),
-        "lone_survivor_tokens_frac": (_lone_survivors(table), correct_tokens),
     }
+    if lone_scope is not None:
+        ratios["lone_survivor_tokens_frac"] = (_lone_survivors(table, lone_scope), correct_tokens)
     metrics = {f"credit/{name}": total / count for name, (total, count) in ratios.items() if count}
     if shares is not None:
         for i, name in enumerate(("correct", "wrong")):
@@ -97,15 +102,15 @@ def _share_rows(shares: Shares, is_correct: Tensor, is_live: Tensor) -> list[Ten
     return result
 
 
-def _lone_survivors(table: ResponseTable) -> int:
-    """Positions of correct responses at which no other correct response of the group is alive."""
+def _lone_survivors(table: ResponseTable, scope: Tensor) -> int:
+    """Positions of correct responses at which no other correct response of the scope is alive."""
     rows = torch.nonzero(table.is_correct).flatten()
     rows = rows[torch.argsort(table.lengths[rows], stable=True)]
-    rows = rows[torch.argsort(table.group_index[rows], stable=True)]
-    lengths, groups = table.lengths[rows], table.group_index[rows]
-    is_longest = torch.ones_like(groups, dtype=torch.bool)
-    is_longest[:-1] = groups[1:] != groups[:-1]
+    rows = rows[torch.argsort(scope[rows], stable=True)]
+    lengths, scopes = table.lengths[rows], scope[rows]
+    is_longest = torch.ones_like(scopes, dtype=torch.bool)
+    is_longest[:-1] = scopes[1:] != scopes[:-1]
     has_second = torch.zeros_like(is_longest)
-    has_second[1:] = groups[1:] == groups[:-1]
+    has_second[1:] = scopes[1:] == scopes[:-1]
     second = torch.where(has_second, lengths.roll(1), 0)
     return int((lengths - second)[is_longest].sum())

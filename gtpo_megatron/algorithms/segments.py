@@ -62,6 +62,11 @@ class SegmentPlan:
         return sum(r.size for r in self.ranges)
 
 
+def comparison_scope(table: ResponseTable, *, spans_batch: bool) -> Tensor:
+    """``[R]`` int64: the group of every response, or one number for all of the batch."""
+    return torch.zeros_like(table.group_index) if spans_batch else table.group_index
+
+
 def plan_segments(table: ResponseTable, *, spans_batch: bool, shares_one_value: bool) -> SegmentPlan:
     """Finds segments, and which of their sums travel between which ranks.
 
@@ -70,7 +75,7 @@ def plan_segments(table: ResponseTable, *, spans_batch: bool, shares_one_value: 
         spans_batch: one scope instead of one a group.
         shares_one_value: a segment has one sum (axis ``matrix``) instead of one a position.
     """
-    scope = torch.zeros_like(table.group_index) if spans_batch else table.group_index
+    scope = comparison_scope(table, spans_batch=spans_batch)
     segment_of_row = torch.where(table.is_live, 2 * scope + table.is_correct, -1)
     num_segments = 2 * (1 if spans_batch else table.num_groups)
     live = table.is_live

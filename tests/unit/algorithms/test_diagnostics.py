@@ -30,6 +30,23 @@ def test_metrics_by_hand() -> None:
     assert metrics["credit/effective_frac_wrong"] == pytest.approx(1.0)
 
 
+def test_lone_survivors_are_those_of_the_comparison_that_is_made() -> None:
+    batch = Batch([[1.0, 2.0, 3.0], [2.0], [1.0]], [1, 1, 0], [0, 1, 0])  # one correct response a group
+    name = "credit/lone_survivor_tokens_frac"
+    assert assign_credit(GTPOConfig(), **batch.arguments()).metrics[name] == 1
+    arguments = batch.arguments()
+    over_batch = assign_credit(GTPOConfig(entropy_scope="batch", one_sided_groups="keep"), **arguments)
+    assert over_batch.metrics[name] == 2 / 4
+    shares = 10 * (over_batch.shaped_rewards - 1)  # the default's alpha2 is 0.1
+    assert shares[0].tolist() == pytest.approx([2 / 3, 1, 1], rel=1e-5)
+    assert shares[1, 0] == pytest.approx(4 / 3, rel=1e-5)
+    for axis in ("response", "matrix"):
+        assert name not in assign_credit(GTPOConfig(entropy_axis=axis), **arguments).metrics
+    masked = assign_credit(GTPOConfig(), **arguments, shaping_mask=arguments["response_mask"].clone())
+    assert name not in masked.metrics
+    assert assign_credit(GRPOSConfig(entropy_scope="batch"), **arguments).metrics[name] == 1
+
+
 def test_sequence_level_shares_count_responses() -> None:
     metrics = assign_credit(GRPOSConfig(entropy_floor=0.0), **BATCH.arguments()).metrics
     x = [2 * 1.7 / 5.6, 2 * 3.9 / 5.6, 1.0]
