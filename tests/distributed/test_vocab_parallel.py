@@ -1,5 +1,6 @@
 """Vocabulary split over real gloo ranks against dense float64: values and gradients, many cases a process group."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -7,12 +8,15 @@ import torch
 import torch.distributed as dist
 
 from gtpo_megatron.distributed import vocab_parallel
+from gtpo_megatron.distributed.kernels import checks
 from gtpo_megatron.distributed.vocab_parallel import Truncation
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 from tests.dist_utils import run_ranks
 from tests.reference.vocab_scores import dense_scores, kept_columns
 
 pytestmark = pytest.mark.distributed
+
+CPU = torch.device("cpu")
 
 # (tokens, hidden, padded vocabulary, true vocabulary, per-token temperature, gradient of entropy, chunk)
 CASES = [
@@ -232,6 +236,12 @@ def test_two_collectives_forward_and_one_all_reduce_a_chunk_backward():
         assert unreduced == (["all_gather_single"] * 2, [])
 
 
+def _tell(story, wrong):
+    if wrong:
+        raise DataError(story)
+    return {}
+
+
 def _bad_inputs(rank, world_size):
     """One rank is wrong; the error every rank sees."""
     hidden, weight, targets = torch.randn(4, 3), torch.randn(6, 3), torch.tensor([0, 5, 11, 7])
@@ -253,6 +263,14 @@ def _bad_inputs(rank, world_size):
         "other targets": lambda: vocab_parallel.token_scores(
             torch.randn(4, 6), targets.roll(1) if not wrong else targets * 0, dist.group.WORLD
         ),
+        "no temperature": lambda: vocab_parallel.token_scores(
+            torch.randn(4, 6), targets, dist.group.WORLD, None if wrong else 1.0
+        ),
+        "no targets": lambda: vocab_parallel.linear_token_scores(
+            hidden, weight, None if wrong else targets, dist.group.WORLD
+        ),
+        "long story": lambda: checks.agree(partial(_tell, '\U0001f987\t"' * 2000, wrong), dist.group.WORLD, CPU),
+        "no JSON": lambda: checks.agree(lambda: {"fact": object() if wrong else 0}, dist.group.WORLD, CPU),
     }
     errors = {}
     for name, call in calls.items():
@@ -274,6 +292,15 @@ def test_bad_input_on_one_rank_raises_the_same_error_on_all():
         "tokens": ShapeError,
         "temperature": DataError,
         "other targets": ShapeError,
+        "no temperature": DataError,
+        "no targets": DataError,
+        "long story": DataError,
+        "no JSON": DataError,
     }
+    assert first["no temperature"][1].startswith("tensor-parallel rank 1: TypeError: '>' not supported")
+    assert "AttributeError: 'NoneType'" in first["no targets"][1]
+    told = first["long story"][1].removeprefix("tensor-parallel rank 1: ")
+    assert len(told) > 200
+    assert ('\U0001f987\t"' * 2000).startswith(told)
     assert "rank 1" in first["target"][1]
     assert "18" in first["target"][1]

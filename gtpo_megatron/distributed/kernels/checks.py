@@ -6,7 +6,7 @@ they must agree (number of tokens, slice of the vocabulary, a checksum of the ta
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -34,25 +34,27 @@ def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, 
         device: of the tensors, where the backend of the group can reach it.
 
     Raises:
-        GTPOError: the error of the lowest rank that has one, its class kept; ShapeError where facts differ.
+        GTPOError: the error of the lowest rank that has one, its class kept, and DataError for what is none of ours;
+            ShapeError where facts differ.
 
     Collectives: one all-gather of 2 KiB over ``tp_group``; none for one rank.
     """
     if tp_group is None or group_size(tp_group) == 1:
         local_check()
         return
-    message: Mapping[str, object]
+    cause: Exception | None = None
     try:
-        message = {"facts": local_check()}
+        text = json.dumps({"facts": local_check()}).encode()
     except GTPOError as error:
-        message = {"error": [type(error).__name__, str(error)[: MESSAGE_BYTES // 4]]}
-    text = json.dumps(message).encode()
+        cause, text = error, _as_message(type(error).__name__, str(error))
+    except Exception as error:  # noqa: BLE001 - peers wait in the gather: whatever went wrong, all ranks raise
+        cause, text = error, _as_message(DataError.__name__, f"{type(error).__name__}: {error}")
     mine = torch.tensor(list(text.ljust(MESSAGE_BYTES)), dtype=torch.uint8, device=device)
     received = [json.loads(bytes(row)) for row in gather_stacked(mine, tp_group).tolist()]
     for tp_rank, other in enumerate(received):
         if "error" in other:
             name, reason = other["error"]
-            raise getattr(errors, name)(f"tensor-parallel rank {tp_rank}: {reason}")
+            raise getattr(errors, name)(f"tensor-parallel rank {tp_rank}: {reason}") from cause
     for fact in received[0]["facts"]:
         values = [other["facts"][fact] for other in received]
         if any(value != values[0] for value in values):
@@ -60,6 +62,13 @@ def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, 
                 f"{fact}: tensor-parallel ranks disagree, got {values}; every rank must pass the same tokens and "
                 "options, and an equal number of vocabulary rows (pad the vocabulary to a multiple of tp)"
             )
+
+
+def _as_message(name: str, reason: str) -> bytes:
+    """An error as JSON of at most ``MESSAGE_BYTES``, its text cut; a character can take twelve bytes there."""
+    while len(text := json.dumps({"error": [name, reason]}).encode()) > MESSAGE_BYTES:
+        reason = reason[: len(reason) * 3 // 4]
+    return text
 
 
 def group_size(tp_group: dist.ProcessGroup | None) -> int:
