@@ -16,6 +16,7 @@ from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
 from gtpo_megatron.observability.metrics import deterministic
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE
+from gtpo_megatron.orchestration.controller import ROLLOUTS_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class Comparison:
 
 
 def compare_runs(left: Path, right: Path) -> Iterator[Comparison]:
-    """Metrics, exported weights, and the last checkpoint's weights, optimizer, random states and driver state.
+    """Metrics, exported weights, and the last checkpoint's weights, optimizer, random states, driver state, responses.
 
     Args:
         left: folder of a finished run.
@@ -52,7 +53,10 @@ def compare_runs(left: Path, right: Path) -> Iterator[Comparison]:
     yield _compare_metrics(left / METRICS_FILE, right / METRICS_FILE)
     if (left / "hf").is_dir() or (right / "hf").is_dir():
         yield _compare_exports(left / "hf", right / "hf")
-    yield from compare_checkpoints(_last_checkpoint(left), _last_checkpoint(right))
+    checkpoints = _last_checkpoint(left), _last_checkpoint(right)
+    yield from compare_checkpoints(*checkpoints)
+    if any((checkpoint / ROLLOUTS_FILE).exists() for checkpoint in checkpoints):
+        yield compare_sampled_ahead(*(checkpoint / ROLLOUTS_FILE for checkpoint in checkpoints))
 
 
 def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
@@ -87,6 +91,17 @@ def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
         part="sampler and totals",
         compared=f"{len(state)} entries",
         difference=first_difference(state, other_state, "driver"),
+    )
+
+
+def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
+    """Responses that wait for their step, in files that runs with ``rollout.max_staleness`` keep with a checkpoint."""
+    states = [torch.load(path, weights_only=True) if path.exists() else None for path in (left, right)]
+    steps = sorted((states[0] or {"ready": {}})["ready"])
+    return Comparison(
+        part="responses sampled ahead",
+        compared=f"{len(steps)} steps",
+        difference=first_difference(states[0], states[1], "rollouts"),
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
@@ -26,7 +27,7 @@ def verify_resume(
     """Trains three times: unbroken; up to a kill; from there to the end.
 
     Args:
-        config: of the run to be proven; only its length, its saves and its loggers are changed.
+        config: of the run to be proven; only its length, its saves, its loggers and its profile are changed.
         output: for the scratch runs; made here, and removed where all is equal unless ``keep``.
         num_steps: of the unbroken run.
         kill_after: the step whose checkpoint the second run is killed after.
@@ -34,11 +35,16 @@ def verify_resume(
         console: for the progress.
 
     Raises:
-        ConfigError: steps that cannot be, or a folder that holds something else.
+        ConfigError: steps that cannot be, a folder that holds something else, or a run that does not repeat itself.
         WorkerError: a run failed.
     """
     if not 0 < kill_after < num_steps:
         raise ConfigError(f"kill_after={kill_after}: must lie between 1 and steps - 1 = {num_steps - 1}")
+    if config.rollout.partial:
+        raise ConfigError(
+            "rollout.partial=True: which token new weights meet depends on the clock, so that two unbroken runs differ "
+            "as well, and a comparison says nothing of the resume; verify with --no-rollout.partial"
+        )
     _make_folder(output)
     config_file = output / "config.yaml"
     config_file.write_text(to_yaml(_scratch_config(config, num_steps=num_steps, kill_after=kill_after)), "utf-8")
@@ -87,12 +93,13 @@ def show(results: Sequence[Comparison], console: Console) -> bool:
 
 
 def _scratch_config(config: RunConfig, *, num_steps: int, kill_after: int) -> RunConfig:
-    """A short run that saves where it is killed, exports, and tells nobody outside."""
+    """A short run that saves where it is killed, exports, traces nothing, and tells nobody outside."""
     return dataclasses.replace(
         config,
         num_steps=num_steps,
         checkpoint=dataclasses.replace(config.checkpoint, every_steps=kill_after, keep_best=0, export_hf=True),
         logging=dataclasses.replace(config.logging, wandb_project=None, wandb_entity=None, tensorboard=False),
+        profile=ProfileConfig(),
     )
 
 

@@ -9,7 +9,12 @@ from safetensors.torch import save_file
 
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.metrics_file import JsonlSink
-from gtpo_megatron.verify_resume.compare import compare_checkpoints, compare_runs, first_difference
+from gtpo_megatron.verify_resume.compare import (
+    compare_checkpoints,
+    compare_runs,
+    compare_sampled_ahead,
+    first_difference,
+)
 
 NAN = float("nan")
 
@@ -49,6 +54,7 @@ def test_the_last_bit_counts():
 
 
 def write_run(folder, *, loss=0.5, seconds=1.0, weight=1.0, steps=2):
+    folder.mkdir(exist_ok=True)
     sink = JsonlSink(folder / "metrics.jsonl")
     for step in range(steps + 1):
         sink.write(step, {"policy/loss": loss * step, "timing/step_s": seconds})
@@ -90,6 +96,19 @@ def test_a_missing_step_is_named(compare):
 def test_an_exported_tensor_is_named(compare):
     _, export = compare(weight=2.0)
     assert export.difference == "b[0]: 1.0 and 2.0"
+
+
+def test_responses_sampled_ahead_are_compared_where_there_are_any(compare, tmp_path):
+    for folder, token in (("left", 3), ("right", 4)):
+        (tmp_path / folder).mkdir()
+        ready = {5: {"rollouts": {"response_ids": torch.tensor([[1, token]])}}}
+        torch.save({"started": 5, "ready": ready}, tmp_path / folder / "rollouts.pt")
+    *_, ahead = compare()
+    assert ahead.compared == "1 steps"
+    assert ahead.difference == "rollouts.ready.5.rollouts.response_ids[0, 1]: 3 and 4"
+    (tmp_path / "right" / "rollouts.pt").unlink()
+    found = compare_sampled_ahead(tmp_path / "left" / "rollouts.pt", tmp_path / "right" / "rollouts.pt")
+    assert found.difference == "rollouts: dict and NoneType"
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):

@@ -1,11 +1,14 @@
 """What verify-resume refuses, changes and shows."""
 
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.config.algorithm import OffPolicyConfig
+from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.verify_resume import verify
@@ -15,7 +18,8 @@ from recipes import tiny_cpu
 
 def attempt(tmp_path, **changes):
     arguments = {"output": tmp_path / "out", "num_steps": 4, "kill_after": 2, "keep": False} | changes
-    return verify.verify_resume(tiny_cpu.gtpo(), console=Console(file=io.StringIO()), **arguments)
+    config = arguments.pop("config", None) or tiny_cpu.gtpo()
+    return verify.verify_resume(config, console=Console(file=io.StringIO()), **arguments)
 
 
 @pytest.mark.parametrize("kill_after", [0, 4, 7])
@@ -29,6 +33,25 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="is not empty and not of an earlier verify-resume"):
         attempt(tmp_path, output=tmp_path)
     assert (tmp_path / "mine").exists()
+
+
+def test_a_run_that_does_not_repeat_itself_is_refused(tmp_path):
+    config = tiny_cpu.gtpo()
+    partial = dataclasses.replace(
+        config,
+        rollout=dataclasses.replace(config.rollout, max_staleness=1, partial=True),
+        algorithm=dataclasses.replace(config.algorithm, off_policy=OffPolicyConfig(mode="truncate")),
+    )
+    with pytest.raises(ConfigError, match="rollout.partial=True: which token new weights meet depends on the clock"):
+        attempt(tmp_path, config=partial)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_profile_past_the_scratch_run_is_left_out(tmp_path, monkeypatch, fake):
+    monkeypatch.setattr(verify, "compare_runs", lambda *_: [])
+    config = dataclasses.replace(tiny_cpu.gtpo(), profile=ProfileConfig(tool="torch", first_step=20, num_steps=2))
+    attempt(tmp_path, config=config, keep=True)
+    assert load_config(tmp_path / "out" / "config.yaml").profile == ProfileConfig()
 
 
 class FakeRun:
