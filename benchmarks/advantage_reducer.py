@@ -144,8 +144,8 @@ def _rank_main(rank: int, options: Options, store: str, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
-def least_bytes(batch: Batch, rows: list[list[int]]) -> int:
-    """The most that any rank must send for exact 8-byte sums of the split groups."""
+def least_bytes(batch: Batch, rows: list[list[int]]) -> list[int]:
+    """What each rank must send at least for exact 8-byte sums of the split groups."""
     owners = torch.empty(len(batch["rewards"]), dtype=torch.int64)
     for rank, mine in enumerate(rows):
         owners[mine] = rank
@@ -155,7 +155,7 @@ def least_bytes(batch: Batch, rows: list[list[int]]) -> int:
     members = (longest > 0).sum(1)
     widths = longest.topk(2, dim=1).values[:, 1]
     per_member = 8 * 2 * (members - 1).clamp(min=0) * widths / members.clamp(min=1)
-    return int((per_member[:, None] * (longest > 0)).sum(0).max())
+    return [int(total) for total in (per_member[:, None] * (longest > 0)).sum(0)]
 
 
 def driver_costs(options: Options) -> list[dict[str, float]]:
@@ -205,6 +205,10 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
     return costs
 
 
+def _listed(values: list[int]) -> str:
+    return "/".join(f"{value:,}" for value in values)
+
+
 def main() -> None:
     """Runs the benchmark and prints a table."""
     options = tyro.cli(Options, description=__doc__)
@@ -227,13 +231,13 @@ def main() -> None:
     for name, rows in dealings(options, batch["response_mask"].sum(1)).items():
         rounds = reports[0][name]["rounds"]
         medians = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
-        sent = {kind: max(report[name]["sent"][kind] for report in reports) for kind in reports[0][name]["sent"]}
+        sent = {kind: [report[name]["sent"][kind] for report in reports] for kind in reports[0][name]["sent"]}
         result["results"][name] = {**medians, "sent_bytes": sent, "least_sum_bytes": least_bytes(batch, rows)}
         print(
             f"{name:18s} reducer {medians['reducer_s']:7.3f} s, gather and scatter {medians['gather_s']:7.3f} s, "
-            f"speed-up {medians['speedup']:5.2f}; a rank sends at most {sent['all_to_all']:,} bytes of sums "
-            f"(least: {result['results'][name]['least_sum_bytes']:,}), {sent['all_gather']:,} of the table, "
-            f"{sent['all_reduce']:,} of pools"
+            f"speed-up {medians['speedup']:5.2f}; ranks send, in bytes: {_listed(sent['all_to_all'])} of sums "
+            f"(least: {_listed(result['results'][name]['least_sum_bytes'])}), {_listed(sent['all_gather'])} of the "
+            f"table, {_listed(sent['all_reduce'])} of pools"
         )
     result["driver"] = driver_costs(options)
     for cost in result["driver"]:
