@@ -11,7 +11,9 @@ class Command:
     Attributes:
         usage: its lines in the overview: a synopsis, then what it does, indented further.
         run: takes the arguments after the command's name and returns the exit status.
+        interrupted: what to do after Ctrl-C, for a command that can be gone on with.
     """
 
     usage: str
     run: Callable[[Sequence[str]], int]
+    interrupted: str = ""

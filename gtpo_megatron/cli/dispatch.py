@@ -47,7 +47,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"gtpo-megatron: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        sys.stderr.write("gtpo-megatron: interrupted; --resume goes on from the last checkpoint\n")
+        hint = COMMANDS[arguments[0]].interrupted
+        sys.stderr.write(f"gtpo-megatron: interrupted{'; ' if hint else ''}{hint}\n")
         return EXIT_INTERRUPTED
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")

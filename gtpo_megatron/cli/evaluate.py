@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import tyro
@@ -13,6 +14,8 @@ from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 
 EXIT_INTERRUPTED = 130
+CHECKPOINTS = "checkpoints"
+GOES_ON = "the same command goes on from what is written"
 LOG_WIDTH = 160
 """Of the table where the output is no terminal."""
 
@@ -25,25 +28,36 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
             "evaluate needs a model first: gtpo-megatron evaluate MODEL|RUN --benchmarks aime24,aime25; MODEL is a "
-            "Hugging Face folder, RUN the folder of a training run"
+            "Hugging Face folder, RUN the folder of a training run, or RUN/checkpoints/step_N"
         )
     named = arguments[0]
-    folder = Path(named)
+    folder, checkpoint = split_checkpoint(Path(named))
     run_config = load_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
-    config = _parse(named, None if run_config is None else defaults_of_run(run_config), arguments[1:])
+    defaults = None if run_config is None else replace(defaults_of_run(run_config), checkpoint=checkpoint)
+    config = _parse(named, defaults, arguments[1:])
     from gtpo_megatron.orchestration.evaluated_model import find_model
-    from gtpo_megatron.orchestration.evaluation_run import check_names, evaluate_model  # seconds of imports
+    from gtpo_megatron.orchestration.evaluation_run import check_request, evaluate_model  # seconds of imports
 
-    check_names(config)
+    check_request(config)
     model = find_model(folder, config.checkpoint, run_config)
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
     output = output_folder(folder, config, model.checkpoint or "hf", is_run=run_config is not None)
     try:
-        evaluate_model(model, config, output=output, console=console)
+        is_set_named = any(argument.partition("=")[0] == "--against" for argument in arguments)
+        needs_training_set = run_config is None or is_set_named
+        evaluate_model(model, config, output=output, console=console, needs_training_set=needs_training_set)
     except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on from what is written", highlight=False)
+        console.print(f"interrupted; {GOES_ON}", highlight=False)
         return EXIT_INTERRUPTED
     return 0
+
+
+def split_checkpoint(named: Path) -> tuple[Path, str]:
+    """A checkpoint's folder, ``RUN/checkpoints/step_N``, as the run and the checkpoint; any other folder as it is."""
+    checkpoints = named.absolute().parent
+    if checkpoints.name == CHECKPOINTS and (checkpoints.parent / "config.yaml").is_file():
+        return checkpoints.parent, named.absolute().name
+    return named, ""
 
 
 def output_folder(folder: Path, config: EvaluateConfig, checkpoint: str, *, is_run: bool) -> Path:
@@ -66,4 +80,5 @@ COMMAND = Command(
                     measures a Hugging Face folder, or a run's model: mean@k, pass@k, best@k, maj@k;
                     the same command goes on where it was broken off""",
     run=run,
+    interrupted=GOES_ON,
 )

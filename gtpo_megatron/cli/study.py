@@ -18,6 +18,7 @@ from gtpo_megatron.orchestration.exit_status import EXIT_STOPPED
 if TYPE_CHECKING:
     from gtpo_megatron.study.plan import Study
 
+EXIT_INTERRUPTED = 130
 TABLE_FILE = "table.md"
 PAGE_FILE = "study.html"
 
@@ -48,7 +49,7 @@ class StudyOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``study``; 1 where a run failed, 75 where time was up before all were done."""
+    """``study``; 1 where a run failed, 75 where time was up before all were done, 130 after Ctrl-C."""
     options = tyro.cli(StudyOptions, prog="gtpo-megatron study", args=list(arguments))
     from gtpo_megatron.study.plan import planned_runs
     from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
@@ -60,6 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         study, arms, num_seeds=options.num_seeds or study.num_seeds, num_steps=options.num_steps or study.num_steps
     )
     report = SessionReport()
+    is_interrupted = False
     if not options.table_only:
         deadline = time.monotonic() + 60 * options.minutes if options.minutes > 0 else float("inf")
         # a session that is ended ends the run that is on its way
@@ -73,9 +75,14 @@ def run(arguments: Sequence[str]) -> int:
                 deadline=deadline,
                 note=_say,
             )
+        except KeyboardInterrupt:
+            is_interrupted = True
+            _say("interrupted; the same command goes on with the runs that are missing")
         finally:
             signal.signal(signal.SIGTERM, before)
     _write_results(study, output, runs_dir, num_steps=options.num_steps or study.num_steps)
+    if is_interrupted:
+        return EXIT_INTERRUPTED
     if report.failed:
         return 1
     return EXIT_STOPPED if report.missing else 0

@@ -52,4 +52,5 @@ COMMAND = Command(
                     trains; RECIPE is module:function, such as recipes.tiny_cpu:gtpo,
                     or the config.yaml of a run""",
     run=run,
+    interrupted="--resume goes on from the last checkpoint",
 )

@@ -1,9 +1,10 @@
 """What ``gtpo-megatron evaluate`` measures, and how."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive, require_types
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
@@ -89,19 +90,27 @@ class EvaluateConfig:
         require_types(self)
         require_positive(samples=self.samples, max_prompt_tokens=self.max_prompt_tokens)
         require_non_negative(seed=self.seed, num_problems=self.num_problems)
-        require_fraction(success_threshold=self.success_threshold)
+        if not math.isfinite(self.success_threshold):
+            raise ConfigError(f"success_threshold={self.success_threshold!r}: must be finite")
         check_template("prompt_template", self.prompt_template)
         if not self.sets:
             raise ConfigError("benchmarks is empty: name at least one, such as aime24 or mine=FILE.jsonl")
         for k in self.ks:
             if not 1 <= k <= self.samples:
                 raise ConfigError(f"ks={self.ks!r}: every k must lie between 1 and samples={self.samples}")
+        parse_dataset(self.against or "none", "against")
+
+    def check_samples(self) -> None:
+        """Several samples at temperature 0 are a mistake, but one that a run's settings may make before options do.
+
+        Raises:
+            ConfigError: they would all be equal.
+        """
         if self.sampling.temperature == 0 and self.samples > 1:
             raise ConfigError(
                 f"samples={self.samples} with sampling.temperature=0 would be {self.samples} equal responses; "
-                "use samples=1"
+                "use --samples 1"
             )
-        parse_dataset(self.against or "none", "against")
 
     @property
     def sets(self) -> dict[str, DatasetRef]:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.conversion import converted_weights
+from gtpo_megatron.weights.megatron_reader import is_checkpoint
 
+CONVERT = "python tools/convert_checkpoint.py megatron-to-hf"
 WEIGHT_ENDINGS = (".safetensors", ".bin")
 SAMPLE_BYTES = 1 << 20
 """Of each end of a weights file; whole files of a large model would take minutes."""
@@ -18,6 +21,11 @@ def check_model_folder(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is not one, or has no weights.
     """
+    if is_checkpoint(folder):
+        raise ConfigError(
+            f"model {folder} is a Megatron checkpoint outside a run: its configuration and tokenizer are elsewhere; "
+            f"make a model folder of it: {CONVERT} {folder} DST --model FOLDER"
+        )
     if not folder.is_dir():
         raise ConfigError(f"model {folder}: no such folder; expected a Hugging Face model folder or a run folder")
     try:
@@ -31,6 +39,10 @@ def check_model_folder(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"model {folder}: config.json cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"model {folder}: config.json holds no object; expected a Hugging Face model's")
+    if not weight_paths(folder) and converted_weights(folder) is not None:
+        raise ConfigError(
+            f"model {folder} has its weights in Megatron's format; make a model folder of it: {CONVERT} {folder} DST"
+        )
     if not weight_paths(folder):
         raise ConfigError(f"model {folder}: has no weights; expected *.safetensors")
     return config

@@ -17,7 +17,7 @@ from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import origin_of
-from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.evaluation.benchmark_run import Benchmark, BenchmarkRun
 from gtpo_megatron.evaluation.display import EvaluationDisplay
 from gtpo_megatron.evaluation.earlier_results import FILE, read_earlier
@@ -37,21 +37,45 @@ from gtpo_megatron.rollout.response_stream import ResponseSource
 
 
 def evaluate_model(
-    model: EvaluatedModel, config: EvaluateConfig, *, output: Path, console: Console
+    model: EvaluatedModel,
+    config: EvaluateConfig,
+    *,
+    output: Path,
+    console: Console,
+    needs_training_set: bool = True,
 ) -> dict[str, Scores]:
     """Measures what is missing in ``output`` and prints a table of everything.
 
     An interrupt ends it early: what was graded is in the files, and the same call goes on from there.
 
+    Args:
+        model: to measure.
+        config: what is asked for.
+        output: folder, made if need be.
+        console: where the person looks.
+        needs_training_set: where ``config.against`` cannot be read, that is an error; else a note.
+
     Raises:
         ConfigError, DataError: a model, benchmark, reward or output folder that cannot be used; before anything starts.
         RolloutError, WorkerError: sampling or grading broke; what was graded is in the files.
     """
+    check_request(config)
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
     final_answer = resolve_final_answer(config.reward.function)
     tokenizer = load_tokenizer(str(model.folder))
     sets = {label: _load(ref, tokenizer, config).head(config.num_problems) for label, ref in config.sets.items()}
-    training = _load(config.training_set, tokenizer, config) if config.training_set else None
+    training = None
+    if config.training_set is not None:
+        try:
+            training = _load(config.training_set, tokenizer, config)
+        except GTPOError as error:
+            if needs_training_set:
+                raise
+            console.print(
+                f"not compared with the run's training set: {error}; or name one by --against",
+                highlight=False,
+                markup=False,
+            )
     with ExitStack() as stack:
         stack.enter_context(_locked(output))
         set_up_logs(run_folder=output, console=console)
@@ -85,8 +109,9 @@ def evaluate_model(
     return scores
 
 
-def check_names(config: EvaluateConfig) -> None:
-    """Raises ConfigError for an unknown benchmark, before anything takes time."""
+def check_request(config: EvaluateConfig) -> None:
+    """Raises ConfigError for what only the settings together show, before anything takes time."""
+    config.check_samples()
     for ref in config.sets.values():
         origin_of(ref)
 

@@ -12,9 +12,9 @@ from gtpo_megatron.study.plan import PlannedRun, Train, fingerprint
 from gtpo_megatron.study.run_summary import read_summary, summarise, write_summary
 
 MIN_START_S = 60.0
-"""With less time left no run is started: it would not get past its processes' start."""
+"""With less time left to train no run is started: it would not get past its processes' start."""
 STOP_S = 90.0
-"""For the step that is going on and its checkpoint, when time is up."""
+"""For the step that is going on and its checkpoint, kept free at the end of a session."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,7 +55,7 @@ def run_session(
         train: does one run in its folder under ``runs_dir``.
         runs_dir: for run folders.
         output: for summaries, one JSON file a finished run.
-        deadline: on ``clock``; infinite for no limit.
+        deadline: on ``clock``; infinite for no limit. Runs are stopped ``STOP_S`` earlier.
         note: told what happens, a sentence at a time.
         clock: seconds.
 
@@ -68,7 +68,7 @@ def run_session(
     report.earlier = [planned.name for planned in runs if planned not in todo]
     for index, planned in enumerate(todo):
         report.missing = [later.name for later in todo[index:]] + list(report.failed)
-        if deadline - clock() < MIN_START_S:
+        if deadline - clock() < MIN_START_S + STOP_S:
             note(f"time is up: {len(report.missing)} runs are still to be done")
             return report
         note(f"{planned.name}: run {len(runs) - len(todo) + index + 1} of {len(runs)}")
@@ -103,11 +103,11 @@ def _is_done(planned: PlannedRun, output: Path) -> bool:
 
 
 class ProcessTrainer:
-    """Trains each run by ``gtpo-megatron train`` in a process of its own, and stops it when time is up.
+    """Trains each run by ``gtpo-megatron train`` in a process of its own, and stops it before time is up.
 
     Args:
         runs_dir: for run folders.
-        deadline: on ``time.monotonic``.
+        deadline: on ``time.monotonic``, by which the run has ended, though it takes ``STOP_S`` to stop.
     """
 
     def __init__(self, runs_dir: Path, *, deadline: float) -> None:
@@ -127,7 +127,7 @@ class ProcessTrainer:
         is_begun = (folder / "config.yaml").exists()
         run = TrainingProcess(config_file, folder, output=folder.with_name(f"{planned.name}.out"), resume=is_begun)
         try:
-            state = run.wait_until(self._deadline)
+            state = run.wait_until(self._deadline - STOP_S)
             if state == "running":
                 state = run.stop(within_s=STOP_S)
             return state == "finished"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.evaluation.response_file import read_responses
+from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -33,12 +38,17 @@ COMMAND = str(Path(sys.executable).with_name("gtpo-megatron"))
 
 def start(output, *options, num_problems=PROBLEMS, samples=8, tokens=128):
     heldout, train = ASSETS / "arithmetic" / "heldout.jsonl", ASSETS / "arithmetic" / "train.jsonl"
-    arguments = [COMMAND, "evaluate", str(ASSETS / "tiny_qwen2"), "--benchmarks", f"arithmetic={heldout}"]
+    arguments = ["evaluate", str(ASSETS / "tiny_qwen2"), "--benchmarks", f"arithmetic={heldout}"]
     arguments += ["--samples", str(samples), "--num-problems", str(num_problems), "--against", str(train)]
     arguments += ["--engine.dtype", "float32", "--engine.kv-cache-mib", "256", "--max-prompt-tokens", "96"]
     arguments += ["--sampling.max-response-tokens", str(tokens), "--output", str(output), *options]
+    return launch(arguments, output)
+
+
+def launch(arguments, output):
+    """``gtpo-megatron`` with these arguments; what it prints goes beside ``output``."""
     with (output.parent / f"{output.name}.log").open("ab") as log:
-        process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen([COMMAND, *arguments], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     STARTED.append(process)
     return process
 
@@ -105,3 +115,22 @@ def test_a_model_that_never_stops_is_cut_and_counted(tmp_path):
     assert entry["response_tokens_mean"] == 6.0
     assert entry["mean_at_k"]["mean"] == 0.0
     assert set(entry["pass_at_k"]) == {"2"}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_a_run_is_converted_and_measured_as_the_run_was(tmp_path):
+    """Named by its folder. It holds the tiny model, which solves about a quarter; wrong weights would solve nothing."""
+    run = tmp_path / "run"
+    hf_to_megatron(ASSETS / "tiny_qwen2", run / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
+    (run / "checkpoints").mkdir()
+    shutil.move(run / "converted" / "megatron", run / "checkpoints" / "step_4")
+    (run / "config.yaml").write_text(to_yaml(tiny_cpu.gtpo()))
+    output = run / "evaluations" / "step_4"
+    named = ["evaluate", str(run / "checkpoints" / "step_4"), "--num-problems", "32", "--samples", "4"]
+    status, text = finish(launch(named, run), run)
+    assert status == 0, text[-3000:]
+    found = result(output)
+    assert (found["complete"], found["model"]["checkpoint"]) == (True, "step_4")
+    entry = found["benchmarks"]["heldout"]
+    assert (entry["num_complete"], entry["samples"]) == (32, 4)
+    assert 0.05 < entry["mean_at_k"]["mean"] < 0.6

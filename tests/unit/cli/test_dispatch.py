@@ -1,9 +1,10 @@
 """The command's manners: helpful on typos, one line on errors, a status that scripts can use."""
 
+from dataclasses import replace
+
 import pytest
 
 from gtpo_megatron.cli import dispatch
-from gtpo_megatron.cli.command import Command
 
 
 @pytest.mark.parametrize(
@@ -23,13 +24,21 @@ def test_mistakes_are_one_line_and_a_status(arguments, status, message, capsys):
     assert error.count("\n") <= 1
 
 
-def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train", "gtpo-megatron: interrupted; --resume goes on from the last checkpoint\n"),
+        ("evaluate", "gtpo-megatron: interrupted; the same command goes on from what is written\n"),
+        ("report", "gtpo-megatron: interrupted\n"),
+    ],
+)
+def test_an_interrupt_says_how_to_go_on_where_there_is_a_way(name, said, capsys, monkeypatch):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(dispatch.COMMANDS, "train", Command(usage="", run=interrupted))
-    assert dispatch.run(["train", "recipes.tiny_cpu:gtpo"]) == 130
-    assert "--resume" in capsys.readouterr().err
+    monkeypatch.setitem(dispatch.COMMANDS, name, replace(dispatch.COMMANDS[name], run=interrupted))
+    assert dispatch.run([name, "anything"]) == 130
+    assert capsys.readouterr().err == said
 
 
 def test_help_is_not_an_error(capsys):

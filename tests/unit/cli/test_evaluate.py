@@ -1,12 +1,18 @@
 """``gtpo-megatron evaluate`` and ``contamination``: what is asked for, and mistakes found before anything starts."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 
 from gtpo_megatron.cli import dispatch, evaluate
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig, defaults_of_run
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import to_yaml
+from gtpo_megatron.errors import ConfigError, RolloutError
+from gtpo_megatron.orchestration import evaluation_run
+from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
@@ -95,6 +101,87 @@ def test_a_run_is_measured_as_it_was_during_training():
     assert config.sampling == run.evaluation.sampling
     assert config.engine == EngineConfig(dtype="float32", kv_cache_mib=256, max_concurrent_sequences=256)
     assert config.against == run.data.train_path
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What is asked of the engine, which does not start."""
+
+    def measure(model, result, tokenizer, console):
+        raise RolloutError(f"samples={result.config.samples} of {model.folder}: {model.checkpoint}")
+
+    monkeypatch.setattr(evaluation_run, "_measure", measure)
+
+
+def run_folder(tmp_path, run, checkpoint=""):
+    """A finished run, or one that has got as far as a checkpoint."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(run))
+    if checkpoint:
+        hf_to_megatron(ASSETS / "tiny_qwen2", folder / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
+        (folder / "checkpoints").mkdir()
+        shutil.move(folder / "converted" / "megatron", folder / "checkpoints" / checkpoint)
+    else:
+        shutil.copytree(ASSETS / "tiny_qwen2", folder / "hf")
+    return folder
+
+
+def test_a_run_that_decodes_greedily_can_be_measured(capsys, tmp_path, measured):
+    """Its own number of samples cannot be meant, since they would be equal; options are read before that is said."""
+    run = tiny_cpu.gtpo()
+    greedy = replace(run.evaluation, sampling=replace(run.evaluation.sampling, temperature=0.0))
+    folder = str(run_folder(tmp_path, replace(run, evaluation=greedy)))
+    assert "samples=8 with sampling.temperature=0 would be 8 equal responses" in complaint(capsys, folder)[1]
+    assert "samples=1 of" in complaint(capsys, folder, "--samples", "1")[1]
+    assert "samples=8 of" in complaint(capsys, folder, "--sampling.temperature", "0.7", "--output", f"{tmp_path}/o")[1]
+
+
+@pytest.mark.parametrize("threshold", [-0.5, 1.5])
+def test_a_threshold_is_whatever_the_rewards_of_the_run_are(threshold):
+    run = tiny_cpu.gtpo()
+    run = replace(run, algorithm=replace(run.algorithm, success_threshold=threshold))
+    assert defaults_of_run(run).success_threshold == threshold
+    with pytest.raises(ConfigError, match="success_threshold=nan: must be finite"):
+        EvaluateConfig(benchmarks=("aime24",), success_threshold=float("nan"))
+
+
+def test_a_training_set_that_has_moved_is_missed_only_by_who_named_it(capsys, tmp_path, measured):
+    run = tiny_cpu.gtpo()
+    run = replace(run, data=replace(run.data, train_path="/gone/train.jsonl"))
+    folder = str(run_folder(tmp_path, run))
+    status = dispatch.run(["evaluate", folder])
+    text = capsys.readouterr()
+    assert (status, "samples=8 of" in text.err) == (1, True)
+    assert "not compared with the run's training set: /gone/train.jsonl: no such file" in " ".join(text.out.split())
+    for named in (("--against", "/gone/train.jsonl"), ("--against=/gone/other.jsonl",)):
+        status, error = complaint(capsys, folder, *named)
+        assert status == 1
+        assert "train.jsonl: no such file" in error.replace("other", "train")
+        assert "samples=8 of" not in error
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_checkpoint_of_a_run_can_be_named_by_its_folder(capsys, tmp_path, monkeypatch, measured, inside):
+    folder = run_folder(tmp_path, tiny_cpu.gtpo(), checkpoint="step_4")
+    monkeypatch.chdir(folder / "checkpoints" if inside else tmp_path)
+    name = "step_4" if inside else "run/checkpoints/step_4"
+    converted = folder / "evaluations" / "step_4" / "hf"
+    assert f"samples=8 of {converted}: step_4" in complaint(capsys, name)[1]
+    assert (folder / "evaluations" / "step_4" / "evaluation.json").exists()
+    assert f"run {folder} has step_4; or say latest" in complaint(capsys, name.replace("4", "5"))[1]
+
+
+def test_a_checkpoint_that_lies_elsewhere_is_told_what_to_do(capsys, tmp_path):
+    folder = run_folder(tmp_path, tiny_cpu.gtpo(), checkpoint="step_4")
+    shutil.move(folder / "checkpoints" / "step_4", tmp_path / "step_4")
+    text = complaint(capsys, str(tmp_path / "step_4"), "--benchmarks", "aime24")[1]
+    assert "is a Megatron checkpoint outside a run" in text
+    assert "tools/convert_checkpoint.py megatron-to-hf" in text
+    converted = tmp_path / "converted"
+    hf_to_megatron(ASSETS / "tiny_qwen2", converted, ParallelConfig(num_ranks=1), progress=Unseen())
+    text = complaint(capsys, str(converted), "--benchmarks", "aime24")[1]
+    assert "megatron-to-hf" in text
 
 
 def test_where_results_go(tmp_path):

@@ -3,6 +3,7 @@ import pytest
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.study import load_study
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.study import session
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.run_summary import write_summary
 from tests.unit.study.makers import STUDY, summaries
@@ -42,6 +43,19 @@ def test_what_is_missing_is_left_for_later_when_there_is_no_time(folders, tmp_pa
     out = capsys.readouterr().out
     assert "2 runs are still to be done" in out
     assert "4 runs: " in out
+
+
+def test_an_interrupted_session_has_its_table_and_is_gone_on_with(folders, tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "run_session", interrupted)
+    assert dispatch.run(["study", *folders, "--num-steps", "4", "--num-seeds", "3"]) == 130
+    said = capsys.readouterr()
+    assert "interrupted; the same command goes on" in said.out
+    assert "4 runs: " in said.out
+    assert "--resume" not in said.out + said.err
+    assert (tmp_path / "out" / "table.md").exists()
 
 
 def test_only_the_table_of_what_there_is(folders, tmp_path, capsys):

@@ -53,7 +53,9 @@ def test_all_runs_in_order_and_none_twice(tmp_path):
 
 def test_a_session_ends_when_time_is_up_and_the_next_goes_on(tmp_path):
     world = World(tmp_path)
-    report = world.session(minutes=4)  # 240 s: 100, 200, and 40 are too few to start
+    report = world.session(
+        minutes=5
+    )  # 300 s: 100, 200, and 100 are too few to start, since the last 90 are for stopping
     assert report.finished == ALL[:2]
     assert report.missing == ALL[2:]
     assert "time is up: 2 runs are still to be done" in world.notes[-1]
@@ -97,12 +99,13 @@ class FakeProcess:
         self.folder = folder
 
     def wait_until(self, deadline):
+        self.calls.append(f"until {deadline}")
         self.folder.mkdir(exist_ok=True)
         (self.folder / "config.yaml").touch()
         return "finished" if self.ends else "running"
 
     def stop(self, *, within_s):
-        self.calls.append("stop")
+        self.calls.append(f"stop {within_s}")
         return "stopped"
 
     def kill(self):
@@ -113,12 +116,13 @@ def test_a_run_is_trained_in_a_process_and_goes_on_where_it_was(tmp_path, monkey
     FakeProcess.calls = calls = []
     monkeypatch.setattr(session, "TrainingProcess", FakeProcess)
     planned = planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=4)[0]
-    trainer = ProcessTrainer(tmp_path / "runs", deadline=float("inf"))
+    trainer = ProcessTrainer(tmp_path / "runs", deadline=1000.0)
     monkeypatch.setattr(FakeProcess, "ends", False)
     assert not trainer(planned)
     monkeypatch.setattr(FakeProcess, "ends", True)
     assert trainer(planned)
     first = ("gtpo_seed0.yaml", "gtpo_seed0", "gtpo_seed0.out", False)
-    assert calls == [first, "stop", "kill", (*first[:3], True), "kill"]
+    until = "until 910.0"  # what it takes to stop lies within the session's time
+    assert calls == [first, until, "stop 90.0", "kill", (*first[:3], True), until, "kill"]
     assert "study_gtpo" in (tmp_path / "runs" / "gtpo_seed0.yaml").read_text()
     assert set(vars(FakeProcess)) - {"ends"} <= set(dir(training_process.TrainingProcess)) | {"calls"}
