@@ -4,7 +4,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gtpo_megatron.observability.report_traces import Curve, Figure, Trace, draw_curves, line, rounded
+from gtpo_megatron.observability.report_traces import (
+    Curve,
+    Figure,
+    Trace,
+    bucket_size,
+    draw_curves,
+    line,
+    rounded,
+    thinned,
+    thinned_words,
+)
 from gtpo_megatron.observability.run_folder import RunData
 
 HELDOUT = "heldout"
@@ -49,18 +59,24 @@ def best_of(runs: Sequence[RunData]) -> Figure:
 
 
 def _accuracy(runs: Sequence[RunData], label: str) -> Figure:
-    samples = {run.setting("evaluation.samples") for run in runs}
+    samples = {value if isinstance(value := run.setting("evaluation.samples"), int) else None for run in runs}
     unit = f"mean@{next(iter(samples))}" if len(samples) == 1 and None not in samples else _ACCURACY.unit
     figure = replace(_ACCURACY, unit=unit)
     if label != HELDOUT:
         figure = replace(figure, key=f"accuracy-{label}", title=f"Accuracy on {label}")
     traces = []
+    coarsest = 1
     for index, run in enumerate(runs):
         steps, values = run.series(f"eval/{label}_mean_at_k")
         if steps:
+            bucket = bucket_size(len(values), num_runs=len(runs))
+            coarsest, kept = max(coarsest, bucket), thinned(values, bucket)
+            steps, values = [steps[place] for place in kept], [values[place] for place in kept]
             trace = line(steps, values, name=run.name if len(runs) > 1 else unit, color=index)
             trace |= {"mode": "lines+markers", "marker": {"size": 7}, "hovertemplate": "%{y:.1%}"}
             traces.append(trace | _intervals(run, label, steps, values))
+    if coarsest > 1:
+        figure = replace(figure, caption=f"{figure.caption} {thinned_words(coarsest)}")
     return replace(figure, traces=tuple(traces))
 
 

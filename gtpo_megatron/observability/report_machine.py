@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gtpo_megatron.observability.finite import finite
 from gtpo_megatron.observability.report_traces import Figure, Trace, bars, binned
 from gtpo_megatron.observability.run_folder import RunData
 
@@ -57,9 +58,9 @@ def stage_times(runs: Sequence[RunData]) -> Figure:
     for color, (label, seconds) in enumerate(stages):
         x: Sequence[int | str]
         if len(runs) > 1:
-            x, y = [run.name for run, _ in timed], [sum(map(seconds, rows)) / len(rows) for _, rows in timed]
+            x, y = [run.name for run, _ in timed], [_a_step(rows, seconds) for _, rows in timed]
         else:
-            x, y, per_bar = binned(timed[0][1], seconds)
+            x, y, per_bar = binned(timed[0][1], seconds, _a_step)
             if per_bar > 1:
                 caption = f"By stage; each bar is the mean over {per_bar} steps."
         if any(value > 0 for value in y):
@@ -88,5 +89,10 @@ def _words(stage: str) -> str:
     return stage.replace("_", " ")
 
 
+def _a_step(rows: Sequence[dict[str, Any]], seconds: Callable[[dict[str, Any]], float]) -> float:
+    """The mean over steps; an evaluation before the first has a row, and is no step."""
+    return sum(map(seconds, rows)) / max(1, sum(_seconds(row, "step") > 0 for row in rows))
+
+
 def _seconds(row: dict[str, Any], stage: str) -> float:
-    return float(row.get(f"timing/{stage}_s") or 0.0)
+    return finite(row.get(f"timing/{stage}_s")) or 0.0
