@@ -42,7 +42,8 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_STOPPED
     for result in summary.after or ():
         console.print(f"after:  {result}", highlight=False)
-    console.print(f"report: {run_dir / 'report.html'}", highlight=False)
+    if summary.report is not None:
+        console.print(f"report: {summary.report}", highlight=False)
     return 0
 
 

@@ -59,12 +59,14 @@ class RunSummary:
         after: None where a run was stopped before its end.
         stopped_after: the step that a run was asked to stop at, and is saved at; None at the end.
         stop_reason: who asked, and how.
+        report: the page on the run; None before it is written, or where it could not be.
     """
 
     before: tuple[HeldOutResult, ...] | None
     after: tuple[HeldOutResult, ...] | None
     stopped_after: int | None = None
     stop_reason: str = ""
+    report: Path | None = None
 
 
 class Controller:
