@@ -34,7 +34,14 @@ def run(arguments: Sequence[str]) -> int:
     if not folders:
         raise ConfigError("report needs at least one run folder")
     output = Path(options.output) if options.output else folders[0] / "report.html"
-    write_report(folders, output)
+    try:
+        if output.is_dir():
+            raise ConfigError(f"--output {output} is a folder; give a file to write, such as {output / 'report.html'}")
+        write_report(folders, output)
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written to {output} ({error}); choose another file with --output"
+        ) from error
     sys.stdout.write(f"{output}\n")
     return 0
 

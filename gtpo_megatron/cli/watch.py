@@ -53,7 +53,7 @@ def status_line(folder: Path) -> str:
 
     try:
         status = read_status(folder)
-    except GTPOError as error:  # a folder of an older version still has a report
+    except (GTPOError, OSError) as error:  # an older version, or a file that the run has just replaced
         return f"{folder.name}: {error}"
     parts = [f"{folder.name}: {status.state}", f"step {status.step} of {status.num_steps}"]
     if status.step_s is not None:

@@ -24,5 +24,9 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     page = document(content(read_runs(runs)))
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(out.name + ".tmp")
-    scratch.write_text(page, encoding="utf-8", errors="replace")  # a model may sample half a pair
-    scratch.replace(out)
+    try:
+        scratch.write_text(page, encoding="utf-8", errors="replace")  # a model may sample half a pair
+        scratch.replace(out)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,34 @@
+"""``gtpo-megatron report``: where it writes, and what it says where it cannot."""
+
+import pytest
+
+from gtpo_megatron.cli import dispatch
+from tests.unit.observability.run_folders import make_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run", num_steps=2, responses=False)
+
+
+def test_the_page_goes_to_the_run_or_where_it_is_asked_for(run, tmp_path, capsys):
+    assert dispatch.run(["report", str(run)]) == 0
+    assert dispatch.run(["report", str(run), "--output", str(tmp_path / "new" / "page.html")]) == 0
+    assert capsys.readouterr().out.split() == [str(run / "report.html"), str(tmp_path / "new" / "page.html")]
+    assert (run / "report.html").read_bytes() == (tmp_path / "new" / "page.html").read_bytes()
+
+
+def test_an_output_that_cannot_be_written_is_one_line_and_leaves_nothing(run, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for output, message in (
+        ("folder", "is a folder"),
+        ("file/page.html", "cannot be written"),
+        ("x" * 300, "too long"),
+    ):
+        assert dispatch.run(["report", str(run), "--output", str(tmp_path / output)]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert "--output" in error
+        assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "run"]
