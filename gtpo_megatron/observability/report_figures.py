@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gtpo_megatron.observability.finite import finite
 from gtpo_megatron.observability.report_accuracy import accuracies, best_of
 from gtpo_megatron.observability.report_machine import stage_memory, stage_times
 from gtpo_megatron.observability.report_traces import Curve, Figure, draw_curves, line
@@ -195,7 +196,9 @@ def _logprob_gap(runs: Sequence[RunData]) -> Figure:
     if not figure.traces:
         return figure
     last = max(run.num_steps_done for run in runs)
-    limits = sorted({limit for run in runs if isinstance(limit := run.setting("weight_sync.logprob_gap_limit"), float)})
+    limits = sorted(
+        {limit for run in runs if (limit := finite(run.setting("weight_sync.logprob_gap_limit"))) is not None}
+    )
     lines = [
         {
             **line([1, max(2, last)], [limit, limit], name=f"limit {limit:g}", color=_ALARM, dash="dash"),

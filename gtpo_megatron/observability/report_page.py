@@ -1,6 +1,5 @@
 """The page around the figures: what the run is, its headline numbers, and one file that needs no network."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -8,12 +7,16 @@ from importlib.resources import files
 from typing import Any
 
 from gtpo_megatron import __version__
+from gtpo_megatron.observability.page_json import num_bytes, page_json
 from gtpo_megatron.observability.report_figures import figures
 from gtpo_megatron.observability.report_headline import headlines, summary
 from gtpo_megatron.observability.report_sample_section import sample_section
-from gtpo_megatron.observability.report_samples import samples
+from gtpo_megatron.observability.report_samples import MAX_BYTES, samples
 from gtpo_megatron.observability.report_traces import Figure
 from gtpo_megatron.observability.run_folder import RunData
+
+MAX_OWN_BYTES = 3_400_000
+"""Of a page besides plotly's 4.8 MB and our own scripts, so that all stays below 8 MiB."""
 
 _SETTINGS: tuple[tuple[str, str], ...] = (
     ("model", "model.path"),
@@ -49,26 +52,26 @@ class Content:
 def content(runs: Sequence[RunData]) -> Content:
     """Draws one or several runs."""
     drawn = figures(runs)
-    sampled = samples(runs)
+    plots = {figure.key: {"data": figure.traces, "layout": figure.layout} for figure in drawn if figure.traces}
+    above = headlines(runs)
+    between = "".join(
+        ['<section class="figures" aria-label="Figures">', *[_figure(figure) for figure in drawn], "</section>"]
+    )
+    below = "".join(_config(run) for run in runs if run.config_text)
+    taken = num_bytes(plots) + sum(len(part.encode("utf-8", "replace")) for part in (above, between, below))
+    sampled = samples(runs, max_bytes=min(MAX_BYTES, MAX_OWN_BYTES - taken))
     main = [
         _heading(runs),
         _remarks(runs, sampled.remarks),
-        headlines(runs),
-        '<section class="figures" aria-label="Figures">',
-        *[_figure(figure) for figure in drawn],
-        "</section>",
+        above,
+        between,
         sample_section(sampled),
-        *[_config(run) for run in runs if run.config_text],
+        below,
         f"<footer>gtpo-megatron {escape(__version__)}</footer>",
     ]
     return Content(
         main="".join(main),
-        data={
-            "figures": {
-                figure.key: {"data": figure.traces, "layout": figure.layout} for figure in drawn if figure.traces
-            },
-            "runs": sampled.runs,
-        },
+        data={"figures": plots, "runs": sampled.runs},
         title=f"{' · '.join(run.name for run in runs)} · training report",
     )
 
@@ -90,7 +93,7 @@ def document(shown: Content, *, scripts: Sequence[str] = ("report_samples.js", "
             f"<title>{escape(shown.title)}</title>",
             f"<style>{asset('report.css')}</style></head><body><main>{shown.main}</main>",
             '<div id="readout" role="status" hidden></div>',
-            f'<script type="application/json" id="data">{json_for_html(shown.data)}</script>',
+            f'<script type="application/json" id="data">{page_json(shown.data)}</script>',
             f"<script>{get_plotlyjs()}</script>",
             *[f"<script>{asset(name)}</script>" for name in scripts],
             "</body></html>\n",
@@ -101,11 +104,6 @@ def document(shown: Content, *, scripts: Sequence[str] = ("report_samples.js", "
 def asset(name: str) -> str:
     """A file of ``assets/``."""
     return (files("gtpo_megatron.observability") / "assets" / name).read_text(encoding="utf-8")
-
-
-def json_for_html(data: Any) -> str:
-    """JSON that no text inside it can break out of a script element with."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 # ------------------------------------------------------------------------------------------------------------- heading

@@ -6,8 +6,8 @@ _VIEWS = (("entropy", "entropy"), ("shaped", "shaped reward"), ("advantage", "ad
 
 _HEATMAP_CAPTION = (
     "One row a response of the group, correct ones above; the stronger the colour, the more uncertain. Below: how many "
-    "correct (d) and incorrect (h) responses reach each position. GTPO compares a token's entropy with those in its "
-    "column and of its own outcome."
+    "correct (d) and incorrect (h) responses reach each position; one without a verdict (?) counts in neither. GTPO "
+    "compares a token's entropy with those in its column and of its own outcome."
 )
 _WEIGHTS_CAPTION = (
     "Weight of a token: its |advantage| over the mean of all tokens with the same outcome, on average over at least 5 "
@@ -41,7 +41,7 @@ def sample_section(sampled: Samples) -> str:
         '<div id="group"></div>'
         '<figure class="wide"><h2>Entropy by position and response <small>nats</small></h2>'
         '<div class="plot tall" id="plot-heatmap" role="img" aria-label="Entropy by position and response"></div>'
-        f"<figcaption>{_HEATMAP_CAPTION}</figcaption></figure>"
+        f'<figcaption>{_HEATMAP_CAPTION}</figcaption><p class="about" id="heatmap-cut"></p></figure>'
         '<div class="figures">'
         "<figure><h2>Tokens with most weight <small>correct responses</small></h2>"
         '<div class="plot" id="plot-heaviest-correct" role="img" aria-label="Heaviest tokens, correct"></div>'

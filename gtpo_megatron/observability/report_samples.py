@@ -6,24 +6,23 @@ are shown; what is left out is counted and said.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from gtpo_megatron.observability.report_weights import heaviest_tokens
-from gtpo_megatron.observability.rollout_log import RolloutRecord
-from gtpo_megatron.observability.run_folder import RunData, SampledGroup
+import numpy as np
 
-MAX_RESPONSES_OF_A_KIND = 2
-"""Correct and incorrect responses of a group that are shown as text; the heatmap has all of them."""
-MAX_PROMPT_CHARACTERS = 4_000
+from gtpo_megatron.observability.page_json import num_bytes
+from gtpo_megatron.observability.report_weights import heaviest_tokens
+from gtpo_megatron.observability.run_folder import RunData
+from gtpo_megatron.observability.sampled_groups import MAX_TOKENS, Kind, SampledGroup, SampledResponse, shortened
+
 SCALE_QUANTILE = 0.98
 """Of a quantity, drawn at full colour: the few largest values would pale all others."""
-SIGNIFICANT_DIGITS = 3
 
 MAX_BYTES = 2_900_000
 """Of all groups of a page; plotly takes 4.8 MB of the page's 8 MiB."""
-_BYTES_PER_NUMBER, _BYTES_AROUND_TEXT = 7, 4
 _SIZES = (
-    (64, 1024),
+    (64, MAX_TOKENS),
     (64, 512),
     (64, 256),
     (64, 160),
@@ -36,6 +35,8 @@ _SIZES = (
     (1, 32),
 )
 """(groups a run, tokens a response) in the order in which they are tried."""
+
+_Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,18 +57,39 @@ class Samples:
         return not any(run["groups"] for run in self.runs)
 
 
-def samples(runs: Sequence[RunData]) -> Samples:
-    """The groups of all runs, cut to the page's budget."""
-    num_groups, num_tokens = next((size for size in _SIZES if _num_bytes(runs, *size) <= MAX_BYTES), _SIZES[-1])
-    shown = [_spread(run.groups, num_groups) for run in runs]
-    remarks = []
-    for run, groups in zip(runs, shown, strict=True):
-        if len(groups) < len(run.groups):
-            remarks.append(
-                f"{run.name}: {len(groups)} of {len(run.groups)} sampled groups are shown, to keep this page small."
-            )
-    data = [_run(run, groups, num_tokens) for run, groups in zip(runs, shown, strict=True)]
-    return Samples(runs=data, remarks=tuple(remarks))
+def samples(runs: Sequence[RunData], *, max_bytes: int = MAX_BYTES) -> Samples:
+    """The groups of all runs, cut to the page's budget.
+
+    Args:
+        runs: one or several.
+        max_bytes: what all groups may take on the page.
+    """
+    fitting = (shown for size in _SIZES if (shown := _cut(runs, *size, max_bytes)) is not None)
+    shown = next(fitting, None) or [[] for _ in runs]
+    remarks = [
+        f"{run.name}: {len(groups)} of {len(run.groups)} sampled groups are shown, to keep this page small."
+        for run, groups in zip(runs, shown, strict=True)
+        if len(groups) < len(run.groups)
+    ]
+    return Samples(
+        runs=[_run(run, groups) for run, groups in zip(runs, shown, strict=True)],
+        remarks=tuple(remarks),
+    )
+
+
+def _cut(runs: Sequence[RunData], num_groups: int, num_tokens: int, max_bytes: int) -> list[_Groups] | None:
+    """The groups of each run at one size; None as soon as they turn out to be too big."""
+    left = max_bytes
+    shown: list[_Groups] = []
+    for run in runs:
+        shown.append([])
+        for group in _spread(run.groups, num_groups):
+            data = _group(group, num_tokens)
+            left -= num_bytes(data) + 1  # and a comma
+            if left < 0:
+                return None
+            shown[-1].append(data)
+    return shown
 
 
 def _spread(groups: Sequence[SampledGroup], count: int) -> Sequence[SampledGroup]:
@@ -77,87 +99,49 @@ def _spread(groups: Sequence[SampledGroup], count: int) -> Sequence[SampledGroup
     return [groups[(index + 1) * len(groups) // count - 1] for index in range(count)]
 
 
-def _num_bytes(runs: Sequence[RunData], num_groups: int, num_tokens: int) -> int:
-    """An upper estimate of what the groups take on the page."""
-    total = 0
-    for run in runs:
-        for group in _spread(run.groups, num_groups):
-            total += sum(_BYTES_PER_NUMBER * min(len(record.tokens), num_tokens) for record in group.records)
-            total += min(len(group.records[0].prompt), MAX_PROMPT_CHARACTERS)
-            for index in _as_text(run, group):
-                tokens = group.records[index].tokens[:num_tokens]
-                total += sum(len(token.encode("utf-8", "replace")) for token in tokens)
-                total += len(tokens) * (_BYTES_AROUND_TEXT + 2 * _BYTES_PER_NUMBER)
-    return total
-
-
-def _as_text(run: RunData, group: SampledGroup) -> list[int]:
-    """Indices of the first correct and the first incorrect responses."""
-    right = [index for index, record in enumerate(group.records) if run.is_correct(record)]
-    wrong = [index for index in range(len(group.records)) if index not in right]
-    return right[:MAX_RESPONSES_OF_A_KIND] + wrong[:MAX_RESPONSES_OF_A_KIND]
-
-
-def _run(run: RunData, groups: Sequence[SampledGroup], num_tokens: int) -> dict[str, Any]:
-    texts = [group.records[index] for group in groups for index in _as_text(run, group)]
+def _run(run: RunData, groups: _Groups) -> dict[str, Any]:
+    texts = [each for group in groups for each in group["responses"] if "tokens" in each]
     return {
         "name": run.name,
-        "scales": {
-            "entropy": _scale([value for record in texts for value in record.token_entropy]),
-            "shaped": _scale([value for record in texts for value in record.shaped_rewards]),
-            "advantage": _scale([value for record in texts for value in record.advantages]),
-        },
-        "heaviest": {
-            "correct": heaviest_tokens(run, is_correct=True),
-            "incorrect": heaviest_tokens(run, is_correct=False),
-        },
-        "groups": [_group(run, group, num_tokens) for group in groups],
+        "scales": {name: _scale([each[name] for each in texts]) for name in ("entropy", "shaped", "advantage")},
+        "heaviest": {kind: heaviest_tokens(run, kind) for kind in (Kind.CORRECT, Kind.INCORRECT)},
+        "groups": groups,
     }
 
 
-def _group(run: RunData, group: SampledGroup, num_tokens: int) -> dict[str, Any]:
-    as_text = _as_text(run, group)
-    prompt = group.records[0].prompt
+def _group(group: SampledGroup, num_tokens: int) -> dict[str, Any]:
     return {
         "step": group.step,
-        "id": group.records[0].group_id,
-        "prompt": prompt[:MAX_PROMPT_CHARACTERS] + ("…" if len(prompt) > MAX_PROMPT_CHARACTERS else ""),
-        "answer": group.records[0].answer[:MAX_PROMPT_CHARACTERS],
-        "responses": [
-            _response(run, record, num_tokens, is_text=index in as_text) for index, record in enumerate(group.records)
-        ],
+        "id": group.group_id,
+        "prompt": group.prompt,
+        "answer": group.answer,
+        "responses": [_response(response, num_tokens) for response in group.responses],
     }
 
 
-def _response(run: RunData, record: RolloutRecord, num_tokens: int, *, is_text: bool) -> dict[str, Any]:
-    """One response; ``length`` is the whole one's, the lists may be cut."""
+def _response(response: SampledResponse, num_tokens: int) -> dict[str, Any]:
+    """One response; ``length`` and the means are of the whole one, the lists may be cut."""
     data: dict[str, Any] = {
-        "correct": run.is_correct(record),
-        "failed": record.reward_failed,
-        "truncated": record.truncated,
-        "reward": _short(record.reward),
-        "length": len(record.tokens),
-        "entropy": _shorts(record.token_entropy[:num_tokens]),
+        "kind": response.kind,
+        "truncated": response.truncated,
+        "reward": shortened([response.reward])[0],
+        "length": response.length,
+        "entropy": response.entropy[:num_tokens],
     }
-    if is_text:
+    if response.text is not None:
         data |= {
-            "tokens": list(record.tokens[:num_tokens]),
-            "shaped": _shorts(record.shaped_rewards[:num_tokens]),
-            "advantage": _shorts(record.advantages[:num_tokens]),
+            "tokens": response.text.tokens[:num_tokens],
+            "shaped": response.text.shaped_rewards[:num_tokens],
+            "advantage": response.text.advantages[:num_tokens],
+            "mean_entropy": round(response.text.mean_entropy, 4),
+            "mean_advantage": round(response.text.mean_advantage, 4),
         }
     return data
 
 
-def _scale(values: Sequence[float]) -> float:
+def _scale(values: Sequence[Sequence[float]]) -> float:
     """The magnitude drawn at full colour; 0 where there is nothing to tell apart."""
-    magnitudes = sorted(abs(value) for value in values)
-    return _short(magnitudes[int(SCALE_QUANTILE * (len(magnitudes) - 1))]) if magnitudes else 0.0
-
-
-def _short(value: float) -> float:
-    short = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
-    return int(short) if short.is_integer() else short
-
-
-def _shorts(values: Sequence[float]) -> list[float]:
-    return [_short(value) for value in values]
+    magnitudes = np.sort(np.abs(np.fromiter(chain.from_iterable(values), np.float64)))
+    if not len(magnitudes):
+        return 0.0
+    return shortened([magnitudes[int(SCALE_QUANTILE * (len(magnitudes) - 1))]])[0]

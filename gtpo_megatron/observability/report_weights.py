@@ -9,6 +9,7 @@ import numpy as np
 
 from gtpo_megatron.observability.report_traces import Figure, Trace, line
 from gtpo_megatron.observability.run_folder import RunData
+from gtpo_megatron.observability.sampled_groups import Kind, TokenSums, padded_sum
 
 MAX_BINS = 80
 """Of positions; a curve of more points says no more."""
@@ -35,26 +36,20 @@ def entropy_profiles(runs: Sequence[RunData]) -> Figure:
     traces: list[Trace] = []
     widest = 1
     for index, run in enumerate(runs):
-        records = [record for group in run.groups for record in group.records]
         in_legend = len(runs) > 1  # one entry a run, which switches both its curves
-        for label, color, dash in (("correct", _GREEN, "dash"), ("incorrect", _RED, "dot")):
-            entropies = [
-                np.asarray(record.token_entropy, dtype=np.float64)
-                for record in records
-                if run.is_correct(record) == (label == "correct") and record.tokens and not record.reward_failed
-            ]
-            positions, means, width = _profile(entropies)
+        for kind, color, dash in ((Kind.CORRECT, _GREEN, "dash"), (Kind.INCORRECT, _RED, "dot")):
+            positions, means, width = _profile([group.sums[kind] for group in run.groups if kind in group.sums])
             if not positions:
                 continue
             widest = max(widest, width)
             if len(runs) == 1:
-                traces.append(line(positions, means, name=label, color=color))
+                traces.append(line(positions, means, name=kind, color=color))
                 continue
             traces.append(line(positions, means, name=run.name, color=index, dash=dash))
             traces[-1] |= {
                 "showlegend": in_legend,
                 "legendgroup": run.name,
-                "hovertemplate": f"%{{y:.4~g}} {label}",
+                "hovertemplate": f"%{{y:.4~g}} {kind}",
             }
             in_legend = False
     caption = [_PROFILE.caption]
@@ -65,19 +60,19 @@ def entropy_profiles(runs: Sequence[RunData]) -> Figure:
     return replace(_PROFILE, traces=tuple(traces), caption=" ".join(caption))
 
 
-def _profile(entropies: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> tuple[list[int], list[float], int]:
+def _profile(sums: Sequence[TokenSums]) -> tuple[list[int], list[float], int]:
     """First positions of the bins, counted from 1, their means, and positions a bin."""
-    if not entropies:
+    if not sums:
         return [], [], 1
-    width = max(1, -(-max(len(values) for values in entropies) // MAX_BINS))
-    bins = np.concatenate([np.arange(len(values)) // width for values in entropies])
-    count = np.bincount(bins)
-    total = np.bincount(bins, weights=np.concatenate(entropies))
-    kept = np.flatnonzero(count >= min(MIN_TOKENS, len(entropies)))
+    count_at, entropy_at = padded_sum([each.count_at for each in sums]), padded_sum([each.entropy_at for each in sums])
+    width = max(1, -(-len(count_at) // MAX_BINS))
+    bins = np.arange(len(count_at)) // width
+    count, total = np.bincount(bins, count_at), np.bincount(bins, entropy_at)
+    kept = np.flatnonzero(count >= min(MIN_TOKENS, sum(each.num_responses for each in sums)))
     return (kept * width + 1).tolist(), (total[kept] / count[kept]).tolist(), width
 
 
-def heaviest_tokens(run: RunData, *, is_correct: bool) -> list[dict[str, Any]]:
+def heaviest_tokens(run: RunData, kind: Kind) -> list[dict[str, Any]]:
     """The tokens with the greatest weight in the update, on average over their occurrences.
 
     The weight of a token is ``|A| / mean |A|``, over the tokens of the sampled responses with the same outcome: 1 is
@@ -89,15 +84,13 @@ def heaviest_tokens(run: RunData, *, is_correct: bool) -> list[dict[str, Any]]:
     """
     weight: dict[str, float] = defaultdict(float)
     entropy: dict[str, float] = defaultdict(float)
-    count: dict[str, int] = defaultdict(int)
-    for group in run.groups:
-        for record in group.records:
-            if run.is_correct(record) != is_correct or record.reward_failed:
-                continue
-            for token, advantage, nats in zip(record.tokens, record.advantages, record.token_entropy, strict=True):
-                weight[token] += abs(advantage)
-                entropy[token] += nats
-                count[token] += 1
+    count: dict[str, float] = defaultdict(float)
+    for sums in [group.sums[kind] for group in run.groups if kind in group.sums]:
+        rows = zip(sums.tokens, sums.weights.tolist(), sums.entropies.tolist(), sums.counts.tolist(), strict=True)
+        for token, of_weight, nats, occurrences in rows:
+            weight[token] += of_weight
+            entropy[token] += nats
+            count[token] += occurrences
     total = sum(weight.values())
     if total == 0:
         return []
@@ -108,7 +101,7 @@ def heaviest_tokens(run: RunData, *, is_correct: bool) -> list[dict[str, Any]]:
         {
             "token": token,
             "weight": round(weight[token] / count[token] / mean, 3),
-            "count": count[token],
+            "count": int(count[token]),
             "entropy": float(f"{entropy[token] / count[token]:.3g}"),
         }
         for token in often[:NUM_HEAVIEST]

@@ -5,13 +5,15 @@ Whole groups are written, never single responses, because entropies are compared
 
 import json
 import logging
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.finite import all_finite, finite
 
 ROLLOUT_FOLDER = "rollouts"
 SIGNIFICANT_DIGITS = 6
@@ -19,6 +21,16 @@ SIGNIFICANT_DIGITS = 6
 
 _log = logging.getLogger(__name__)
 _STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl")
+_PER_TOKEN = ("token_entropy", "shaped_rewards", "advantages")
+_TYPES = {
+    "group_id": int,
+    "policy_version": int,
+    "prompt": str,
+    "response": str,
+    "truncated": bool,
+    "reward_failed": bool,
+    "answer": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +66,7 @@ class RolloutRecord:
     answer: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("token_entropy", "shaped_rewards", "advantages"):
+        for name in _PER_TOKEN:
             if len(getattr(self, name)) != len(self.tokens):
                 raise DataError(
                     f"rollout record of group {self.group_id}: {name} has {len(getattr(self, name))} values for "
@@ -66,7 +78,8 @@ class RolloutLog:
     """Writes the sampled groups of a step.
 
     A step's file appears whole or not at all (written aside, then renamed), and writing a step again replaces it. Where
-    the disk fails, the log is switched off with an error and training goes on.
+    the disk fails, the log is switched off with an error and training goes on. JSON has no NaN: what is not finite is
+    written as null, with a warning at the first.
 
     Args:
         run_folder: the files go to ``rollouts/`` in it.
@@ -81,6 +94,7 @@ class RolloutLog:
         self._folder = run_folder / ROLLOUT_FOLDER
         self._groups_per_step = groups_per_step
         self._every_steps = every_steps
+        self._has_warned = False
         self.failure: str | None = None
 
     def choose(self, step: int, *, group_ids: Sequence[int], rewards: Sequence[float]) -> list[int]:
@@ -106,7 +120,15 @@ class RolloutLog:
 
     def write(self, step: int, records: Iterable[RolloutRecord]) -> None:
         """Writes the file of one step."""
-        lines = [json.dumps({"step": step, **_plain(record)}, ensure_ascii=False) + "\n" for record in records]
+        rows = [_plain(record) for record in records]
+        if not self._has_warned and any(_has_gaps(row) for row in rows):
+            self._has_warned = True
+            _log.warning(
+                "step %d: numbers of sampled texts are not finite and written as null, and a report leaves them out; "
+                "later ones are not announced",
+                step,
+            )
+        lines = [json.dumps({"step": step, **row}, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
         path = self._folder / f"step_{step:06d}.jsonl"
         scratch = path.with_name(path.name + ".tmp")
         try:
@@ -137,25 +159,70 @@ def rollout_files(run_folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_rollouts(path: Path) -> list[RolloutRecord]:
-    """Reads one step's file.
+    """Reads one step's file; long responses take megabytes each, see :func:`iter_rollouts`.
 
     Raises:
         DataError: with file and line, for a line that is not a record.
     """
-    known = {field.name for field in fields(RolloutRecord)}
-    records = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):  # as text it would split at U+2028 too
-        try:
-            row = json.loads(line)
-            records.append(RolloutRecord(**{name: value for name, value in row.items() if name in known}))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}:{number}: not a rollout record ({error}); remove the file") from error
-    return records
+    return list(iter_rollouts(path))
+
+
+def iter_rollouts(path: Path) -> Iterator[RolloutRecord]:
+    """Reads one step's file, a response at a time.
+
+    Raises:
+        DataError: with file and line, for a line that is not a record: a field is missing, is of another type, or holds
+            a number that is not finite. Raised when that line is reached.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:  # as text, lines would end at U+2028 too
+        for number, line in enumerate(file, start=1):
+            try:
+                record = _record(json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise DataError(f"{path}:{number}: not a rollout record ({error}); remove the file") from error
+            yield record
+
+
+def _record(row: Any) -> RolloutRecord:
+    """Of a line's JSON; fields of a newer version are left out.
+
+    Raises:
+        DataError: a value of the wrong type.
+        TypeError: a field is missing.
+    """
+    if not isinstance(row, dict):
+        raise DataError(f"got {_shown(row)}, expected an object")
+    values = {field.name: row[field.name] for field in fields(RolloutRecord) if field.name in row}
+    for name, value in values.items():
+        if name in _TYPES and type(value) is not _TYPES[name]:
+            raise DataError(f"{name} is {_shown(value)}, expected {_TYPES[name].__name__}")
+        if name in _PER_TOKEN and not all_finite(value):
+            raise DataError(f"{name} is {_shown(value)}, expected a list of finite numbers")
+        if name == "tokens" and not (isinstance(value, list) and all(type(token) is str for token in value)):
+            raise DataError(f"tokens is {_shown(value)}, expected a list of strings")
+        if name == "reward" and finite(value) is None:
+            raise DataError(f"reward is {_shown(value)}, expected a finite number")
+    return RolloutRecord(**values)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _plain(record: RolloutRecord) -> dict[str, Any]:
     row = asdict(record)
     row["tokens"] = list(record.tokens)
-    for name in ("token_entropy", "shaped_rewards", "advantages"):
-        row[name] = [float(f"{float(value):.{SIGNIFICANT_DIGITS}g}") for value in row[name]]
+    for name in _PER_TOKEN:
+        row[name] = [_rounded(value) for value in row[name]]
+    row["reward"] = float(record.reward) if math.isfinite(record.reward) else None
     return row
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{float(value):.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
+
+
+def _has_gaps(row: dict[str, Any]) -> bool:
+    return row["reward"] is None or any(None in row[name] for name in _PER_TOKEN)

@@ -4,38 +4,22 @@ A run may be running, crashed, or written by an older version, so nothing here i
 plain values, a cut last line is left out, and what cannot be read becomes a remark that the report shows.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.finite import finite
+from gtpo_megatron.observability.group_reader import GroupReader
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_what_there_is
-from gtpo_megatron.observability.rollout_log import RolloutRecord, read_rollouts, rollout_files
-
-T = TypeVar("T")
+from gtpo_megatron.observability.sampled_groups import SampledGroup
 
 CONFIG_FILE = "config.yaml"
 DEFAULT_SUCCESS_THRESHOLD = 0.5
 """Where the configuration cannot be read."""
-MAX_GROUPS = 64
-"""Sampled groups read of a run: from steps spread over all of it, the first and the last among them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledGroup:
-    """The responses of one prompt, as a step saw them.
-
-    Attributes:
-        step: number of the step.
-        records: of the whole group, in the order they were sampled.
-    """
-
-    step: int
-    records: tuple[RolloutRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +31,7 @@ class RunData:
         config: plain values of ``config.yaml``; empty if it cannot be read.
         config_text: ``config.yaml`` as it is.
         metrics: one mapping a step, see ``metrics_file.read_metrics``.
-        groups: sampled groups by ascending step, ``MAX_GROUPS`` at most.
+        groups: sampled groups by ascending step.
         remarks: sentences on what could not be read.
     """
 
@@ -60,9 +44,8 @@ class RunData:
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric; steps at which it is absent or was not a number are left out."""
-        points = [(row["step"], row[metric]) for row in self.metrics if isinstance(row.get(metric), int | float)]
-        finite = [(step, float(value)) for step, value in points if math.isfinite(value)]
-        return [step for step, _ in finite], [value for _, value in finite]
+        points = [(row["step"], value) for row in self.metrics if (value := finite(row.get(metric))) is not None]
+        return [step for step, _ in points], [value for _, value in points]
 
     def values(self, metric: str) -> list[float]:
         """The values of :meth:`series`."""
@@ -70,22 +53,7 @@ class RunData:
 
     def setting(self, path: str, default: Any = None) -> Any:
         """A value of the configuration by dotted path, such as ``data.prompts_per_step``."""
-        value: Any = self.config
-        for key in path.split("."):
-            if not isinstance(value, dict) or key not in value:
-                return default
-            value = value[key]
-        return value
-
-    @property
-    def success_threshold(self) -> float:
-        """Least reward of a correct response."""
-        value = self.setting("algorithm.success_threshold")
-        return float(value) if isinstance(value, int | float) else DEFAULT_SUCCESS_THRESHOLD
-
-    def is_correct(self, record: RolloutRecord) -> bool:
-        """Whether a response has a verdict, and the verdict is good."""
-        return not record.reward_failed and record.reward >= self.success_threshold
+        return _setting(self.config, path, default)
 
     @property
     def num_steps_done(self) -> int:
@@ -93,11 +61,12 @@ class RunData:
         return max((row["step"] for row in self.metrics), default=0)
 
 
-def read_runs(folders: Sequence[Path]) -> list[RunData]:
+def read_runs(folders: Sequence[Path], *, reader: GroupReader | None = None) -> list[RunData]:
     """Reads run folders.
 
     Args:
         folders: at least one.
+        reader: of the sampled groups; whoever reads the folders again and again keeps one.
 
     Raises:
         DataError: no folders, or one that does not exist.
@@ -108,7 +77,8 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     for folder in resolved:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such run folder; expected a folder with {METRICS_FILE}")
-    return [_read_run(folder, name) for folder, name in zip(resolved, _names(resolved), strict=True)]
+    reader = reader or GroupReader()
+    return [_read_run(folder, name, reader) for folder, name in zip(resolved, _names(resolved), strict=True)]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -124,7 +94,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
 
-def _read_run(folder: Path, name: str) -> RunData:
+def _read_run(folder: Path, name: str, reader: GroupReader) -> RunData:
     remarks: list[str] = []
     config, text = _read_config(folder / CONFIG_FILE, remarks)
     metrics: list[dict[str, Any]] = []
@@ -133,7 +103,9 @@ def _read_run(folder: Path, name: str) -> RunData:
         remarks += [damage] if damage else []
     except (DataError, OSError) as error:
         remarks.append(str(error))
-    groups = _sampled_groups(folder, remarks)
+    threshold = finite(_setting(config, "algorithm.success_threshold"))
+    groups, unread = reader.read(folder, threshold=DEFAULT_SUCCESS_THRESHOLD if threshold is None else threshold)
+    remarks += [unread] if unread else []
     return RunData(
         name=name,
         config=config,
@@ -157,33 +129,10 @@ def _read_config(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
     return config, text
 
 
-def _sampled_groups(folder: Path, remarks: list[str]) -> tuple[SampledGroup, ...]:
-    """Groups of the last readable step and of steps spread evenly before it; a file that cannot be read is remarked."""
-    files = rollout_files(folder)
-    last: list[SampledGroup] = []
-    while files and not last:
-        last = _groups_of(*files.pop(), remarks)
-    groups = last[:MAX_GROUPS]
-    num_more = (MAX_GROUPS - len(groups)) // max(1, len(groups))
-    for step, path in _spread(files, num_more):
-        groups += _groups_of(step, path, remarks)[: MAX_GROUPS - len(groups)]
-    return tuple(sorted(groups, key=lambda group: group.step))
-
-
-def _groups_of(step: int, path: Path, remarks: list[str]) -> list[SampledGroup]:
-    try:
-        records = read_rollouts(path)
-    except (DataError, OSError) as error:
-        remarks.append(str(error))
-        return []
-    by_label: dict[int, list[RolloutRecord]] = {}
-    for record in records:
-        by_label.setdefault(record.group_id, []).append(record)
-    return [SampledGroup(step=step, records=tuple(group)) for group in by_label.values()]
-
-
-def _spread(items: Sequence[T], count: int) -> list[T]:
-    """``count`` of the items at most, evenly spaced from the first on."""
-    if count >= len(items):
-        return list(items)
-    return [items[index * len(items) // count] for index in range(count)]
+def _setting(config: dict[str, Any], path: str, default: Any = None) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return default
+        value = value[key]
+    return value

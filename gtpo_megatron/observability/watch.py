@@ -1,10 +1,9 @@
 """Serves the report of running jobs on loopback; an open page follows the run folders by itself.
 
-Only files are read, so it works beside any run, and for one that has ended. The server answers requests for its own
-address alone: a web page of somebody else that points a name at 127.0.0.1 gets nothing.
+Only files are read, so it works beside any run, and for one that has ended. The server answers to its own names alone,
+at whatever port a tunnel has: a web page of somebody else that points a name of theirs at 127.0.0.1 gets nothing.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +15,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.observability.group_reader import GroupReader
 from gtpo_megatron.observability.metrics_file import METRICS_FILE
+from gtpo_megatron.observability.page_json import page_json
 from gtpo_megatron.observability.report_page import Content, content, document
 from gtpo_megatron.observability.rollout_log import rollout_files
 from gtpo_megatron.observability.run_folder import CONFIG_FILE, read_runs
@@ -51,7 +52,8 @@ class LiveReport:
         self._folders = list(folders)
         self._status = status
         self._lock = threading.Lock()
-        self._edition = _Edition(version=self._version(), content=content(read_runs(self._folders)))
+        self._reader = GroupReader()  # a run goes on, and most of its files stay as they are
+        self._edition = self._drawn(self._version())
 
     def page(self) -> str:
         """The whole page."""
@@ -66,7 +68,11 @@ class LiveReport:
             since: version that the page shows; empty if it does not know.
         """
         edition = self._latest()
-        news: dict[str, Any] = {"version": edition.version, "status": self._status()}
+        try:
+            status = self._status()
+        except OSError as error:  # the page need not wait for a line about it
+            status = f"status unknown: {error}"
+        news: dict[str, Any] = {"version": edition.version, "status": status}
         if edition.version != since:
             shown = edition.content
             news |= {"main": shown.main, "data": shown.data, "title": shown.title}
@@ -76,8 +82,11 @@ class LiveReport:
         with self._lock:
             version = self._version()
             if version != self._edition.version:
-                self._edition = _Edition(version=version, content=content(read_runs(self._folders)))
+                self._edition = self._drawn(version)
             return self._edition
+
+    def _drawn(self, version: str) -> _Edition:
+        return _Edition(version=version, content=content(read_runs(self._folders, reader=self._reader)))
 
     def _version(self) -> str:
         """Changes when something that the report shows does."""
@@ -142,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
                     body, kind = self.report.page(), "text/html"
                 else:
                     since = parse_qs(url.query).get("since", [""])[0]
-                    body, kind = json.dumps(self.report.news(since), allow_nan=False), "application/json"
+                    body, kind = page_json(self.report.news(since)), "application/json"
             except (DataError, OSError) as error:  # the folder was removed, say: it may come back
                 self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
                 return
@@ -153,8 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
     def _is_for_us(self) -> bool:
-        name, _, port = self.headers.get("Host", "").partition(":")
-        return name in _OWN_NAMES and port in ("", str(self.connection.getsockname()[1]))
+        return self.headers.get("Host", "").partition(":")[0] in _OWN_NAMES
 
     def _answer(self, status: HTTPStatus, kind: str, body: str) -> None:
         data = body.encode("utf-8", "replace")  # a model may sample half a pair

@@ -15,7 +15,9 @@ const sampledGroups = (() => {
   const short = (value) => String(Number(value.toPrecision(3)));
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
   const level = (value, scale) => (scale > 0 ? Math.max(-1, Math.min(1, value / scale)).toFixed(2) : "0");
-  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / Math.max(1, values.length);
+  /** In the order of the heatmap's rows, with the mark of a row. */
+  const KINDS = { correct: "✓", incorrect: "✗", unjudged: "?" };
+  const count = (group, kind) => group.responses.filter((each) => each.kind === kind).length;
 
   function token(text, entropy, shaped, advantage, scales) {
     const made = element("span");
@@ -29,17 +31,12 @@ const sampledGroups = (() => {
     return made;
   }
 
-  function verdict(response) {
-    if (response.failed) return "no verdict";
-    return response.correct ? "correct" : "incorrect";
-  }
-
   function response(data, scales) {
     const made = element("div", "response");
     const facts = element("p", "facts");
-    facts.append(element("b", "", verdict(data)), ` ${data.length.toLocaleString("en")} tokens`);
-    if (data.tokens.length) {
-      facts.append(` · mean entropy ${mean(data.entropy).toFixed(3)} nats · mean advantage ${signed(mean(data.advantage))}`);
+    facts.append(element("b", "", data.kind === "unjudged" ? "no verdict" : data.kind), ` ${data.length.toLocaleString("en")} tokens`);
+    if (data.length) {
+      facts.append(` · mean entropy ${data.mean_entropy.toFixed(3)} nats · mean advantage ${signed(data.mean_advantage)}`);
     }
     if (data.truncated) facts.append(" · cut at the length limit");
     const tokens = element("p", "tokens");
@@ -54,8 +51,8 @@ const sampledGroups = (() => {
     const prompt = element("p", "prompt", group.prompt);
     if (group.answer) prompt.append(element("span", "answer", `\nanswer: ${group.answer}`));
     const pair = element("div", "pair");
-    for (const kind of ["correct", "incorrect"]) {
-      const shown = group.responses.filter((each) => each.tokens && (kind === "correct") === each.correct);
+    for (const kind of Object.keys(KINDS)) {
+      const shown = group.responses.filter((each) => each.tokens && each.kind === kind);
       if (!shown.length) continue;
       const column = element("div", kind);
       shown.forEach((each) => column.append(response(each, run.scales)));
@@ -76,16 +73,26 @@ const sampledGroups = (() => {
 
   /** Correct responses first, each kind by length: columns thin out from left to right. */
   function inOrder(group) {
-    return [...group.responses].sort((a, b) => b.correct - a.correct || b.length - a.length);
+    const place = (response) => Object.keys(KINDS).indexOf(response.kind);
+    return [...group.responses].sort((a, b) => place(a) - place(b) || b.length - a.length);
+  }
+
+  /** What the heatmap leaves out of responses that are longer than the page can hold. */
+  function cutNote(group) {
+    const cut = group.responses.filter((each) => each.entropy.length < each.length);
+    if (!cut.length) return "";
+    const shown = Math.max(...cut.map((each) => each.entropy.length)).toLocaleString("en");
+    const longest = Math.max(...cut.map((each) => each.length)).toLocaleString("en");
+    return `The first ${shown} positions of up to ${longest}: ${cut.length} of ${group.responses.length} responses are longer than is drawn.`;
   }
 
   function heatmap(run, group) {
     const rows = inOrder(group);
     const width = Math.max(1, ...rows.map((row) => row.entropy.length));
     const positions = Array.from({ length: width }, (_, i) => i + 1);
-    const counted = { correct: 0, incorrect: 0 };
-    const labels = rows.map((row) => `${row.correct ? "✓" : "✗"} ${++counted[row.correct ? "correct" : "incorrect"]}`);
-    const reaching = (isCorrect) => positions.map((t) => rows.filter((row) => row.correct === isCorrect && row.length >= t).length);
+    const counted = { correct: 0, incorrect: 0, unjudged: 0 };
+    const labels = rows.map((row) => `${KINDS[row.kind]} ${++counted[row.kind]}`);
+    const reaching = (kind) => positions.map((t) => rows.filter((row) => row.kind === kind && row.length >= t).length);
     const steps = (name, y, color) => ({
       type: "scatter", mode: "lines", name, x: positions, y, yaxis: "y2", meta: { color }, line: { width: 2, shape: "hvh" }, hovertemplate: `%{y} ${name}<extra></extra>`,
     });
@@ -95,7 +102,7 @@ const sampledGroups = (() => {
         meta: { scale: "heat" }, showscale: false, xgap: width > 150 ? 0 : 0.5, ygap: 1, hoverongaps: false,
         hovertemplate: "%{z:.3~g} nats at position %{x}, %{y}<extra></extra>",
       },
-      steps("d, correct", reaching(true), 2), steps("h, incorrect", reaching(false), 5),
+      steps("d, correct", reaching("correct"), 2), steps("h, incorrect", reaching("incorrect"), 5),
     ];
     const axis = { zeroline: false };
     const layout = {
@@ -140,14 +147,14 @@ const sampledGroups = (() => {
   const CHAT_MARKS = /<\|[^|>]*\|>(system|user|assistant)?/g;
 
   function label(group) {
-    const right = group.responses.filter((each) => each.correct).length;
+    const unjudged = count(group, "unjudged") ? `, ${count(group, "unjudged")} without a verdict` : "";
     const prompt = group.prompt.replace(CHAT_MARKS, " ").replace(/\s+/g, " ").trim();
-    return `step ${group.step} · ${right} of ${group.responses.length} correct · ${prompt.slice(0, 60)}`;
+    return `step ${group.step} · ${count(group, "correct")} of ${group.responses.length} correct${unjudged} · ${prompt.slice(0, 60)}`;
   }
 
   /** The last group with both outcomes says most. */
   function mostTelling(groups) {
-    const isMixed = (group) => new Set(group.responses.map((each) => each.correct)).size > 1;
+    const isMixed = (group) => count(group, "correct") > 0 && count(group, "incorrect") > 0;
     const index = groups.findLastIndex(isMixed);
     return index < 0 ? groups.length - 1 : index;
   }
@@ -167,6 +174,7 @@ const sampledGroups = (() => {
     byId("group").replaceChildren();
     if (group) {
       drawTokens(run, group);
+      byId("heatmap-cut").textContent = cutNote(group);
       const figure = heatmap(run, group);
       byId("plot-heatmap").style.height = `${figure.height}px`;
       await draw("heatmap", figure);

@@ -1,12 +1,15 @@
 import json
+import random
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.report import write_report
-from tests.unit.observability.run_folders import ATTACK, CONFIG, make_run, step_metrics
+from gtpo_megatron.observability.rollout_log import RolloutLog
+from tests.unit.observability.run_folders import ATTACK, CONFIG, make_run, response, step_metrics
 
 MAX_BYTES = 8 << 20
 ALL_FIGURES = {
@@ -234,6 +237,84 @@ def test_many_steps_are_averaged_into_bars(tmp_path):
     assert len(page.html.encode()) < MAX_BYTES
 
 
+def test_an_evaluation_before_the_first_step_is_no_step(tmp_path):
+    def timed(step):
+        return {"timing/step_s": 2.0, "timing/update_s": 2.0}
+
+    with_zero = make_run(tmp_path / "evaluated", num_steps=3, metrics=timed)
+    without = tmp_path / "not_evaluated"
+    without.mkdir()
+    text = (with_zero / "metrics.jsonl").read_text().split("\n", 1)[1]
+    (without / "metrics.jsonl").write_text(text)
+    bars = {bar["name"]: bar["y"] for bar in report(tmp_path, with_zero, without).figures["time"]["data"]}
+    assert bars["update"] == [2.0, 2.0]
+    assert bars["evaluation"] == pytest.approx([10 / 3, 5 / 3], rel=1e-5)
+    long = make_run(tmp_path / "long", num_steps=300, metrics=timed)
+    (update,) = [bar for bar in report(tmp_path, long).figures["time"]["data"] if bar["name"] == "update"]
+    assert set(update["y"]) == {2.0}
+
+
+def test_a_flat_curve_stays_out_of_the_other_runs_legend(tmp_path):
+    def rising(step):
+        return {"policy/clip_frac": step / 30, "policy/clip_frac_high": step / 60}
+
+    def flat(step):
+        return {"policy/clip_frac": 0.0, "policy/clip_frac_high": 0.0}
+
+    runs = [make_run(tmp_path / name, num_steps=30, metrics=of) for name, of in (("ra", rising), ("rb", flat))]
+    traces = report(tmp_path, *runs).figures["clip"]["data"]
+    assert [(trace["name"], trace["legendgroup"]) for trace in traces] == [("ra", "ra")] * 4 + [("rb", "rb")] * 2
+
+
+def test_long_runs_are_thinned_without_losing_a_peak_and_say_so(tmp_path):
+    def spiky(step):
+        values = dict.fromkeys(step_metrics(step), step * 7919 % 1000 / 1000)
+        return values | {"sync/logprob_gap_max": 0.5 if step == 1234 else 1e-5, "eval/aime24_mean_at_k": step / 3000}
+
+    run = make_run(tmp_path / "run", num_steps=3000, metrics=spiky)
+    for runs, most in (([run], 402), ([run] * 10, 202)):
+        page = report(tmp_path, *runs)
+        for figure in page.figures.values():
+            for trace in figure["data"]:
+                assert len(trace["x"]) <= most
+                assert len(trace["x"]) == len(trace["y"])
+        gap = page.figures["gap"]["data"][0]
+        assert max(zip(gap["y"], gap["x"], strict=True)) == (0.5, 1234)
+        assert (gap["x"][0], gap["x"][-1]) == (1, 3000)
+        means = page.figures["entropy"]["data"][1]
+        assert (means["x"][0], means["x"][-1]) == (1, 3000)
+        assert len(json.dumps(page.figures)) < 1_500_000
+        assert "values only the least and the greatest are drawn" in page.text
+    assert "Of every 15 values" in report(tmp_path, run).text
+
+
+def test_a_page_of_long_chinese_texts_and_many_digits_stays_within_its_bytes(tmp_path):
+    rng = random.Random(1)
+    run = make_run(tmp_path / "run", num_steps=40)
+    rows = []
+    for number in range(32):
+        tokens = rng.choices(("因此", "我们可以", "。", "<"), k=190)
+        row = response(number % 2, float(number % 3 == 0), tokens=())
+        rows.append(
+            replace(
+                row,
+                prompt="求" * 5000,
+                answer="解" * 2000,
+                tokens=tokens,
+                token_entropy=[rng.expovariate(3) * 10 ** -rng.choice((0, 5)) for _ in tokens],
+                shaped_rewards=[-rng.random() * 1e-5 for _ in tokens],
+                advantages=[-rng.random() * 1e-5 for _ in tokens],
+            )
+        )
+    RolloutLog(run, groups_per_step=2).write(1, rows)
+    written = (run / "rollouts" / "step_000001.jsonl").read_bytes()
+    for step in range(2, 33):
+        (run / "rollouts" / f"step_{step:06d}.jsonl").write_bytes(written)
+    page = report(tmp_path, run)
+    assert 6 << 20 < len(page.html.encode()) < MAX_BYTES
+    assert page.runs[0]["groups"][0]["responses"][0]["tokens"][0] in ("因此", "我们可以", "。", "<")
+
+
 def test_a_report_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch):
     folder, out = make_run(tmp_path / "run"), tmp_path / "report.html"
     write_report([folder], out)
@@ -242,6 +323,14 @@ def test_a_report_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         write_report([folder], out)
     assert out.read_bytes() == before
+
+
+def test_a_page_that_cannot_take_its_place_leaves_no_scratch_file(tmp_path):
+    folder = make_run(tmp_path / "run", num_steps=1)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OSError, match="out"):
+        write_report([folder], tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
 
 
 def test_a_wrong_folder_is_an_error(tmp_path):

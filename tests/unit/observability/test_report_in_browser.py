@@ -3,18 +3,20 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from gtpo_megatron.observability.report import write_report
-from tests.unit.observability.run_folders import make_run
+from gtpo_megatron.observability.rollout_log import RolloutLog
+from tests.unit.observability.run_folders import make_run, response
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PHONE_PX = 390
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 
-FRAME = """<!doctype html><iframe src="report.html" style="width:{width}px;height:9000px;border:0"></iframe><script>
+FRAME = """<!doctype html><iframe src="report.html" style="width:{width}px;height:30000px;border:0"></iframe><script>
 addEventListener("load", () => setTimeout(async () => {{
   const page = document.querySelector("iframe").contentDocument;
   const style = (node) => page.defaultView.getComputedStyle(node);
@@ -30,7 +32,13 @@ addEventListener("load", () => setTimeout(async () => {{
     const group = page.querySelector("#pick-group select");
     facts.group = group.value + "/" + group.options.length;
     const count = (kind) => page.querySelectorAll(`.pair .${{kind}} .response`).length;
-    facts.texts = count("correct") + "+" + count("incorrect");
+    facts.texts = ["correct", "incorrect", "unjudged"].map(count).join("+");
+    const heat = page.querySelector("#plot-heatmap").data;
+    facts.rows = heat[0].y.join("").replaceAll(" ", "");
+    facts.reach = heat[1].y[0] + "+" + heat[2].y[0];
+    const text = (selector) => page.querySelector(selector).textContent.replace(/\\s+/g, "_");
+    facts.first = text(".response .facts");
+    facts.cut = text("#heatmap-cut");
     const seen = [];
     for (const view of ["entropy", "shaped", "advantage"]) {{
       page.querySelector(`.choices input[value=${{view}}]`).click();
@@ -72,7 +80,11 @@ def test_one_run_on_a_phone(tmp_path):
         "drawn": "18",
         "dark": "false",
         "group": "0/2",  # the one with both outcomes
-        "texts": "2+2",
+        "texts": "2+2+0",
+        "rows": "✓1✓2✓3✓4✓5✗1✗2✗3✗4✗5",
+        "reach": "5+5",
+        "first": "correct_3_tokens_·_mean_entropy_0.500_nats_·_mean_advantage_+0.750",
+        "cut": "",
         "colourings": "3",
         "readout": '"answer:\\n"_entropy_1_nats_shaped_reward_1.1_advantage_2',
         "next": "1",
@@ -80,13 +92,36 @@ def test_one_run_on_a_phone(tmp_path):
     }
 
 
-def test_two_runs_in_the_dark(tmp_path):
+def test_whole_responses_are_summed_up_and_those_without_a_verdict_stand_apart(tmp_path):
+    long = replace(
+        response(0, 1.0, tokens=("a ", "b ", "c ") * 500),
+        token_entropy=[0.0] * 1024 + [1.0] * 476,
+        advantages=[1.0] * 1024 + [-1.0] * 476,
+    )
+    failed = replace(response(0, 0.0), reward_failed=True)
+    run = make_run(tmp_path / "run", num_steps=2, responses=False)
+    RolloutLog(run, groups_per_step=1).write(2, [failed, response(0, 0.0), long, failed, failed])
+    write_report([run], tmp_path / "report.html")
+    facts, console = browse(tmp_path, width=PHONE_PX)
+    assert console == []
+    assert {name: facts[name] for name in ("width", "texts", "rows", "reach", "first", "cut")} == {
+        "width": str(PHONE_PX),
+        "texts": "1+1+2",
+        "rows": "✓1✗1?1?2?3",
+        "reach": "1+1",
+        "first": "correct_1,500_tokens_·_mean_entropy_0.317_nats_·_mean_advantage_+0.365",
+        "cut": "The_first_1,024_positions_of_up_to_1,500:_1_of_5_responses_are_longer_than_is_drawn.",
+    }
+
+
+@pytest.mark.parametrize("width", [PHONE_PX, 1280])
+def test_two_runs_in_the_dark(tmp_path, width):
     runs = [make_run(tmp_path / "gtpo"), make_run(tmp_path / "grpo_with_a_rather_long_name_of_a_run_folder")]
     write_report(runs, tmp_path / "report.html")
-    facts, console = browse(tmp_path, width=1280, flags=["--force-dark-mode"])
+    facts, console = browse(tmp_path, width=width, flags=["--force-dark-mode"])
     assert console == []
     assert {name: facts[name] for name in ("width", "plots", "drawn", "dark")} == {
-        "width": "1280", "plots": "18", "drawn": "18", "dark": "true",
+        "width": str(width), "plots": "18", "drawn": "18", "dark": "true",
     }  # fmt: skip
 
 

@@ -2,18 +2,22 @@ from dataclasses import replace
 
 import pytest
 
-from gtpo_megatron.observability import report_samples
+from gtpo_megatron.observability.page_json import num_bytes
 from gtpo_megatron.observability.report_samples import samples
 from gtpo_megatron.observability.report_weights import entropy_profiles, heaviest_tokens
 from gtpo_megatron.observability.rollout_log import RolloutRecord
-from gtpo_megatron.observability.run_folder import RunData, SampledGroup
+from gtpo_megatron.observability.run_folder import RunData
+from gtpo_megatron.observability.sampled_groups import Kind, sampled_groups
 from tests.unit.observability.run_folders import response
 
 
 def run_of(*groups, threshold=0.5, name="run"):
-    config = {"algorithm": {"success_threshold": threshold}}
-    sampled = tuple(SampledGroup(step=step, records=tuple(group)) for step, group in enumerate(groups, start=1))
-    return RunData(name=name, config=config, config_text="", metrics=[], groups=sampled, remarks=())
+    sampled = [
+        sampled_groups(step, records, threshold=threshold, max_groups=1) for step, records in enumerate(groups, start=1)
+    ]
+    return RunData(
+        name=name, config={}, config_text="", metrics=[], groups=tuple(group for (group,) in sampled), remarks=()
+    )
 
 
 def record(tokens, entropy, advantages, reward=1.0):
@@ -36,18 +40,30 @@ def test_all_responses_have_entropies_and_the_first_of_each_kind_are_text():
 def test_the_runs_own_threshold_decides_what_is_correct_and_meeting_it_is_enough():
     def verdicts(threshold):
         (run,) = samples([run_of([response(0, 0.6), response(0, 0.7)], threshold=threshold)]).runs
-        return [each["correct"] for each in run["groups"][0]["responses"]]
+        return [each["kind"] for each in run["groups"][0]["responses"]]
 
-    assert verdicts(0.7) == [False, True]
-    assert verdicts(0.5) == [True, True]
+    assert verdicts(0.7) == ["incorrect", "correct"]
+    assert verdicts(0.5) == ["correct", "correct"]
 
 
-def test_a_response_without_a_verdict_is_not_correct():
-    unclear = replace(response(0, 1.0), reward_failed=True, truncated=True)
-    (run,) = samples([run_of([unclear])]).runs
-    shown = run["groups"][0]["responses"][0]
-    assert (shown["correct"], shown["failed"], shown["truncated"]) == (False, True, True)
-    assert run["heaviest"] == {"correct": [], "incorrect": []}
+def test_a_response_without_a_verdict_is_of_neither_kind():
+    unclear = [replace(response(0, reward), reward_failed=True, truncated=True) for reward in (1.0, 0.0, 0.0)]
+    run = run_of([*unclear, response(0, 0.0)])
+    (data,) = samples([run]).runs
+    shown = data["groups"][0]["responses"]
+    assert [(each["kind"], each["truncated"]) for each in shown] == [("unjudged", True)] * 3 + [("incorrect", False)]
+    assert ["tokens" in each for each in shown] == [True, True, False, True]
+    assert data["heaviest"]["correct"] == []
+    alone = entropy_profiles([run_of([response(0, 0.0)])]).traces
+    assert entropy_profiles([run]).traces == alone
+
+
+def test_the_means_are_of_the_whole_response_however_much_is_shown():
+    long = record(["t"] * 1500, [0.0] * 1024 + [1.0] * 476, [1.0] * 1024 + [-1.0] * 476)
+    shown = samples([run_of([long] * 4)], max_bytes=8_000).runs[0]["groups"][0]["responses"]
+    assert {len(each["entropy"]) for each in shown} == {256}
+    assert (shown[0]["length"], len(shown[0]["tokens"])) == (1500, 256)
+    assert (shown[0]["mean_entropy"], shown[0]["mean_advantage"]) == (round(476 / 1500, 4), round(548 / 1500, 4))
 
 
 def test_nothing_to_tell_apart_has_a_scale_of_zero_and_an_empty_response_is_shown():
@@ -58,17 +74,31 @@ def test_nothing_to_tell_apart_has_a_scale_of_zero_and_an_empty_response_is_show
     assert run["groups"][0]["responses"][1]["length"] == 0
 
 
-def test_long_responses_are_cut_before_groups_are_left_out(monkeypatch):
+def test_long_responses_are_cut_before_groups_are_left_out():
     long = [response(0, 1.0, tokens=("a", "b", "c") * 400), response(0, 0.0, tokens=("a", "b", "c") * 400)]
-    monkeypatch.setattr(report_samples, "MAX_BYTES", 64 * 2 * 600 * 26)
-    cut = samples([run_of(*[long] * 64)])
+    run = run_of(*[long] * 64)
+    whole = num_bytes(samples([run], max_bytes=10**9).runs[0]["groups"])
+    cut = samples([run], max_bytes=int(0.6 * whole))
     assert cut.remarks == ()
     assert {len(each["tokens"]) for group in cut.runs[0]["groups"] for each in group["responses"]} == {512}
     assert cut.runs[0]["groups"][0]["responses"][0]["length"] == 1200
-    monkeypatch.setattr(report_samples, "MAX_BYTES", 8 * 2 * 200 * 26)
-    fewer = samples([run_of(*[long] * 64)])
+    fewer = samples([run], max_bytes=int(0.02 * whole))
     assert fewer.remarks == ("run: 8 of 64 sampled groups are shown, to keep this page small.",)
     assert [group["step"] for group in fewer.runs[0]["groups"]] == list(range(8, 65, 8))
+    assert samples([run, run_of(long)], max_bytes=0).is_empty
+
+
+@pytest.mark.parametrize("token", ["因此", "<", "\x00", '"', "\ud83d", "a"])
+@pytest.mark.parametrize("number", [1.0, -1.23e-05, 0.333])
+def test_the_budget_holds_whatever_the_characters_and_numbers(token, number):
+    rows = [
+        replace(record([token] * 300, [abs(number)] * 300, [number] * 300), prompt=token * 5000, answer=token * 5000)
+        for _ in range(8)
+    ]
+    run = run_of(*[rows] * 12)
+    for max_bytes in (1_000_000, 400_000, 150_000):
+        groups = samples([run], max_bytes=max_bytes).runs[0]["groups"]
+        assert 0.2 * max_bytes < num_bytes(groups) <= max_bytes + 2
 
 
 def test_the_heaviest_tokens_by_hand():
@@ -77,11 +107,11 @@ def test_the_heaviest_tokens_by_hand():
     rows.append(record(("a",), [0.0], [9.0], reward=0.0))  # of the other kind
     run = run_of(rows)
     mean = (5 * 3 + 5 * 1 + 100) / 11
-    assert heaviest_tokens(run, is_correct=True) == [
+    assert heaviest_tokens(run, Kind.CORRECT) == [
         {"token": "a", "weight": round(3 / mean, 3), "count": 5, "entropy": 1.0},
         {"token": "b", "weight": round(1 / mean, 3), "count": 5, "entropy": 0.5},
     ]
-    assert heaviest_tokens(run, is_correct=False) == []
+    assert heaviest_tokens(run, Kind.INCORRECT) == []
 
 
 def test_entropy_profiles_by_hand():

@@ -95,3 +95,14 @@ def test_a_full_disk_switches_the_log_off_and_training_goes_on(tmp_path, caplog)
     assert log.failure is not None
     assert "training goes on" in caplog.text
     assert log.choose(2, group_ids=[1], rewards=[1.0]) == []
+
+
+def test_what_is_not_finite_is_written_as_null_with_a_warning_and_not_read(tmp_path, caplog):
+    log = RolloutLog(tmp_path, groups_per_step=1)
+    for step in (1, 2):
+        log.write(step, [record(advantages=[float("nan"), 0.5, float("inf")], reward=float("nan"))])
+    row = json.loads((tmp_path / "rollouts" / "step_000001.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (row["advantages"], row["reward"]) == ([None, 0.5, None], None)
+    assert caplog.text.count("not finite") == 1
+    with pytest.raises(DataError, match=r"step_000001\.jsonl:1: not a rollout record .*advantages"):
+        read_rollouts(tmp_path / "rollouts" / "step_000001.jsonl")

@@ -79,7 +79,7 @@ def test_unreadable_texts_of_the_last_step_give_way_to_the_ones_before(tmp_path)
     (folder / "rollouts" / "step_000003.jsonl").write_text(good)
     (folder / "rollouts" / "step_000004.jsonl").write_text("garbage\n")
     (run,) = read_runs([folder])
-    assert [(group.step, len(group.records)) for group in run.groups] == [(3, 1)]
+    assert [(group.step, len(group.responses)) for group in run.groups] == [(3, 1)]
     assert "step_000004.jsonl:1" in run.remarks[0]
 
 
@@ -94,7 +94,7 @@ def test_sampled_groups_come_from_all_over_the_run(tmp_path):
     assert (steps[0], steps[-1]) == (1, 200)
     assert steps == sorted(steps)
     assert max(later - earlier for earlier, later in pairwise(steps)) <= 10
-    assert [len(group.records) for group in run.groups[:2]] == [2, 1]
+    assert [len(group.responses) for group in run.groups[:2]] == [2, 1]
     log.write(200, [response(label, 1.0) for label in range(100)])
     assert [group.step for group in read_runs([folder])[0].groups] == [200] * 64
 

@@ -84,7 +84,23 @@ def test_a_folder_that_is_gone_is_said_and_may_come_back(server, folder, tmp_pat
     assert get(server, "/news?since=")[0] == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1:1", ""])
+@pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000", "localhost"])
+def test_a_tunnel_may_have_another_port(server, host):
+    assert get(server, "/news?since=", host=host)[0] == 200
+
+
+def test_a_status_that_cannot_be_read_does_not_hold_up_the_page(folder, monkeypatch):
+    def vanished(*_):
+        raise FileNotFoundError(2, "No such file or directory", "driver.json")
+
+    news = LiveReport([folder], status=vanished).news(since="")
+    assert "driver.json" in news["status"]
+    assert "4 of 40 steps" in news["main"]
+    monkeypatch.setattr("gtpo_megatron.orchestration.run_status.read_status", vanished)
+    assert status_line(folder).startswith("run: ")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1.evil.example", ""])
 def test_other_names_of_this_address_get_nothing(server, host):
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/"))), timeout=10)
     connection.sendall(f"GET /news HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())

@@ -1,0 +1,110 @@
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from gtpo_megatron.observability import group_reader
+from gtpo_megatron.observability.group_reader import GroupReader, spread
+from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
+from gtpo_megatron.observability.sampled_groups import MAX_TOKENS, Kind, sampled_groups
+from tests.unit.observability.run_folders import response
+
+
+def long_record(length, group_id=0, reward=1.0):
+    return RolloutRecord(
+        group_id=group_id, policy_version=0, prompt="p" * 9000, response="",
+        tokens=[f" t{i % 500}" for i in range(length)], token_entropy=[i / 1000 for i in range(length)],
+        shaped_rewards=[1.0] * length,
+        advantages=[(-1.0) ** i * 0.25 for i in range(length)], reward=reward, truncated=False,
+    )  # fmt: skip
+
+
+def test_a_long_response_is_cut_and_its_sums_are_whole():
+    length = MAX_TOKENS + 501
+    (group,) = sampled_groups(3, [long_record(length)] * 2, threshold=0.5, max_groups=64)
+    first = group.responses[0]
+    assert (group.step, len(group.prompt), first.length, len(first.entropy)) == (3, 4001, length, MAX_TOKENS)
+    assert len(first.text.tokens) == len(first.text.shaped_rewards) == len(first.text.advantages) == MAX_TOKENS
+    assert first.text.mean_entropy == pytest.approx((length - 1) / 2000)
+    assert first.text.mean_advantage == pytest.approx(0.25 / length)  # an odd length
+    sums = group.sums[Kind.CORRECT]
+    assert sums.count_at.tolist() == [2.0] * length
+    assert sums.entropy_at[-1] == pytest.approx(2 * (length - 1) / 1000)
+    by_token = dict(zip(sums.tokens, zip(sums.counts, sums.entropies, sums.weights, strict=True), strict=True))
+    occurrences = [i for i in range(length) if i % 500 == 7]
+    expected = (2 * len(occurrences), 2 * sum(occurrences) / 1000, 2 * 0.25 * len(occurrences))
+    assert by_token[" t7"] == pytest.approx(expected)
+
+
+def test_texts_are_kept_of_the_first_two_of_each_kind_and_groups_up_to_the_limit():
+    failed = replace(response(0, 1.0), reward_failed=True)
+    rows = [failed, response(0, 1.0), response(5, 0.0), response(0, 1.0), response(0, 1.0), response(9, 1.0), failed]
+    first, second = sampled_groups(1, rows, threshold=0.5, max_groups=2)
+    assert [(each.kind, each.text is not None) for each in first.responses] == [
+        ("unjudged", True), ("correct", True), ("correct", True), ("correct", False), ("unjudged", True),
+    ]  # fmt: skip
+    assert (second.group_id, set(second.sums)) == (5, {Kind.INCORRECT})
+
+
+def test_an_empty_response_has_no_sums():
+    empty = replace(response(0, 0.0), response="", tokens=(), token_entropy=(), shaped_rewards=(), advantages=())
+    (group,) = sampled_groups(1, [empty], threshold=0.5, max_groups=1)
+    assert group.sums == {}
+    assert (group.responses[0].text.mean_entropy, group.responses[0].length) == (0.0, 0)
+
+
+def test_reading_long_responses_takes_the_memory_of_one(tmp_path):
+    log = RolloutLog(tmp_path, groups_per_step=1)
+    log.write(1, [long_record(6000)])
+    line = (tmp_path / "rollouts" / "step_000001.jsonl").read_bytes()
+    (tmp_path / "rollouts" / "step_000001.jsonl").write_bytes(line * 16)
+    tracemalloc.start()
+    try:
+        groups, remark = GroupReader().read(tmp_path, threshold=0.5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(groups[0].responses), remark) == (16, "")
+    assert peak < 6 << 20  # 16 whole records take three times as much
+
+
+def test_a_page_that_follows_a_run_reads_few_files_again(tmp_path, monkeypatch):
+    log = RolloutLog(tmp_path, groups_per_step=2)
+    reader, read = GroupReader(), []
+    monkeypatch.setattr(group_reader, "iter_rollouts", lambda path: read.append(path) or original(path))
+    for step in range(1, 151):
+        log.write(step, [response(2 * step, 1.0), response(2 * step + 1, 0.0)])
+        groups, _ = reader.read(tmp_path, threshold=0.5)
+        assert groups[-1].step == step
+    assert len(groups) == 64
+    assert len(read) < 2.1 * 150
+    read.clear()
+    reader.read(tmp_path, threshold=0.5)
+    assert read == []
+    log.write(150, [response(7, 1.0)])  # once more, after a resume
+    assert reader.read(tmp_path, threshold=0.5)[0][-1].group_id == 7
+    assert len(read) == 1 + 32  # that file, and as many more as there is room for: it has one group only
+    read.clear()
+    assert reader.read(tmp_path, threshold=2.0)[0][-1].responses[0].kind == Kind.INCORRECT
+    assert len(read) == 64
+
+
+original = group_reader.iter_rollouts
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 31, 32, 100, 199])
+def test_a_choice_is_spread_and_stays_when_the_list_grows(length):
+    items = list(range(length))
+    chosen = spread(items, 31)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(31, length)
+    if length:
+        assert chosen[0] == 0
+        gaps = [b - a for a, b in zip(chosen, [*chosen[1:], length], strict=True)]
+        assert max(gaps) <= 2 * max(1, -(-length // 31))
+    grown = spread([*items, length], 31)
+    assert len(set(grown) - set(chosen)) <= 1
+
+
+def test_nothing_is_chosen_of_nothing():
+    assert spread([1, 2, 3], 0) == []
