@@ -137,6 +137,20 @@ def test_a_run_that_decodes_greedily_can_be_measured(capsys, tmp_path, measured)
     assert "samples=8 of" in complaint(capsys, folder, "--sampling.temperature", "0.7", "--output", f"{tmp_path}/o")[1]
 
 
+def test_a_folder_of_another_evaluation_is_refused_whichever_benchmarks_it_has(capsys, tmp_path, measured):
+    folder = str(run_folder(tmp_path, tiny_cpu.gtpo()))
+    other = rows(tmp_path, {"prompt": "1+1?", "answer": "2"})
+    assert "samples=8 of" in complaint(capsys, folder)[1]
+    written = (tmp_path / "run" / "evaluations" / "hf" / "evaluation.json").read_text()
+    status, text = complaint(capsys, folder, "--benchmarks", f"mine={other}", "--seed", "5")
+    assert status == 2
+    assert "holds another evaluation of heldout: seed: 20250804 -> 5; choose another --output" in text
+    assert (tmp_path / "run" / "evaluations" / "hf" / "evaluation.json").read_text() == written
+    assert "samples=8 of" in complaint(capsys, folder, "--benchmarks", f"mine={other}")[1]
+    found = json.loads((tmp_path / "run" / "evaluations" / "hf" / "evaluation.json").read_text())
+    assert list(found["benchmarks"]) == ["heldout", "mine"]
+
+
 @pytest.mark.parametrize("threshold", [-0.5, 1.5])
 def test_a_threshold_is_whatever_the_rewards_of_the_run_are(threshold):
     run = tiny_cpu.gtpo()
