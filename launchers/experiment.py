@@ -33,11 +33,11 @@ class Submission:
 
 
 def batch_script(job: JobFolder, options: SlurmOptions) -> Path:
-    """Writes ``sbatch.sh``, exactly as it is submitted; starts nothing."""
+    """Writes ``sbatch.sh``, exactly as it is submitted (of a chain the first); starts nothing."""
     run = _nemo_run(job)
     experiment = _experiment(run, job)
     with experiment:
-        _add_job(run, experiment, job, options, name="train")
+        _add_job(run, experiment, job, options, name="train", place=1)
         experiment.dryrun(log=False, exist_ok=True, delete_exp_dir=False)
         folder = Path(experiment._exp_dir)
         made = next(folder.glob("*_sbatch.sh"))
@@ -58,7 +58,8 @@ def submit(job: JobFolder, options: SlurmOptions) -> Submission:
     experiment = _experiment(run, job)
     with experiment:
         for number in range(options.chain):
-            _add_job(run, experiment, job, options, name=f"train-{number}" if options.chain > 1 else "train")
+            name = f"train-{number}" if options.chain > 1 else "train"
+            _add_job(run, experiment, job, options, name=name, place=number + 1)
         try:
             experiment.run(detach=True)
         except UnexpectedExit as error:
@@ -112,14 +113,14 @@ def _experiment(run: Any, job: JobFolder) -> Any:
     )
 
 
-def _add_job(run: Any, experiment: Any, job: JobFolder, options: SlurmOptions, *, name: str) -> None:
+def _add_job(run: Any, experiment: Any, job: JobFolder, options: SlurmOptions, *, name: str, place: int) -> None:
     node_script = run.Script(
         path=str(job.folder / "node.sh"), args=[shlex.quote(str(job.folder / "settings.sh"))], entrypoint="bash"
     )
-    experiment.add(node_script, executor=_executor(run, job, options), name=name)
+    experiment.add(node_script, executor=_executor(run, job, options, place=place), name=name)
 
 
-def _executor(run: Any, job: JobFolder, options: SlurmOptions) -> Any:
+def _executor(run: Any, job: JobFolder, options: SlurmOptions, *, place: int) -> Any:
     further: dict[str, Any] = dict(item.split("=", 1) for item in options.sbatch)
     if options.chain > 1:
         further["dependency"] = "singleton"  # jobs of one name run one after the other
@@ -139,7 +140,7 @@ def _executor(run: Any, job: JobFolder, options: SlurmOptions) -> Any:
         additional_parameters=further or None,
         # cores are Ray's to share out; a site's default for MPI has nothing to do here
         srun_args=["--cpu-bind=none", "--mpi=none"],
-        setup_lines=f"set +vx\nsource {settings}\nsource {batch}",
+        setup_lines=f"set +vx\nCHAIN_PLACE={place}\nsource {settings}\nsource {batch}",
         container_image=options.container or None,
         container_mounts=mounts(job, options) if options.container else [],
         tunnel=run.LocalTunnel(job_dir=""),

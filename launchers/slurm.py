@@ -14,12 +14,15 @@ from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
 from launchers.checks import check_job
 from launchers.job_folder import DRY_RUN, JobFolder, job_folder, write_job_folder
-from launchers.job_state import GOOD, wait_for
+from launchers.job_state import GOOD, JobState, wait_for
 from launchers.layout import layout_text
 from launchers.options import SlurmOptions
 
 PROGRAM = "python -m launchers.slurm"
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+FINISHED_FILE, GIVEN_UP_FILE = "finished", "given_up"
+"""Of the batch script, in the submission's folder."""
+
 TEST_TIMEOUT_S = 60.0
 
 
@@ -89,23 +92,39 @@ def _check_with_slurm(script: Path) -> None:
 def _wait(job: JobFolder, job_ids: Sequence[str]) -> int:
     print("waiting for the end; Ctrl-C leaves the job alone")
     try:
-        states = [wait_for(job_id, print) for job_id in job_ids]
+        state, left = _last_state(job, job_ids)
     except KeyboardInterrupt:
         print(f"\nstill in the queue: squeue -j {','.join(job_ids)}; scancel {' '.join(job_ids)} ends it")
         return EXIT_INTERRUPTED
-    last = states[-1]
-    if last is not None and last.name == GOOD:
+    if left:
+        print(f"jobs {', '.join(left)} of the chain have nothing left to do: scancel {' '.join(left)}")
+    if state is not None and state.name == GOOD:
         print(f"finished; gtpo-megatron report {job.run_dir} draws it")
         return 0
-    state = "unknown to Slurm" if last is None else str(last)
-    reason = _last_words(job)
-    raise WorkerError(f"job {job_ids[-1]} is {state}{f': {reason}' if reason else ''}; logs: {job.logs}")
+    words = "unknown to Slurm" if state is None else str(state)
+    reason = _given_up(job)
+    ended = job_ids[len(job_ids) - len(left) - 1]
+    raise WorkerError(f"job {ended} is {words}{f': {reason}' if reason else ''}; logs: {job.logs}")
 
 
-def _last_words(job: JobFolder) -> str:
-    """Why the job was not put back into the queue."""
+def _last_state(job: JobFolder, job_ids: Sequence[str]) -> tuple[JobState | None, Sequence[str]]:
+    """Waits for the jobs of a chain in turn, until one has finished the run or given it up.
+
+    Returns:
+        That job's state, and the jobs after it, which would wait for their nodes only to end at once.
+    """
+    state = None
+    for number, job_id in enumerate(job_ids, start=1):
+        state = wait_for(job_id, print)
+        if (job.folder / FINISHED_FILE).exists() or _given_up(job):
+            return state, job_ids[number:]
+    return state, ()
+
+
+def _given_up(job: JobFolder) -> str:
+    """Why the run is not to go on; empty if nobody has said that."""
     try:
-        return (job.folder / "given_up").read_text(encoding="utf-8").strip()
+        return (job.folder / GIVEN_UP_FILE).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -6,21 +6,28 @@
 #
 # A job goes back into the queue, RESTARTS times at most, if a new checkpoint was made since it started, or if it is the
 # first failure at this checkpoint: a node may have been lost. What fails twice in one place would fail there for ever.
+#
+# Slurm preempts with a grace time: TERM to the tasks only (node.sh notes it), or the warning where a site wishes that.
+# A person's scancel sends TERM to this shell too, which ends by it and decides nothing; scancel --signal=TERM reaches
+# the tasks alone as well, but then Slurm knows of no preemption.
 
 # nemo-run's wish for unbuffered output gives every task a terminal, on which the driver would draw its live display
 unset SLURM_UNBUFFEREDIO
 
 readonly EXIT_STOPPED=75 # of the driver: saved, to be started again
-# the configuration is refused; no package, no address (node.sh): another start would end in the same way
+# the configuration is refused; no package, no address (node.sh): before the first checkpoint another start would end in
+# the same way, while after it all of this has worked already, and a disk or a node may work again
 readonly HOPELESS=' 2 90 91 '
+readonly NO_CHECKPOINT=none
 readonly FAILED_AT_FILE=$LAUNCH_DIR/failed_at
 readonly STOP_FILE=$RUN_DIR/stop_requested
+readonly TOLD_FILE=$LAUNCH_DIR/told.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 readonly GIVEN_UP_FILE=$LAUNCH_DIR/given_up FINISHED_FILE=$LAUNCH_DIR/finished
 was_warned=0
 
 say() { echo "[batch, job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}] $*"; }
 
-latest_checkpoint() { cat "$RUN_DIR/checkpoints/latest" 2>/dev/null || echo none; }
+latest_checkpoint() { cat "$RUN_DIR/checkpoints/latest" 2>/dev/null || echo "$NO_CHECKPOINT"; }
 
 warn_driver() {
   was_warned=1
@@ -34,6 +41,26 @@ end_job() { # STATUS REASON: no further job of this submission has anything to d
   exit "$1"
 }
 
+is_preempted() { # in this start of the job; the time of an earlier one may be left
+  [[ -e $TOLD_FILE ]] || ((was_warned)) || return 1
+  local shown started taken
+  shown=$(SLURM_TIME_FORMAT=standard scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null)
+  [[ $shown =~ (^| )StartTime=([0-9][^ ]*) ]] && started=${BASH_REMATCH[2]}
+  [[ $shown =~ (^| )PreemptTime=([0-9][^ ]*) ]] && taken=${BASH_REMATCH[2]}
+  [[ -n ${started:-} && -n ${taken:-} && ! $taken < $started ]]
+}
+
+give_up_or_return() { # STATUS CHECKPOINT_BEFORE CHECKPOINT_NOW: of a job that Slurm has not taken the nodes from
+  local status=$1 now=$3
+  ((status == EXIT_STOPPED && !was_warned)) && end_job "$status" "not restarted: somebody asked the run to stop"
+  [[ $now != "$2" ]] && return
+  ((status == EXIT_STOPPED)) &&
+    end_job "$status" "not restarted: the time limit ends before a step, or a measurement, is done; ask for more with --time"
+  [[ $(cat "$FAILED_AT_FILE" 2>/dev/null) == "$now" ]] &&
+    end_job "$status" "not restarted: it has failed twice since the last checkpoint ($now), now with status $status"
+  echo "$now" > "$FAILED_AT_FILE"
+}
+
 decide() { # STATUS CHECKPOINT_BEFORE
   local status=$1 now
   now=$(latest_checkpoint)
@@ -42,17 +69,13 @@ decide() { # STATUS CHECKPOINT_BEFORE
     touch "$FINISHED_FILE"
     exit 0
   fi
-  [[ $HOPELESS == *" $status "* ]] && end_job "$status" "not restarted: it would end in the same way, see above"
-  ((status == EXIT_STOPPED && !was_warned)) && end_job "$status" "not restarted: somebody asked the run to stop"
-  if [[ $now == "$2" ]]; then
-    ((status == EXIT_STOPPED)) &&
-      end_job "$status" "not restarted: the time limit ends before the first step does; ask for more with --time"
-    [[ $(cat "$FAILED_AT_FILE" 2>/dev/null) == "$now" ]] &&
-      end_job "$status" "not restarted: it has failed twice since the last checkpoint ($now), now with status $status"
-    echo "$now" > "$FAILED_AT_FILE"
-  fi
-  if ((CHAIN > 1)); then
+  [[ $now == "$NO_CHECKPOINT" && $HOPELESS == *" $status "* ]] &&
+    end_job "$status" "not restarted: it would end in the same way, see above"
+  is_preempted || give_up_or_return "$status" "$2" "$now"
+  if ((CHAIN_PLACE < CHAIN)); then
     say "status $status after $now; the next job of the chain goes on"
+  elif ((CHAIN > 1)); then
+    end_job "$status" "not restarted: it was the last of --chain $CHAIN; the run is saved at $now, submit it again to go on"
   elif ((${SLURM_RESTART_COUNT:-0} < RESTARTS)); then
     say "status $status after $now; back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
@@ -65,7 +88,7 @@ decide() { # STATUS CHECKPOINT_BEFORE
 srun() {
   local before status step ended=$LAUNCH_DIR/ended.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
   before=$(latest_checkpoint)
-  rm -f "$ended"
+  rm -f "$ended" "$TOLD_FILE"
   command srun "$@" &
   step=$!
   while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a signal ends a wait, not the step

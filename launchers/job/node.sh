@@ -6,6 +6,7 @@
 # Nodes talk through files in LAUNCH_DIR, which all of them see, named by this attempt of the job:
 #   head.ATTEMPT    address of the Ray head, once it listens
 #   ended.ATTEMPT   exit status of the driver; every other node ends when it appears
+#   told.ATTEMPT    a node was told to end (TERM): the batch script must know whether by preemption
 # Ray's processes do not end with the job by themselves, and `ray stop` would end those of other jobs on the node too:
 # everything started here carries GTPO_LAUNCH in its environment and is ended by that mark.
 # shellcheck disable=SC2329 # functions that traps call
@@ -14,11 +15,12 @@ set -u
 # shellcheck source=/dev/null
 source "$1"
 
-readonly EXIT_NO_PACKAGE=90 EXIT_NO_ADDRESS=91 EXIT_NO_HEAD=92 EXIT_RAY_LOST=93
+readonly EXIT_STOPPED=75 EXIT_NO_PACKAGE=90 EXIT_NO_ADDRESS=91 EXIT_NO_HEAD=92 EXIT_RAY_LOST=93
 readonly RAY_ATTEMPTS=4
 readonly DRIVER_PATIENCE_S=60 # for the driver to say why, when this node's Ray is gone
 readonly NODE=$SLURM_NODEID ATTEMPT=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 readonly HEAD_FILE=$LAUNCH_DIR/head.$ATTEMPT ENDED_FILE=$LAUNCH_DIR/ended.$ATTEMPT
+readonly TOLD_FILE=$LAUNCH_DIR/told.$ATTEMPT
 readonly RAY_LOG=$LOG_DIR/ray-$ATTEMPT-node$NODE.log RAY_FOLDER=/tmp/ray-$ATTEMPT
 readonly MARK=GTPO_LAUNCH=$ATTEMPT
 ray_pid='' driver_pid='' is_head=$((NODE == 0))
@@ -86,7 +88,14 @@ bring_up_ray() { # the same arguments
 
 # a signal to the batch system's step goes to the driver, which saves at the end of its step
 tell_driver() { [[ -n $driver_pid ]] && kill -USR1 "$driver_pid" 2>/dev/null; }
-end_driver() { [[ -n $driver_pid ]] && kill -TERM "$driver_pid" 2>/dev/null; }
+
+# TERM comes to all nodes; only the driver knows when the step is done and saved, and needs every rank until then
+end_driver() {
+  touch "$TOLD_FILE"
+  ((is_head)) || return
+  [[ -n $driver_pid ]] || fail "$EXIT_STOPPED" "told to end before the driver was started"
+  kill -TERM "$driver_pid" 2>/dev/null
+}
 
 run_head() {
   bring_up_ray --head --port="$port" --include-dashboard=false --temp-dir="$RAY_FOLDER" ||
@@ -131,7 +140,7 @@ run_worker() {
 
 trap end_ours EXIT
 trap tell_driver USR1
-trap 'end_driver; ((is_head)) || exit 0' TERM
+trap end_driver TERM
 cd "$SUBMIT_DIR" || fail "$EXIT_NO_PACKAGE" "$SUBMIT_DIR is not there on this node; submit from a shared file system"
 reason=$("$PYTHON" -c 'import gtpo_megatron' 2>&1) ||
   fail "$EXIT_NO_PACKAGE" "$PYTHON ${IMAGE:+of the image $IMAGE }has no gtpo_megatron (${reason##*$'\n'}); ${IMAGE:+build the image from docker/Dockerfile, or }install the package where every node sees it"

@@ -32,6 +32,7 @@ head_node=${nodes_array[0]}
 head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
 
 set +vx
+CHAIN_PLACE=1
 source /RUN/launch/dry-run/settings.sh
 source /RUN/launch/dry-run/batch.sh
 

@@ -18,9 +18,22 @@ if [[ -n $WAIT_FOR_STOP ]]; then
   until [[ -e $RUN_DIR/stop_requested ]]; do sleep 0.05; done
   cp "$RUN_DIR/stop_requested" "$LAUNCH_DIR/asked"
 fi
+[[ -z $TOLD ]] || touch "$LAUNCH_DIR/told.7.${SLURM_RESTART_COUNT:-0}"
 [[ -z $DRIVER_STATUS ]] || echo "$DRIVER_STATUS" > "$LAUNCH_DIR/ended.7.${SLURM_RESTART_COUNT:-0}"
 exit "${SRUN_STATUS:-${DRIVER_STATUS:-0}}"
 """
+
+SCONTROL = """\
+#!/bin/bash
+if [[ $1 == show ]]; then
+  [[ $SLURM_TIME_FORMAT == standard ]] || exit 1
+  echo "JobId=7 JobState=RUNNING StartTime=2026-05-01T10:00:00 PreemptEligibleTime=2026-05-01T10:00:00" \\
+    "PreemptTime=${PREEMPTED:-None} SuspendTime=None"
+else
+  echo "$@" >> "$LAUNCH_DIR/scontrol"
+fi
+"""
+BEFORE, DURING = "2026-05-01T09:00:00", "2026-05-01T11:00:00"
 
 
 @pytest.fixture
@@ -29,12 +42,13 @@ def job(tmp_path):
     run_dir, launch, bin_dir = tmp_path / "run", tmp_path / "launch", tmp_path / "bin"
     for folder in (run_dir, launch, bin_dir):
         folder.mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", f'#!/bin/bash\necho "$@" >> {launch}/scontrol\n')):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (bin_dir / name).write_text(text, encoding="utf-8")
         (bin_dir / name).chmod(0o755)
 
-    def start(*, chain=1, restarts=3, restart=0, **steering):
+    def start(*, chain=1, place=1, restarts=3, restart=0, **steering):
         settings = {"RUN_DIR": run_dir, "LAUNCH_DIR": launch, "CHAIN": chain, "RESTARTS": restarts}
+        settings["CHAIN_PLACE"] = place
         lines = [f"export {name}={shlex.quote(str(value))}" for name, value in (settings | steering).items()]
         lines += [f"source {SCRIPTS / 'batch.sh'}", "srun --output x bash node.sh", "echo the template goes on"]
         environment = {"PATH": f"{bin_dir}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart)}
@@ -56,6 +70,14 @@ def ended(process):
     return process.returncode, output
 
 
+def until_exists(path):
+    """Waits for a file, for 20 s at most."""
+    deadline = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert path.exists()
+
+
 def requeued(job):
     return (job.launch / "scontrol").exists()
 
@@ -75,12 +97,25 @@ def test_the_drivers_status_counts_not_that_of_killed_nodes(job):
 
 @pytest.mark.parametrize("status", [2, 90, 91])
 def test_what_would_end_in_the_same_way_is_not_started_again(job, status):
-    code, output = ended(job(DRIVER_STATUS=status, CHECKPOINT="step_4"))
+    code, output = ended(job(DRIVER_STATUS=status))
     assert (code, requeued(job)) == (status, False)
     assert "would end in the same way" in output
     code, output = ended(job(DRIVER_STATUS=0))
     assert code == 1
     assert "an earlier job of this chain has ended it" in output
+
+
+@pytest.mark.parametrize("status", [2, 90, 91])
+def test_what_has_worked_once_may_work_again(job, status):
+    """A folder that a lost node still holds, a disk that is full, a GPU that is missing: seen hours into a run."""
+    assert ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4"))[0] == 1
+    (job.launch / "scontrol").unlink()
+    assert ended(job(DRIVER_STATUS=status, restart=1))[0] == status
+    assert requeued(job)
+    (job.launch / "scontrol").unlink()
+    code, output = ended(job(DRIVER_STATUS=status, restart=2))
+    assert (code, requeued(job)) == (status, False)
+    assert f"failed twice since the last checkpoint (step_4), now with status {status}" in output
 
 
 def test_a_failure_after_a_checkpoint_goes_back_into_the_queue(job):
@@ -104,17 +139,27 @@ def test_restarts_are_counted(job):
 
 
 def test_a_job_of_a_chain_leaves_it_to_the_next(job):
-    assert ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4", chain=2))[0] == 1
-    assert not requeued(job)
-    assert ended(job(DRIVER_STATUS=0, chain=2))[0] == 0
+    code, output = ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4", chain=2))
+    assert (code, requeued(job)) == (1, False)
+    assert "the next job of the chain goes on" in output
+    assert ended(job(DRIVER_STATUS=0, chain=2, place=2))[0] == 0
+
+
+@pytest.mark.parametrize("status", [1, 75])
+def test_the_last_job_of_a_chain_says_that_it_was(job, status):
+    process = job(DRIVER_STATUS=status, CHECKPOINT="step_4", chain=2, place=2, WAIT_FOR_STOP=1)
+    until_exists(job.launch / "waiting")
+    process.send_signal(signal.SIGUSR1)
+    code, output = ended(process)
+    assert (code, requeued(job)) == (status, False)
+    assert "it was the last of --chain 2; the run is saved at step_4, submit it again" in output
+    assert (job.launch / "given_up").read_text() in output
 
 
 def test_the_warning_becomes_a_file_and_the_job_goes_on_later(job):
     (job.run_dir / "stop_requested").write_text("left over from another job", encoding="utf-8")
     process = job(DRIVER_STATUS=75, CHECKPOINT="step_4", WAIT_FOR_STOP=1)
-    deadline = time.monotonic() + 20
-    while not (job.launch / "waiting").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until_exists(job.launch / "waiting")
     assert process.poll() is None, "the left-over request is not this job's"
     process.send_signal(signal.SIGUSR1)
     assert ended(process)[0] == 75
@@ -128,10 +173,62 @@ def test_a_limit_shorter_than_a_step_is_said(job):
     process.send_signal(signal.SIGUSR1)
     code, output = ended(process)
     assert (code, requeued(job)) == (75, False)
-    assert "the time limit ends before the first step does; ask for more with --time" in output
+    assert "the time limit ends before a step, or a measurement, is done; ask for more with --time" in output
 
 
 def test_a_stop_that_the_batch_system_did_not_ask_for_is_final(job):
     code, output = ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4"))
     assert (code, requeued(job)) == (75, False)
     assert "somebody asked the run to stop" in output
+
+
+def test_a_preempted_run_has_saved_in_its_grace_time_and_goes_on_later(job):
+    """Slurm's TERM goes to the tasks alone; the batch script hears of it from node.sh, and asks whose it was."""
+    assert ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4", TOLD=1, PREEMPTED=DURING))[0] == 75
+    assert requeued(job)
+    assert not (job.launch / "given_up").exists()
+
+
+@pytest.mark.parametrize("preempted", ["None", BEFORE])
+def test_a_person_who_sends_term_to_the_tasks_has_the_last_word(job, preempted):
+    """As ``scancel --signal=TERM`` does; an earlier start of this job may have been preempted."""
+    code, output = ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4", TOLD=1, PREEMPTED=preempted))
+    assert (code, requeued(job)) == (75, False)
+    assert "somebody asked the run to stop" in output
+
+
+def test_a_person_who_asks_a_job_that_was_once_suspended_has_it_too(job):
+    """Gang scheduling leaves the time of its preemption, but nobody has told the tasks anything."""
+    assert ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4", PREEMPTED=DURING))[0] == 75
+    assert not requeued(job)
+
+
+def test_a_cancelled_job_decides_nothing(job):
+    """scancel's TERM goes to the batch script too, while the driver may still save."""
+    process = job(DRIVER_STATUS=75, CHECKPOINT="step_4", TOLD=1, WAIT_FOR_STOP=1)
+    until_exists(job.launch / "waiting")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == -signal.SIGTERM
+    (job.run_dir / "stop_requested").touch()  # the driver ends only now
+    until_exists(job.launch / "ended.7.0")
+    assert ended(process) == (-signal.SIGTERM, "")
+    assert not requeued(job)
+    assert not (job.launch / "given_up").exists()
+
+
+@pytest.mark.parametrize("status", [75, 143])
+def test_preemption_before_a_checkpoint_is_nobodys_fault(job, status):
+    """Once, twice, in one place: not a failure, and not too short a limit."""
+    for restart in range(2):
+        assert ended(job(DRIVER_STATUS=status, TOLD=1, PREEMPTED=DURING, restart=restart))[0] == status
+        assert requeued(job)
+        (job.launch / "scontrol").unlink()
+
+
+def test_the_warning_of_a_preemption_is_no_time_limit(job):
+    """Where the site has ``send_user_signal``, USR1 comes to the batch script instead."""
+    process = job(DRIVER_STATUS=75, WAIT_FOR_STOP=1, PREEMPTED=DURING)
+    until_exists(job.launch / "waiting")
+    process.send_signal(signal.SIGUSR1)
+    assert ended(process)[0] == 75
+    assert requeued(job)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.errors import WorkerError
 from launchers import slurm
-from launchers.job_folder import SCRIPTS
-from tests.unit.launchers.jobs import ANYWHERE, TINY
+from launchers.job_folder import SCRIPTS, job_folder
+from launchers.job_state import JobState
+from tests.unit.launchers.jobs import ANYWHERE, TINY, tiny_options
 
 pytestmark = pytest.mark.timeout(240)  # nemo-run is imported, in processes of their own
 
@@ -110,6 +112,31 @@ def test_no_secret_reaches_the_disk(dry_run):
     _, folder = dry_run
     for path in folder.parents[1].rglob("*"):
         assert path.is_dir() or b"s3cret" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("file", "states", "waited_for", "message"),
+    [
+        ("finished", ["COMPLETED"], ["1"], ""),
+        ("given_up", ["FAILED"], ["1"], "job 1 is FAILED: not restarted; logs: "),
+        ("", ["FAILED", "FAILED", "TIMEOUT"], ["1", "2", "3"], "job 3 is TIMEOUT; logs: "),
+        ("", ["TIMEOUT", "FAILED", "COMPLETED"], ["1", "2", "3"], ""),
+    ],
+)
+def test_a_chain_is_waited_for_until_its_end_is_known(tmp_path, monkeypatch, capsys, file, states, waited_for, message):
+    """The other jobs would wait for their nodes only to end at once."""
+    job, asked, left = job_folder(tiny_options(run_dir=tmp_path), submission="s"), [], iter(states)
+    job.folder.mkdir(parents=True)
+    if file:
+        (job.folder / file).write_text("not restarted\n", encoding="utf-8")
+    monkeypatch.setattr(slurm, "wait_for", lambda job_id, _: (asked.append(job_id), JobState(name=next(left)))[1])
+    if message:
+        with pytest.raises(WorkerError, match=message):
+            slurm._wait(job, ["1", "2", "3"])
+    else:
+        assert slurm._wait(job, ["1", "2", "3"]) == 0
+    assert asked == waited_for
+    assert ("jobs 2, 3 of the chain have nothing left to do: scancel 2 3" in capsys.readouterr().out) == bool(file)
 
 
 @pytest.mark.parametrize(
