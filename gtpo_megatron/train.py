@@ -12,6 +12,7 @@ from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, truncate_after
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.provenance import log_provenance
 from gtpo_megatron.observability.report import write_report
@@ -65,6 +66,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         checkpoint = folder.checkpoints.latest(config.checkpoint.verify) if resume else None
         first = checkpoint.state.step if checkpoint else 0
         notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
+        if checkpoint:
+            truncate_after(run_dir / METRICS_FILE, checkpoint.last_row)
         sinks = stack.enter_context(
             open_sinks(run_dir, config.logging, run_config=to_plain(config), resume_after=first if resume else None)
         )

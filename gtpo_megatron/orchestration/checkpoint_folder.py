@@ -3,6 +3,7 @@
 ::
 
     checkpoints/step_N/{manifest.json, driver.json, *.distcp, .metadata, metadata.json, common.pt}
+    checkpoints/step_N/unmeasured.json    where a stop has put the step's measurement off: its metrics so far
     checkpoints/latest   checkpoints/best
 
 A checkpoint appears under its name only when it is whole: it is written aside, renamed, then ``latest`` is replaced.
@@ -15,7 +16,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 LATEST, BEST = "latest", "best"
 DRIVER_FILE = "driver.json"
+UNMEASURED_FILE = "unmeasured.json"
 
 _NAME = re.compile(r"step_(\d+)")
 _PARTIAL = ".step_*.partial"
@@ -67,11 +69,19 @@ class Checkpoint:
         path: its folder.
         state: of the driver.
         manifest: None where the run goes on without one (``verify='none'``).
+        unmeasured: metrics of the step, where a stop has put its measurement off: they are written when it has been
+            made up for. None: the step is measured and written, or was not to be measured.
     """
 
     path: Path
     state: DriverState
     manifest: Manifest | None
+    unmeasured: dict[str, float] | None = None
+
+    @property
+    def last_row(self) -> int:
+        """Of the metrics, the last step whose row is to stay when the run goes on from here."""
+        return self.state.step if self.unmeasured is None else self.state.step - 1
 
 
 class CheckpointFolder:
@@ -98,11 +108,12 @@ class CheckpointFolder:
         try:
             manifest = self._manifest(folder, verify)
             state = _driver_state(folder)
+            unmeasured = _unmeasured(folder)
         except CheckpointError as error:
             others = [name for name in self._whole() if name != folder.name]
             remedy = f"; whole are {', '.join(others)}: write one of these names into {marker}" if others else ""
             raise CheckpointError(f"{error}{remedy}") from error
-        return Checkpoint(path=folder, state=state, manifest=manifest)
+        return Checkpoint(path=folder, state=state, manifest=manifest, unmeasured=unmeasured)
 
     @staticmethod
     def _manifest(folder: Path, verify: str) -> Manifest | None:
@@ -193,6 +204,23 @@ class CheckpointFolder:
         logger.info("checkpoint %s is complete: %.1f MiB", final, manifest.num_bytes / 2**20)
         return final
 
+    def settle(self, step: int, *, scores: Mapping[str, float], config: CheckpointConfig) -> None:
+        """Adds the held-out metrics of a checkpoint's step, whose measurement had been put off.
+
+        Raises:
+            CheckpointError: the manifest could not be replaced; the measurement stays put off.
+        """
+        folder = self.path / f"step_{step}"
+        manifest = read_manifest(folder)
+        files = {name: entry for name, entry in manifest.files.items() if name != UNMEASURED_FILE}
+        try:
+            write_aside(folder / MANIFEST_FILE, replace(manifest, scores=dict(scores), files=files).to_json())
+            (folder / UNMEASURED_FILE).unlink()  # last: until then the next start measures again
+            _sync_folder(folder)
+        except OSError as error:
+            raise CheckpointError(f"{folder} could not be given its scores: {error.strerror}") from error
+        self._drop(step, config)
+
     def _drop(self, step: int, config: CheckpointConfig) -> None:
         """Removes all but the last and the best up to this step; a later one is left from a run that went another way.
 
@@ -241,6 +269,16 @@ def _driver_state(folder: Path) -> DriverState:
         return DriverState(**json.loads((folder / DRIVER_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / DRIVER_FILE} cannot be read: {error}") from error
+
+
+def _unmeasured(folder: Path) -> dict[str, float] | None:
+    try:
+        row: dict[str, float] = json.loads((folder / UNMEASURED_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / UNMEASURED_FILE} cannot be read: {error}") from error
+    return row
 
 
 def _files(folder: Path, checksums: Mapping[str, str]) -> dict[str, FileEntry]:

@@ -1,5 +1,6 @@
 """The run: prompts in, steps, measurements, checkpoints, and what is left when it ends."""
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import MetricSinks
-from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint, DriverState
+from gtpo_megatron.orchestration.checkpoint_folder import UNMEASURED_FILE, Checkpoint, DriverState, write_aside
 from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.orchestration.manifest import RunFacts
 from gtpo_megatron.orchestration.parts import Metrics, StepParts
@@ -80,7 +81,8 @@ class Controller:
         parts: who does the work.
         sinks: where the numbers go.
         display: what a person sees.
-        stop_reason: asked after every step; anything but an empty string saves the run there and ends it.
+        stop_reason: asked after every step and before every held-out set; anything but an empty string saves the run
+            there and ends it.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Controller:
         self._sinks = sinks
         self._display = display
         self._stop_reason = stop_reason
+        self._asked = ""
         self._sampler = PromptSampler(inputs.train, config.seed)
         self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
         self._saver = CheckpointSaver(config.checkpoint, folder.checkpoints, facts, parts.actor)
@@ -128,34 +131,64 @@ class Controller:
             with self._parts.timers.stage("weight_sync"):
                 self._parts.weight_sync.push(version=first)
             self._parts.turns.to_engine()
-            before = None
-            if first == 0:
-                before = self._measure()
-                contaminated = {
-                    f"eval/{heldout.label}_contaminated_count": float(heldout.num_contaminated)
-                    for heldout in self._inputs.heldout
-                }
-                self._write(0, _metrics(before) | contaminated | memory.take())
-            after = before
+            before = after = None
+            unmeasured = checkpoint.unmeasured if checkpoint else None
+            if first == 0 or unmeasured is not None:
+                after = self._measure_at_start(first, unmeasured or {}, memory)
+                if after is None:
+                    return self._stopped(first)  # nothing is lost: the next start begins here too
+                before = after if first == 0 else None
             for step in range(first + 1, self._config.num_steps + 1):
                 scalars = self._step(step)
                 scores: dict[str, float] = {}
                 if self._is_due(step, self._config.evaluation.every_steps):
                     after = self._measure()
+                    if after is None:
+                        self._save(step, scores, unmeasured=self._row(scalars | memory.take()))
+                        return self._stopped(step, before=before)
                     scores = _metrics(after)
                 # the row first: a checkpoint without its row would leave a gap in the metrics for good, while a row
                 # without its checkpoint is written again
                 self._write(step, scalars | scores | memory.take())
                 self._saver.poll()
-                reason = self._stop_reason() if step < self._config.num_steps else ""
-                if reason or self._is_due(step, self._config.checkpoint.every_steps):
+                is_asked = step < self._config.num_steps and self._is_asked_to_stop()
+                if is_asked or self._is_due(step, self._config.checkpoint.every_steps):
                     self._save(step, scores)
-                if reason:
-                    logger.info("asked to stop (%s): saved after step %d of %d", reason, step, self._config.num_steps)
-                    return RunSummary(before=before, after=None, stopped_after=step, stop_reason=reason)
+                if is_asked:
+                    return self._stopped(step, before=before)
             if after is None:  # resumed when everything was done
                 after = self._measure()
+                if after is None:
+                    return self._stopped(first)
             return RunSummary(before=before, after=after)
+
+    def _measure_at_start(
+        self, step: int, unmeasured: dict[str, float], memory: PeakMemory
+    ) -> tuple[HeldOutResult, ...] | None:
+        """Before the first step, or after the one whose measurement a stop has put off."""
+        if step:
+            self._parts.timers.take()  # the times of this start are not the step's
+        results = self._measure()
+        if results is None:
+            return None
+        if step:
+            self._write_row(step, unmeasured | self._parts.timers.take() | _metrics(results))
+            self._saver.settle(step, _metrics(results))
+        else:
+            contaminated = {
+                f"eval/{heldout.label}_contaminated_count": float(heldout.num_contaminated)
+                for heldout in self._inputs.heldout
+            }
+            self._write(0, _metrics(results) | contaminated | memory.take())
+        return results
+
+    def _is_asked_to_stop(self) -> bool:
+        self._asked = self._stop_reason()
+        return bool(self._asked)
+
+    def _stopped(self, step: int, *, before: tuple[HeldOutResult, ...] | None = None) -> RunSummary:
+        logger.info("asked to stop (%s): the run stands after step %d of %d", self._asked, step, self._config.num_steps)
+        return RunSummary(before=before, after=None, stopped_after=step, stop_reason=self._asked)
 
     def _step(self, step: int) -> dict[str, float]:
         with self._parts.timers.stage("step"):
@@ -203,7 +236,11 @@ class Controller:
         return {name: scores.metrics[name] for name in names}
 
     # ------------------------------------------------------------------------------------------------ measuring, saving
-    def _measure(self) -> tuple[HeldOutResult, ...]:
+    def _measure(self) -> tuple[HeldOutResult, ...] | None:
+        """Accuracy on every held-out set; None where the run was asked to stop before the last of them was begun.
+
+        All sets together can take far longer than a batch system warns before it ends a job.
+        """
         config = self._config.evaluation
         threshold = self._config.algorithm.success_threshold
 
@@ -214,24 +251,31 @@ class Controller:
             return self._parts.reward.score(rollouts, prompts)
 
         self._pipeline.drain()  # it empties the prefix cache, which nothing in flight may be using
+        results: list[HeldOutResult] = []
         with self._parts.timers.stage("evaluation"):
-            results = tuple(
-                evaluate(heldout, config, sample_and_grade, threshold=threshold) for heldout in self._inputs.heldout
-            )
+            for heldout in self._inputs.heldout:
+                if self._is_asked_to_stop():
+                    return None
+                results.append(evaluate(heldout, config, sample_and_grade, threshold=threshold))
             # a resumed run does not measure again, so a measurement must leave no trace in the sampler
             self._parts.engine.forget_prefixes()
         for result in results:
             self._display.note(str(result))
             if result.num_failed:
                 self._display.note(f"{result.num_failed} {result.label} responses have no verdict and count as wrong")
-        return results
+        return tuple(results)
 
-    def _save(self, step: int, scores: dict[str, float]) -> None:
+    def _save(self, step: int, scores: dict[str, float], *, unmeasured: dict[str, float] | None = None) -> None:
+        def write_more(folder: Path) -> None:
+            self._write_rollouts(folder)
+            if unmeasured is not None:
+                write_aside(folder / UNMEASURED_FILE, json.dumps(unmeasured))
+
         self._pipeline.drain()  # a checkpoint holds whole responses only, so that none is lost or sampled twice
         with self._parts.timers.stage("checkpoint"):
             state = DriverState(step=step, sampler=dict(self._sampler.state_dict()), counters=dict(self._counters))
             self._parts.turns.to_trainer(keep_weights=True)
-            self._saver.save(state, scores, write_more=self._write_rollouts)
+            self._saver.save(state, scores, write_more=write_more)
             self._parts.turns.to_push()
             self._parts.turns.to_engine()
 
@@ -257,12 +301,19 @@ class Controller:
 
     # ----------------------------------------------------------------------------------------------------- writing down
     def _write(self, step: int, scalars: dict[str, float]) -> None:
+        self._write_row(step, self._row(scalars))
+
+    def _row(self, scalars: dict[str, float]) -> dict[str, float]:
+        """With the times of the step."""
         scalars = scalars | self._parts.timers.take()
         seconds = scalars.get("timing/step_s")
         if seconds:
             scalars["throughput/tokens_per_s"] = scalars["rollout/response_tokens_count"] / seconds
-        self._sinks.write(step, scalars)
-        self._display.step_done(step, scalars)
+        return scalars
+
+    def _write_row(self, step: int, row: dict[str, float]) -> None:
+        self._sinks.write(step, row)
+        self._display.step_done(step, row)
 
     def _log_rollouts(self, step: int, report: StepReport) -> None:
         sampled = report.sampled

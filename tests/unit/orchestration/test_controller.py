@@ -8,11 +8,12 @@ import torch
 from gtpo_megatron.batch import Problem, RewardBatch
 from gtpo_megatron.config.algorithm import GTPOConfig, OffPolicyConfig
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
-from gtpo_megatron.observability.metrics import Max
+from gtpo_megatron.observability.metrics import Max, deterministic
 from gtpo_megatron.observability.metrics_file import JsonlSink, read_metrics, truncate_after
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.orchestration.controller import Controller, RunInputs
 from gtpo_megatron.orchestration.memory_turns import Apart
 from gtpo_megatron.orchestration.parts import MemoryTurns, RankHandle, StepParts
@@ -22,6 +23,7 @@ from recipes import tiny_cpu
 from tests.unit.orchestration.checkpoints import facts
 from tests.unit.orchestration.test_sampling import WrittenDown
 
+EVALUATION_SEED = 5
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(6)]
 
 
@@ -32,10 +34,13 @@ class World(WrittenDown):
         super().__init__(None)
         self.version = 0
         self.saved = []
+        self.measured = []
         self.on_save = lambda: None
 
     def generate(self, prompts, sampling, *, samples_per_prompt, seed):
         handle = super().generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
+        if seed == EVALUATION_SEED:
+            self.measured.append(self.version)
         return dataclasses.replace(handle, policy_version=self.version)
 
     def score(self, rollouts, prompts):
@@ -88,7 +93,7 @@ class Turns(MemoryTurns):
         self._log.append("engine")
 
 
-def run(folder, world, checkpoint=None, turns=None, rollout=None, **options):
+def run(folder, world, checkpoint=None, turns=None, rollout=None, measure_every=0, keep_best=0, **options):
     """The whole run, or its rest from a checkpoint."""
     config = tiny_cpu.gtpo(num_steps=4)
     config = dataclasses.replace(
@@ -96,8 +101,8 @@ def run(folder, world, checkpoint=None, turns=None, rollout=None, **options):
         data=dataclasses.replace(config.data, prompts_per_step=2),
         rollout=dataclasses.replace(config.rollout, group_size=2, **(rollout or {})),
         algorithm=GTPOConfig(off_policy=OffPolicyConfig(mode="truncate")) if rollout else config.algorithm,
-        evaluation=dataclasses.replace(config.evaluation, samples=2, every_steps=0),
-        checkpoint=dataclasses.replace(config.checkpoint, every_steps=2),
+        evaluation=dataclasses.replace(config.evaluation, samples=2, every_steps=measure_every, seed=EVALUATION_SEED),
+        checkpoint=dataclasses.replace(config.checkpoint, every_steps=2, keep=1, keep_best=keep_best),
         logging=dataclasses.replace(config.logging, rollout_groups_per_step=0),
     )
     folder.open(config, resume=checkpoint is not None)
@@ -114,7 +119,7 @@ def run(folder, world, checkpoint=None, turns=None, rollout=None, **options):
     other = HeldOutSet(label="aime24", problems=PROBLEMS[2:5])
     inputs = RunInputs(tokenizer=None, train=PROBLEMS, heldout=(heldout, other))
     if checkpoint:
-        truncate_after(folder.path / "metrics.jsonl", checkpoint.state.step)
+        truncate_after(folder.path / "metrics.jsonl", checkpoint.last_row)
     display = TrainingDisplay(num_steps=4, title="test", is_live=False)
     try:
         with MetricSinks({"jsonl": JsonlSink(folder.path / "metrics.jsonl")}) as sinks:
@@ -175,10 +180,76 @@ def test_a_run_that_is_asked_to_stop_is_saved_there_and_goes_on(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_a_request_at_the_last_step_changes_nothing(tmp_path):
-    summary = run(RunFolder(tmp_path), (world := World()), stop_reason=lambda: "late" if world.version == 4 else "")
+def test_a_request_while_the_last_set_is_measured_changes_nothing(tmp_path):
+    world = World()
+    summary = run(RunFolder(tmp_path), world, stop_reason=lambda: "late" if len(world.measured) == 4 else "")
+    assert world.measured == [0, 0, 4, 4]
     assert summary.stopped_after is None
     assert summary.after is not None
+
+
+def rows_of(path):
+    """What a run computed."""
+    return [deterministic(row) for row in read_metrics(path / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("num_measured", [2, 3])
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_request_before_a_set_is_measured_puts_the_measurement_off(tmp_path, at, num_measured):
+    """Nothing that a step has done is lost, and what comes out is what an unbroken run writes; at the last step too."""
+    whole = RunFolder(tmp_path / "whole")
+    run(whole, World(), measure_every=2, keep_best=1)
+    folder, world = RunFolder(tmp_path / "broken"), World()
+
+    def stop():
+        return "time limit" if world.version == at and len(world.measured) >= at - 2 + num_measured else ""
+
+    summary = run(folder, world, measure_every=2, keep_best=1, stop_reason=stop)
+    assert (summary.stopped_after, summary.stop_reason, summary.after) == (at, "time limit", None)
+    checkpoint = folder.checkpoints.latest("full")
+    assert checkpoint.state.step == at
+    assert checkpoint.manifest.scores == {}
+    assert [row["step"] for row in rows_of(folder.path)] == list(range(at)), "the step's row is not whole yet"
+
+    again = World()
+    summary = run(folder, again, checkpoint, measure_every=2, keep_best=1, stop_reason=lambda: "at once")
+    assert (summary.stopped_after, again.saved, again.measured) == (at, [f"loaded step_{at}"], [])
+    assert folder.checkpoints.latest("full").unmeasured == checkpoint.unmeasured, "still to be measured"
+
+    summary = run(folder, (again := World()), folder.checkpoints.latest("full"), measure_every=2, keep_best=1)
+    assert again.measured[:2] == [at, at]
+    assert (summary.stopped_after, summary.after[0].mean_at_k) == (None, 0.5)
+    assert rows_of(folder.path) == rows_of(whole.path)
+    last = folder.checkpoints.latest("full")
+    assert last.unmeasured is None
+    assert last.manifest.scores == whole.checkpoints.latest().manifest.scores != {}
+    for name in ("latest", "best"):
+        assert (folder.checkpoints.path / name).read_text() == (whole.checkpoints.path / name).read_text()
+    assert sorted(p.name for p in folder.checkpoints.path.iterdir()) == sorted(
+        p.name for p in whole.checkpoints.path.iterdir()
+    )
+
+
+def test_a_crash_after_the_row_that_was_put_off_leaves_it_there_once(tmp_path, monkeypatch):
+    folder, world = RunFolder(tmp_path), World()
+    run(folder, world, measure_every=2, stop_reason=lambda: "limit" if world.version == 2 else "")
+    with monkeypatch.context() as broken:
+        broken.setattr(CheckpointFolder, "settle", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, World(), folder.checkpoints.latest(), measure_every=2)
+    assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2]
+    run(folder, World(), folder.checkpoints.latest(), measure_every=2)
+    assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("num_measured", [0, 1])
+def test_a_request_before_the_first_step_leaves_nothing_behind(tmp_path, num_measured):
+    folder, world = RunFolder(tmp_path), World()
+    summary = run(folder, world, stop_reason=lambda: "limit" if len(world.measured) == num_measured else "")
+    assert (summary.stopped_after, summary.before) == (0, None)
+    assert (world.saved, len(world.measured)) == ([], num_measured)
+    assert folder.checkpoints.latest() is None
+    assert rows_of(tmp_path) == []
 
 
 def test_an_engine_on_the_same_gpus_sleeps_while_a_checkpoint_is_read_and_written(tmp_path):
