@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import WorkerError
-from launchers.job_folder import JobFolder, mounts
+from launchers.job_folder import JobFolder, container_image, mounts
 from launchers.options import SlurmOptions
 
 TITLE = "gtpo"
@@ -141,7 +141,7 @@ def _executor(run: Any, job: JobFolder, options: SlurmOptions, *, place: int) ->
         # cores are Ray's to share out; a site's default for MPI has nothing to do here
         srun_args=["--cpu-bind=none", "--mpi=none"],
         setup_lines=f"set +vx\nCHAIN_PLACE={place}\nsource {settings}\nsource {batch}",
-        container_image=options.container or None,
+        container_image=container_image(options) or None,
         container_mounts=mounts(job, options) if options.container else [],
         tunnel=run.LocalTunnel(job_dir=""),
         packager=run.Packager(),  # nothing is shipped: package and run folder are on a shared disk, or in the image

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def settings(job: JobFolder, options: SlurmOptions) -> str:
         "CONFIG": job.folder / "config.yaml",
         "SUBMIT_DIR": Path.cwd(),
         "PYTHON": interpreter(options),
-        "IMAGE": options.container,
+        "IMAGE": container_image(options),
         "GPUS_PER_NODE": options.gpus_per_node,
         "RAY_CPUS": cluster.num_cpus,
         "OBJECT_STORE_BYTES": cluster.object_store_mib << 20,
@@ -117,13 +118,50 @@ def interpreter(options: SlurmOptions) -> str:
     return options.python or ("python" if options.container else sys.executable)
 
 
+def container_image(options: SlurmOptions) -> str:
+    """The image as pyxis must be told: what is a file here by its whole path, or it would be taken for a registry's."""
+    return str(Path(options.container).expanduser().absolute()) if is_image_file(options) else options.container
+
+
+def is_image_file(options: SlurmOptions) -> bool:
+    """A file rather than a name in a registry."""
+    return options.container.startswith((".", "/", "~")) or options.container.endswith((".sqsh", ".sif"))
+
+
 def mounts(job: JobFolder, options: SlurmOptions) -> list[str]:
-    """Folders that must be seen inside a container under the names they have outside, and the user's own."""
-    wanted = [job.run_dir, Path.cwd(), *(path.absolute() for path in local_paths(options.config).values())]
+    """Folders that must be seen inside a container under the names they have outside, and the user's own.
+
+    Raises:
+        ConfigError: the name of a folder cannot be written into srun's options.
+    """
+    wanted = [job.run_dir, Path.cwd()]
+    for path in local_paths(options.config).values():
+        wanted += [path.absolute(), *_linked(path.absolute())]
     there = [path for path in wanted if path.exists() or path == job.run_dir]
     folders = sorted({path.parent if path.is_file() else path for path in there})
     outermost = [path for path in folders if not any(other in path.parents for other in folders)]
+    for path in outermost:
+        if not PLAIN_PATH.fullmatch(str(path)):
+            raise ConfigError(
+                f"{str(path)!r} must be seen inside the container, and srun takes no blanks, commas, colons or other "
+                f"special characters in it; use letters, digits and . _ + @ -"
+            )
     return [f"{path}:{path}" for path in outermost] + list(options.container_mount)
+
+
+def _linked(path: Path) -> Iterator[Path]:
+    """What a file, or the files of a folder, are links to, under the names that the links give.
+
+    The hub's cache holds a model as links into a folder beside it; they would lead nowhere in a container that has the
+    model's folder alone.
+    """
+    for entry in (path, *(path.iterdir() if path.is_dir() else ())):
+        target, seen = entry, set[Path]()
+        while target.is_symlink() and target not in seen:
+            seen.add(target)
+            target = Path(os.path.normpath(target.parent / target.readlink()))
+            if target.exists() and (entry != path or target.is_file()):
+                yield target
 
 
 def local_paths(config: RunConfig) -> dict[str, Path]:

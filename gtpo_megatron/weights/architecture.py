@@ -143,9 +143,11 @@ def read_architecture(folder: Path) -> Architecture:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object, got {type(raw).__name__}")
     family = _family(path, raw)
-    _refuse_unsupported(path, raw)
     try:
+        _refuse_unsupported(path, raw)
         return _architecture(raw, family)
+    except ConfigError:
+        raise
     except KeyError as error:
         raise ConfigError(f"{path}: lacks {error}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -191,7 +193,10 @@ def _rope(raw: dict[str, Any]) -> dict[str, Any]:
     Transformers 5 writes ``rope_parameters`` with everything in it; 4 wrote ``rope_theta`` beside ``rope_scaling``,
     which called its kind ``type`` at first.
     """
-    rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    written = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(written, dict):
+        raise TypeError(f"rope parameters {written!r}, expected an object")
+    rope = dict(written)
     rope.setdefault("rope_type", rope.get("type", "default"))
     rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
     if "partial_rotary_factor" in raw:

@@ -37,6 +37,7 @@ def written_aside(target: Path, *, num_bytes: int, replace: bool = False) -> Ite
         ConfigError: ``target`` is a file, or a folder with something in it that may not be replaced.
         CheckpointError: the disk is full or not writable.
     """
+    target = target.resolve()  # "." has no name of its own
     if target.exists() and not replace and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not an empty folder; choose another, or remove it first")
     scratch, old = (target.with_name(f".{target.name}.{state}") for state in ("partial", "old"))

@@ -164,6 +164,9 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"vocab_size": None}, "lacks 'vocab_size'"),
         ({"hidden_size": "wide"}, "a value of the wrong kind: invalid literal"),
         ({"num_attention_heads": 0}, "a value of the wrong kind"),
+        ({"rope_scaling": "linear"}, "a value of the wrong kind: rope parameters 'linear', expected an object"),
+        ({"rope_scaling": ["linear"]}, "a value of the wrong kind: rope parameters .'linear'., expected an object"),
+        ({"layer_types": 3}, "a value of the wrong kind: 'int' object is not iterable"),
     ],
 )
 def test_an_unusable_config_is_named(tmp_path, changes, message):

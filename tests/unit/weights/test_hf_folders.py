@@ -1,6 +1,7 @@
 """Hugging Face folders, read slice by slice and written aside."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,3 +71,13 @@ def test_what_is_replaced_stays_until_the_new_is_whole(tmp_path):
         (scratch / "new.txt").write_text("y", encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
     assert [path.name for path in target.iterdir()] == ["new.txt"]
+
+
+def test_the_folder_that_one_stands_in_has_a_name_too(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    target.mkdir()
+    monkeypatch.chdir(target)
+    with written_aside(Path(), num_bytes=1) as scratch:
+        (scratch / "new").touch()
+    assert (target / "new").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,131 @@
+"""A run on this machine through nemo-run, with a stand-in for the training command."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.config.serialize import load_config
+from launchers import local
+
+pytestmark = pytest.mark.timeout(240)  # nemo-run is imported, in processes of their own
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+PYTHON = """\
+#!/bin/bash
+# in place of `python -m gtpo_megatron.cli train CONFIG --run-dir RUN --resume`: says what it was told, and ends
+run=$6
+{ pwd; printf '%s\\n' "$@"; } > "$run/told"
+echo "the run speaks"
+[[ -z $OUTCOME ]] || printf '{"num_starts": 1, "host": "here", "pid": 1, "started_at": %s, "outcome": "%s"}' \\
+  "$(date +%s.%N)" "$OUTCOME" > "$run/run_state.json"
+exit "$STATUS"
+"""
+
+LAUNCH = """
+import sys
+from types import SimpleNamespace
+from launchers import local
+local.sys = SimpleNamespace(executable=sys.argv[1], stderr=sys.stderr)
+sys.exit(local.run(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts a run from a folder of its own; the stand-in ends as it is told to."""
+    python, stand = tmp_path / "python", tmp_path / "stand"
+    python.write_text(PYTHON, encoding="utf-8")
+    python.chmod(0o755)
+    stand.mkdir()
+
+    def start(*, status, outcome=""):
+        return subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                LAUNCH,
+                str(python),
+                "recipes.tiny_cpu:gtpo",
+                "--run-dir",
+                "run",
+                "--num-steps",
+                "3",
+            ],
+            cwd=stand,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "STATUS": str(status), "OUTCOME": outcome},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    start.run_dir = stand / "run"
+    return start
+
+
+def test_a_run_that_ends_well_was_started_as_one_would_by_hand(launch):
+    done = launch(status=0, outcome="finished")
+    assert done.returncode == 0, done.stderr
+    assert "the run speaks" in done.stdout + done.stderr
+    cwd, *told = (launch.run_dir / "told").read_text(encoding="utf-8").splitlines()
+    (config,) = (launch.run_dir / "launch").glob("local-*/config.yaml")
+    assert cwd == str(launch.run_dir.parent), "paths of the recipe are relative to where one stands"
+    assert told == ["-m", "gtpo_megatron.cli", "train", str(config), "--run-dir", str(launch.run_dir), "--resume"]
+    assert load_config(config).num_steps == 3
+
+
+def test_a_run_that_was_stopped_says_so_by_its_status(launch):
+    assert launch(status=75, outcome="stopped after step 2: SIGTERM").returncode == 75
+
+
+def test_a_run_that_fails_says_why_in_its_last_line(launch):
+    """An earlier start was stopped and saved; that is not how this one ended."""
+    launch.run_dir.mkdir()
+    earlier = {
+        "num_starts": 1,
+        "host": "here",
+        "pid": 1,
+        "started_at": time.time() - 9,
+        "outcome": "stopped after step 2",
+    }
+    (launch.run_dir / "run_state.json").write_text(json.dumps(earlier), encoding="utf-8")
+    died = launch(status=1)
+    assert died.returncode == 1
+    assert died.stderr.splitlines()[-1].startswith("python -m launchers.local: the run failed; logs: ")
+    failed = launch(status=1, outcome="WorkerError: rank 1 died")
+    assert failed.returncode == 1
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("python -m launchers.local: the run failed: WorkerError: rank 1 died; logs: ")
+    assert last.endswith(f"{launch.run_dir}/log.txt")
+
+
+def test_a_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(local, "_run", pytest.fail)
+    assert local.run(["recipes.tiny_cpu:gtpo", "--run-dir", str(tmp_path / "run"), "--seed", "7", "--dry-run"]) == 0
+    folder = tmp_path / "run" / "launch" / "local-dry-run"
+    assert load_config(folder / "config.yaml").seed == 7
+    printed = capsys.readouterr().out
+    assert f"-m gtpo_megatron.cli train {folder}/config.yaml --run-dir {tmp_path}/run --resume" in printed
+    assert "nothing was started" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs a recipe first: python -m launchers.local recipes.tiny_cpu:gtpo"),
+        (["recipes.tiny_cpu:gtpo", "--model.path", "/nowhere/model"], "model.path=/nowhere/model: no such file"),
+        (["recipes.tiny_cpu:gtpo", "--run-dir", "/proc/run"], "run folder /proc/run cannot be written"),
+        (["recipes.tiny_cpu:gtpo", "--parallel.tensor-parallel-size", "3", "--parallel.num-ranks", "3"], "=3"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(local, "_run", pytest.fail)
+    assert local.run(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
