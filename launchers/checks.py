@@ -1,8 +1,10 @@
 """What can be known before a job is submitted: world size, layout, paths, time. No cluster is asked."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, DataError
@@ -10,7 +12,16 @@ from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.orchestration.placement import Node, Placement, place
 from gtpo_megatron.planner.request import gpus_of
 from gtpo_megatron.weights.architecture import read_architecture
-from launchers.job_folder import JobFolder, check_writable, is_local, local_paths
+from launchers.evaluation_time import evaluation_time
+from launchers.job_folder import (
+    JobFolder,
+    check_writable,
+    container_image,
+    is_image_file,
+    is_local,
+    local_paths,
+    mounts,
+)
 from launchers.memory import MemoryPlan, plan_memory
 from launchers.options import SlurmOptions
 from launchers.walltime import check_room
@@ -43,13 +54,16 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
     placement = check_world(options)
     check_layout(options.config)
     check_transport(options.config, placement)
-    check_image(options.container)
+    check_container(job, options)
     memory = plan_memory(options)
-    step_s, source = known_step_s(job.run_dir, memory)
-    check_room(options.time, stop_before_s=options.stop_before_s, step_s=step_s, source=source)
+    rows = known_rows(job.run_dir)
+    step_s, source = known_step_s(rows, memory)
+    evaluation = evaluation_time(rows, memory.evaluation_s, options.config)
+    check_room(options.time, stop_before_s=options.stop_before_s, step_s=step_s, source=source, evaluation=evaluation)
     if not step_s:
         remarks.append(
-            f"how long a step takes is not known yet: --stop-before-s {options.stop_before_s} must be longer than one"
+            f"how long a step takes is not known yet: --stop-before-s {options.stop_before_s} must be longer than one, "
+            f"and than the measurement of the largest held-out set"
         )
     return CheckedJob(placement=placement, memory=memory, remarks=remarks)
 
@@ -168,25 +182,31 @@ def check_layout(config: RunConfig) -> None:
         read_architecture(Path(config.model.path)).check_layout(config.parallel)
 
 
-def check_image(image: str) -> None:
-    """An image that is a file is there.
+def check_container(job: JobFolder, options: SlurmOptions) -> None:
+    """An image that is a file is there, and everything that the container must see can be mounted.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not, or cannot.
     """
-    looks_like_file = image.startswith((".", "/", "~")) or image.endswith((".sqsh", ".sif"))
-    if looks_like_file and not Path(image).expanduser().is_file():
+    if not options.container:
+        return
+    if is_image_file(options) and not Path(container_image(options)).is_file():
         raise ConfigError(
-            f"--container {image}: no such file; import an image with `enroot import`, or name a registry's"
+            f"--container {options.container}: no such file; import an image with `enroot import`, or name a registry's"
         )
+    mounts(job, options)
 
 
-def known_step_s(run_dir: Path, memory: MemoryPlan) -> tuple[float, str]:
-    """How long a step takes, and from where that is known: from this run's own steps, else from the memory plan."""
+def known_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """What the run has measured so far; nothing where it has not begun or cannot be read."""
     try:
-        rows = read_metrics(run_dir / METRICS_FILE)
+        return read_metrics(run_dir / METRICS_FILE)
     except DataError:
-        rows = []
+        return []
+
+
+def known_step_s(rows: Sequence[Mapping[str, Any]], memory: MemoryPlan) -> tuple[float, str]:
+    """How long a step takes, and from where that is known: from this run's own steps, else from the memory plan."""
     seconds = [row["timing/step_s"] for row in rows[-10:] if row.get("timing/step_s")]
     if seconds:
         return median(seconds), "median of this run's last steps"

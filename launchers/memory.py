@@ -1,7 +1,8 @@
 """The memory plan of a job on GPUs, and the time of a step that it estimates."""
 
 import io
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
@@ -11,6 +12,7 @@ from gtpo_megatron.planner.plan import Plan, make_plan
 from gtpo_megatron.planner.request import Cluster, gpus_of, request_from
 from gtpo_megatron.planner.search import judge
 from gtpo_megatron.planner.table import print_plan
+from launchers.evaluation_time import estimated_s
 from launchers.options import SlurmOptions
 
 PAGE_WIDTH = 120
@@ -23,10 +25,12 @@ class MemoryPlan:
     Attributes:
         text: bytes by part and phase, for people.
         step_s: estimated; 0 where there are no GPUs.
+        evaluation_s: estimated, by held-out set; empty where there are no GPUs.
     """
 
     text: str
     step_s: float
+    evaluation_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def plan_memory(options: SlurmOptions) -> MemoryPlan:
@@ -44,6 +48,7 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
         num_gpus=total,
         gpu_memory=int((options.gpu_memory_gib or gpu.memory_gib) * GIB),
         gpus_per_node=options.gpus_per_node,
+        host_memory=options.host_memory_bytes,
         num_rollout_gpus=more,
         num_idle_gpus=total - ranks - more,
     )
@@ -63,5 +68,7 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
     plan = Plan(request=request, own=own, fitting=[own], misses=[], suggestions=[])
     print_plan(plan, Console(file=page, width=PAGE_WIDTH))
     return MemoryPlan(
-        text="\n".join(line.rstrip() for line in page.getvalue().splitlines()) + "\n", step_s=own.time.total
+        text="\n".join(line.rstrip() for line in page.getvalue().splitlines()) + "\n",
+        step_s=own.time.total,
+        evaluation_s=estimated_s(request, own.layout, options.config),
     )

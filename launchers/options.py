@@ -1,13 +1,23 @@
 """What the launchers take on the command line, besides every field of the recipe."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.cli.recipe import RecipeOptions
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.planner.hardware import GIB
 
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 """A variable with one of these in its name is not written into a script."""
+
+IMAGE = re.compile(r"[\w./+@:#~=-]+")
+MOUNT = re.compile(r"[\w./+@:=-]+")
+"""What goes unquoted into srun's options."""
+
+MEMORY = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
+MEMORY_UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+"""Of Slurm: mebibytes, where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +43,8 @@ class SlurmOptions(LaunchOptions):
         nodes: machines.
         gpus_per_node: 0 for a run on CPUs.
         time: limit of one job: minutes, hours:minutes:seconds, or days-hours.
-        stop_before_s: how long before the time limit the driver is asked to save and stop; at least a step and a save.
+        stop_before_s: how long before the time limit the driver is asked to save and stop; at least a step, or the
+            measurement of a held-out set, and a save.
         restarts: how often a job may be put back into the queue.
         chain: jobs submitted at once, each going on where the one before stopped; for clusters without requeueing.
         detach: return after the submission instead of waiting for the end.
@@ -42,7 +53,8 @@ class SlurmOptions(LaunchOptions):
         gpu: kind of GPU, for the memory plan.
         gpu_memory_gib: of one GPU; 0: that of ``gpu``.
         cpus_per_task: cores of a node for the job; 0 leaves it to Slurm.
-        mem: memory of a node for the job; empty leaves it to Slurm.
+        mem: memory of a node for the job, such as ``900G``; empty leaves it to Slurm.
+        host_memory_gib: of a node, for the memory plan; 0: what ``mem`` says, and not checked where it says nothing.
         exclusive: no other job on these nodes.
         sbatch: further ``name=value`` options of sbatch, such as ``qos=high``.
         env: ``NAME=VALUE`` for every process of the job; written into the scripts, so no secrets: those travel with the
@@ -67,6 +79,7 @@ class SlurmOptions(LaunchOptions):
     gpu_memory_gib: float = 0.0
     cpus_per_task: int = 0
     mem: str = ""
+    host_memory_gib: float = 0.0
     exclusive: bool = True
     sbatch: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
@@ -95,8 +108,20 @@ class SlurmOptions(LaunchOptions):
                 raise ConfigError(f"--{name} {number}: must be {least} or more")
         if not 0 <= self.ray_port < 65536:
             raise ConfigError(f"--ray-port {self.ray_port}: must be a port number, or 0 for any free one")
+        if self.host_memory_gib < 0:
+            raise ConfigError(f"--host-memory-gib {self.host_memory_gib}: must be 0 or more")
+        if self.mem and not MEMORY.fullmatch(self.mem):
+            raise ConfigError(f"--mem {self.mem!r}: must be a whole number and K, M, G or T, such as 900G")
         self._check_pairs()
         self._check_container()
+
+    @property
+    def host_memory_bytes(self) -> float:
+        """Of a node; 0 where it is not known: Slurm takes ``--mem 0`` for all that a node has."""
+        written = MEMORY.fullmatch(self.mem)
+        if self.host_memory_gib or written is None:
+            return self.host_memory_gib * GIB
+        return int(written[1]) * MEMORY_UNITS[written[2].upper()]
 
     def _check_pairs(self) -> None:
         for option in self.sbatch:
@@ -116,3 +141,7 @@ class SlurmOptions(LaunchOptions):
         for mount in self.container_mount:
             if not self.container or len(mount.split(":")) not in (2, 3):
                 raise ConfigError(f"--container-mount {mount!r}: must be SOURCE:TARGET, and needs --container")
+            if not MOUNT.fullmatch(mount):
+                raise ConfigError(f"--container-mount {mount!r}: srun takes no blanks, commas or quotes in it")
+        if self.container and not IMAGE.fullmatch(self.container):
+            raise ConfigError(f"--container {self.container!r}: srun takes no blanks, commas or quotes in it")

@@ -1,14 +1,18 @@
-"""Slurm's notations of time, and whether a job's limit leaves room for a step."""
+"""Slurm's notations of time, and whether a job's limit leaves room for a step and a measurement."""
 
 import re
 
 from gtpo_megatron.errors import ConfigError
+from launchers.evaluation_time import EvaluationTime
 
 SECONDS = (1, 60, 3600)
 DAY_S = 86400
 
 START_UP_S = 60.0
 """Least time from a job's start to its first step, for Ray, Megatron and vLLM."""
+
+ROOM_TO_SAVE = 1.2
+"""The driver must save after the set during which it is asked."""
 
 
 def to_seconds(text: str) -> int:
@@ -33,14 +37,17 @@ def to_seconds(text: str) -> int:
     return total
 
 
-def check_room(text: str, *, stop_before_s: int, step_s: float, source: str) -> None:
-    """A job must start up, do one step and save before its time ends.
+def check_room(
+    text: str, *, stop_before_s: int, step_s: float, source: str, evaluation: EvaluationTime | None = None
+) -> None:
+    """A job must start up, measure, do one step and save before its time ends.
 
     Args:
         text: the limit.
         stop_before_s: the warning comes so long before the limit; step and save must fit into it.
         step_s: time of a step; 0 where it is not known.
         source: where it is known from.
+        evaluation: time of a measurement, where it is known.
 
     Raises:
         ConfigError: the job would end without having saved anything.
@@ -55,4 +62,25 @@ def check_room(text: str, *, stop_before_s: int, step_s: float, source: str) -> 
         raise ConfigError(
             f"--stop-before-s {stop_before_s} is shorter than a step, {step_s:.0f} s ({source}): the time limit would "
             f"end the step that the warning falls into, and its work be lost; give at least {2 * step_s:.0f}"
+        )
+    if evaluation is not None:
+        _check_evaluation(text, limit, stop_before_s, evaluation)
+
+
+def _check_evaluation(text: str, limit: int, stop_before_s: int, evaluation: EvaluationTime) -> None:
+    label, longest_s = evaluation.longest
+    if longest_s > stop_before_s:
+        raise ConfigError(
+            f"--stop-before-s {stop_before_s} is shorter than one held-out set takes to measure, {label} "
+            f"{longest_s:.0f} s ({evaluation.source}): the driver hears of the time limit between two sets only, so "
+            f"the limit would end the job there, and all steps since the last checkpoint be lost; give at least "
+            f"{ROOM_TO_SAVE * longest_s:.0f}, or measure less: --evaluation.num-problems, --evaluation.samples"
+        )
+    needed = START_UP_S + evaluation.total_s + stop_before_s
+    if limit < needed:
+        raise ConfigError(
+            f"--time {text} is {limit} s: a measurement on all held-out sets takes {evaluation.total_s:.0f} s "
+            f"({evaluation.source}) and the driver is asked to stop {stop_before_s} s before the limit "
+            f"(--stop-before-s): every job would begin the measurement before the first step anew; give at least "
+            f"{needed:.0f} s, or measure less: --evaluation.num-problems, --evaluation.samples"
         )

@@ -60,13 +60,7 @@ class CheckpointSaver:
         Raises:
             CheckpointError: this checkpoint or the one before could not be written; the last good one stays valid.
         """
-        if self._config.keep_best and scores and self._config.best_metric not in scores:
-            logger.warning(
-                "step %d counts for no checkpoint.keep_best: checkpoint.best_metric=%r is none of its measurements, %s",
-                state.step,
-                self._config.best_metric,
-                ", ".join(sorted(scores)),
-            )
+        self._look_for_metric(state.step, scores)
         self.finish()
         scratch = self._folder.begin(state.step)
         if write_more is not None:
@@ -84,9 +78,8 @@ class CheckpointSaver:
 
         Raises:
             CheckpointError: the checkpoint could not be changed.
-            ConfigError: ``best_metric`` is none of the scores.
         """
-        self._check_metric(scores)
+        self._look_for_metric(step, scores)
         self._folder.settle(step, scores=scores, config=self._config)
 
     def poll(self) -> None:
@@ -139,6 +132,15 @@ class CheckpointSaver:
         manifest = checkpoint.manifest if self._config.verify == "full" else None
         self._actor.load(checkpoint.path, checksums=manifest.checksums if manifest else {})
         logger.info("restored %s", checkpoint.path)
+
+    def _look_for_metric(self, step: int, scores: Mapping[str, float]) -> None:
+        if self._config.keep_best and scores and self._config.best_metric not in scores:
+            logger.warning(
+                "step %d counts for no checkpoint.keep_best: checkpoint.best_metric=%r is none of its measurements, %s",
+                step,
+                self._config.best_metric,
+                ", ".join(sorted(scores)),
+            )
 
     def __enter__(self) -> "CheckpointSaver":
         return self

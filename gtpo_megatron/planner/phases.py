@@ -124,6 +124,32 @@ def engine_gpu(request: PlanRequest) -> GPUMemory:
     return GPUMemory(role="engine", phases=phases, host=host)
 
 
+def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
+    """Host memory of the fullest node, by what for.
+
+    Ranks fill the nodes first: that is a node full of ranks, or, where all of them leave room on it, one with the first
+    engines beside them; or a node full of engines.
+
+    Args:
+        request: GPUs of a node, and how many of them train and generate.
+        rank: of the trainer, with its share of an engine where the two are colocated.
+    """
+    cluster = request.cluster
+    ranks = min(cluster.gpus_per_node, cluster.num_trainer_gpus)
+    mixtures = [(ranks, min(cluster.gpus_per_node - ranks, cluster.num_rollout_gpus))]
+    if ranks == cluster.gpus_per_node:
+        mixtures.append((0, min(cluster.gpus_per_node, cluster.num_rollout_gpus)))
+    engine = {} if cluster.is_colocated else engine_gpu(request).host
+    nodes = []
+    for num_ranks, num_engines in mixtures:
+        parts = {name: num_ranks * size for name, size in rank.host.items() if num_ranks}
+        for name, size in engine.items():
+            parts[name] = parts.get(name, 0) + num_engines * size
+        nodes.append(parts)
+    fullest = max(nodes, key=lambda parts: sum(parts.values()))
+    return fullest | ({"object store": request.object_store_bytes} if request.object_store_bytes else {})
+
+
 def _add_buckets_on_host(host: dict[str, int], request: PlanRequest) -> None:
     if request.push.bytes_on_host:
         host["push buffers"] = request.push.bytes_on_host

@@ -170,6 +170,7 @@ class PlanRequest:
         offload_fraction: share of the optimizer that lives on the host.
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
         kernels: of the trainer's layers.
+        object_store_bytes: shared memory of a node, for batches between processes.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
     """
 
@@ -185,6 +186,7 @@ class PlanRequest:
     offload_fraction: float = 0.0
     has_scoring: bool = True
     kernels: Kernels = "te"
+    object_store_bytes: int = 0
     vocab_multiple: int = VOCAB_MULTIPLE
 
     def __post_init__(self) -> None:
@@ -261,6 +263,7 @@ def request_from(
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
         has_scoring=config.rollout.entropy_source == "actor",
+        object_store_bytes=config.cluster.object_store_mib << 20,
     )
 
 

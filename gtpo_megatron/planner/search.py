@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gtpo_megatron.planner.hardware import GIB
 from gtpo_megatron.planner.layout import Layout, layouts
-from gtpo_megatron.planner.phases import GPUMemory, Part, Phase, engine_gpu, engine_of, trainer_gpu
+from gtpo_megatron.planner.phases import GPUMemory, Part, Phase, engine_gpu, engine_of, node_host, trainer_gpu
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.step_time import StepTime, step_time
 from gtpo_megatron.planner.trainer_state import stage_parameters
@@ -86,7 +86,7 @@ def judge(request: PlanRequest, layout: Layout) -> Verdict:
     """Looks at the GPUs that can be fullest: the first two stages, the last one, an engine's."""
     last = layout.pipeline - 1
     gpus = [trainer_gpu(request, layout, stage) for stage in sorted({0, min(1, last), last})]
-    host = max(_host_bytes(request, gpu) for gpu in gpus)
+    host = max(sum(node_host(request, gpu).values()) for gpu in gpus)
     if not request.cluster.is_colocated:
         gpus.append(engine_gpu(request))
     widest = max(
@@ -101,11 +101,6 @@ def judge(request: PlanRequest, layout: Layout) -> Verdict:
         host_bytes=host,
         host_capacity=request.cluster.host_memory,
     )
-
-
-def _host_bytes(request: PlanRequest, gpu: GPUMemory) -> int:
-    """A node full of such ranks."""
-    return min(request.cluster.gpus_per_node, request.cluster.num_trainer_gpus) * sum(gpu.host.values())
 
 
 def judge_all(request: PlanRequest) -> tuple[list[Verdict], list[Verdict]]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from gtpo_megatron.planner.hardware import GIB
 from gtpo_megatron.planner.layout import Layout
-from gtpo_megatron.planner.phases import PARTS, PHASES, GPUMemory, Phase, engine_of
+from gtpo_megatron.planner.phases import PARTS, PHASES, GPUMemory, Phase, engine_of, node_host
 from gtpo_megatron.planner.plan import Plan
 from gtpo_megatron.planner.search import Verdict
 
@@ -147,9 +147,10 @@ def _stage_table(gpus: Sequence[GPUMemory], shown: Verdict) -> Table:
 
 
 def _print_host(plan: Plan, gpus: Sequence[GPUMemory], shown: Verdict, console: Console) -> None:
-    request = plan.request
-    ranks = min(request.cluster.gpus_per_node, request.cluster.num_trainer_gpus)
-    parts = ", ".join(f"{what} {ranks * size / GIB:.0f}" for what, size in gpus[0].host.items())
+    ranks = [gpu for gpu in gpus if gpu.role != "engine"]
+    nodes = [node_host(plan.request, gpu) for gpu in ranks]
+    fullest = max(nodes, key=lambda parts: sum(parts.values()))
+    parts = ", ".join(f"{what} {size / GIB:.0f}" for what, size in fullest.items())
     limit = f" of {shown.host_capacity / GIB:.0f}" if shown.host_capacity else ", not checked (--host-memory)"
     console.print(
         f"host memory of a node: {shown.host_bytes / GIB:.0f} GiB{limit}: {parts}",

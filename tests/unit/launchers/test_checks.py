@@ -3,17 +3,19 @@
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.errors import ConfigError
 from launchers.checks import check_job, check_world
-from launchers.job_folder import job_folder
+from launchers.job_folder import container_image, job_folder, mounts, settings
 from launchers.options import SlurmOptions
 from launchers.slurm import PROGRAM
 from tests.unit.launchers.jobs import ANYWHERE, big_options, tiny_options
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 APART = ["--rollout.placement", "disaggregated", "--weight-sync.transport", "process_group"]
 
 
@@ -84,6 +86,7 @@ def test_gpus_of_the_last_node_that_nobody_uses_are_planned_as_such(tmp_path, ap
     smaller = [
         *("--parallel.num-ranks", "60", "--parallel.pipeline-parallel-size", "1", "--rollout.num-engines", "15"),
         *("--parallel.tensor-parallel-size", "4", "--model.path", "Qwen/Qwen2.5-7B", "--dry-run"),
+        *("--stop-before-s", "3600"),  # one engine measures for long
     ]
     checked = check(big_options(*smaller, *apart, run_dir=tmp_path))
     own, whole = ("60 GPUs train, 4 generate", "1 vLLM") if apart else ("every GPU generates and trains", "15 vLLM")
@@ -102,6 +105,13 @@ def test_a_node_too_many_without_gpus():
         (["--gpu-memory-gib", "40"], r"TP4 PP4 DP4 does not fit: .*GiB too much"),
         (["--stop-before-s", "20"], r"shorter than a step, \d+ s \(estimate of gtpo-megatron plan\)"),
         (["--time", "5"], "is 300 s"),
+        (
+            ["--stop-before-s", "300"],
+            r"one held-out set takes to measure, olympiadbench \d+ s \(1.7 times the estimate",
+        ),
+        (["--time", "00:30:00"], r"--time 00:30:00 is 1800 s: a measurement on all held-out sets takes \d+ s"),
+        (["--mem", "300G"], r"a node needs \d+ GiB of host memory, \d+ GiB too much"),
+        (["--host-memory-gib", "300"], r"a node needs \d+ GiB of host memory, \d+ GiB too much"),
         (["--model.path", "nobody/knows-this"], "nobody/knows-this"),
         (
             ["--parallel.tensor-parallel-size", "16", "--parallel.pipeline-parallel-size", "4"],
@@ -171,3 +181,73 @@ def test_steps_that_were_measured_count_more_than_estimates(tmp_path):
     with pytest.raises(ConfigError, match=r"shorter than a step, 200 s \(median of this run's last steps\)"):
         check(options)
     assert check(dataclasses.replace(options, stop_before_s=250)).remarks == []
+
+
+def test_host_memory_that_is_enough_is_in_the_plan(tmp_path):
+    text = check(big_options("--dry-run", "--mem", "1T", run_dir=tmp_path)).memory.text
+    assert " GiB of 1024: " in text
+    assert "object store 16" in text
+
+
+def test_a_measured_evaluation_counts_more_than_an_estimate(tmp_path):
+    """Shared out by responses: 960 s, of which 15/20 are the first set's."""
+    sets = tmp_path / "sets"
+    sets.mkdir()
+    row = (REPOSITORY / "assets" / "arithmetic" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    for name, num in (("large", 15), ("small", 5)):
+        (sets / f"{name}.jsonl").write_text(f"{row}\n" * num, encoding="utf-8")
+    rows = [{"step": 0, "timing/evaluation_s": 960.0}, {"step": 1, "timing/step_s": 10.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    arguments = ["--evaluation.path", "", "--evaluation.num-problems", "0", "--evaluation.benchmarks"]
+    arguments += [f"large={sets}/large.jsonl", f"small={sets}/small.jsonl"]
+    options = tiny_options(*arguments, "--stop-before-s", "700", run_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"measure, large 720 s \(this run's longest measurement\)"):
+        check(options)
+    check(dataclasses.replace(options, stop_before_s=721))
+    with pytest.raises(ConfigError, match="--time 20 is 1200 s: a measurement on all held-out sets takes 960 s"):
+        check(dataclasses.replace(options, stop_before_s=721, time="20"))
+
+
+def in_container(tmp_path, *overrides):
+    options = tiny_options("--container", "registry.example/gtpo:1", *overrides, run_dir=tmp_path / "run")
+    return options, job_folder(options, submission="s")
+
+
+def test_an_image_file_is_named_by_its_whole_path(tmp_path, monkeypatch):
+    """pyxis would look for ``gtpo.sqsh`` in a registry."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gtpo.sqsh").touch()
+    options = tiny_options("--container", "gtpo.sqsh", run_dir=tmp_path / "run")
+    check(options)
+    assert container_image(options) == f"{tmp_path}/gtpo.sqsh"
+    assert f"IMAGE={tmp_path}/gtpo.sqsh\n" in settings(job_folder(options, submission="s"), options)
+    options, _ = in_container(tmp_path)
+    assert container_image(options) == "registry.example/gtpo:1"
+
+
+@pytest.mark.parametrize("name", ["my dir", "a,b", "a:b"])
+def test_a_folder_that_cannot_be_mounted_is_named(tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    options, _ = in_container(tmp_path)
+    with pytest.raises(ConfigError, match=f"/{name}' must be seen inside the container, and srun takes no blanks"):
+        check(options)
+    check(tiny_options(run_dir=tmp_path / "run"))  # outside of a container it may have any name
+
+
+def test_what_files_are_links_to_is_mounted_too(tmp_path):
+    """The hub's cache: ``snapshots/REVISION/config.json -> ../../blobs/HASH``; and a data file that is a link twice."""
+    cache, data = tmp_path / "cache", tmp_path / "data"
+    blobs, snapshot = cache / "blobs", cache / "snapshots" / "abc"
+    for folder in (blobs, snapshot, data / "links", data / "more", data / "rows"):
+        folder.mkdir(parents=True)
+    (blobs / "hash").touch()
+    (snapshot / "config.json").symlink_to("../../blobs/hash")
+    (data / "rows" / "train.jsonl").touch()
+    (data / "more" / "train.jsonl").symlink_to(data / "rows" / "train.jsonl")
+    (data / "links" / "train.jsonl").symlink_to(data / "more" / "train.jsonl")
+    arguments = ["--model.path", str(snapshot), "--data.train-path", str(data / "links" / "train.jsonl")]
+    options, job = in_container(tmp_path, *arguments)
+    found = {mount.partition(":")[0] for mount in mounts(job, options)}
+    assert found >= {str(path) for path in (blobs, snapshot, data / "links", data / "more", data / "rows")}
+    assert str(tmp_path) not in found

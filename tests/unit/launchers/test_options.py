@@ -16,6 +16,8 @@ from tests.unit.launchers.jobs import tiny_options
         (["--ray-port", "70000"], "--ray-port 70000: must be a port"),
         (["--chain", "0"], "--chain 0"),
         (["--stop-before-s", "0"], "--stop-before-s 0"),
+        (["--mem", "lots"], "--mem 'lots': must be a whole number and K, M, G or T"),
+        (["--host-memory-gib", "-1"], "--host-memory-gib -1.0: must be 0 or more"),
         (["--sbatch", "qos"], "must be written name=value"),
         (["--env", "NAME"], "must be written NAME=VALUE"),
         (["--env", "MY-NAME=1"], "must be written NAME=VALUE"),
@@ -23,6 +25,8 @@ from tests.unit.launchers.jobs import tiny_options
         (["--env", "WANDB_API_KEY=abc"], "looks like a secret"),
         (["--container-mount", "/a:/b"], "needs --container"),
         (["--container", "x", "--container-mount", "/a"], "must be SOURCE:TARGET"),
+        (["--container", "x", "--container-mount", "/my dir:/a"], "takes no blanks, commas or quotes"),
+        (["--container", "my image.sqsh"], "takes no blanks, commas or quotes"),
     ],
 )
 def test_each_mistake_is_named(overrides, message):
@@ -32,3 +36,19 @@ def test_each_mistake_is_named(overrides, message):
 
 def test_good_options_pass():
     tiny_options("--sbatch", "qos=high", "comment=a=b", "--env", "NCCL_DEBUG=INFO", "X=").check()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mebibytes"),
+    [
+        ([], 0),
+        (["--mem", "0"], 0),
+        (["--mem", "2048"], 2048),
+        (["--mem", "3g"], 3072),
+        (["--mem", "1T"], 1 << 20),
+        (["--host-memory-gib", "1.5"], 1536),
+        (["--mem", "0", "--host-memory-gib", "2"], 2048),
+    ],
+)
+def test_memory_of_a_node_as_slurm_writes_it(overrides, mebibytes):
+    assert tiny_options(*overrides).host_memory_bytes == mebibytes << 20

@@ -3,6 +3,7 @@
 import pytest
 
 from gtpo_megatron.errors import ConfigError
+from launchers.evaluation_time import EvaluationTime
 from launchers.walltime import check_room, to_seconds
 
 
@@ -45,3 +46,28 @@ def test_a_limit_without_room_for_a_step_is_refused(text, stop_before_s, step_s,
 def test_a_limit_with_room_is_fine():
     check_room("04:00:00", stop_before_s=900, step_s=86, source="estimate")
     check_room("5", stop_before_s=60, step_s=0, source="")
+
+
+SETS = EvaluationTime(by_set={"aime24": 100.0, "math500": 1900.0, "amc23": 1000.0}, source="estimate")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_before_s", "message"),
+    [
+        (
+            "1-0",
+            900,
+            r"--stop-before-s 900 is shorter than one held-out set .* math500 1900 s \(estimate\).*least 2280",
+        ),
+        ("01:15:00", 2400, r"--time 01:15:00 is 4500 s: a measurement on all .* takes 3000 s .* give at least 5460 s"),
+    ],
+)
+def test_a_limit_without_room_for_a_measurement_is_refused(text, stop_before_s, message):
+    with pytest.raises(ConfigError, match=message):
+        check_room(text, stop_before_s=stop_before_s, step_s=86, source="estimate", evaluation=SETS)
+
+
+def test_a_limit_with_room_for_a_measurement_is_fine():
+    check_room("01:31:00", stop_before_s=2400, step_s=86, source="estimate", evaluation=SETS)
+    nothing = EvaluationTime(by_set={}, source="")
+    check_room("5", stop_before_s=60, step_s=0, source="", evaluation=nothing)

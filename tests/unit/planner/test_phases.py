@@ -6,7 +6,7 @@ import pytest
 
 from gtpo_megatron.planner.hardware import FRAGMENTATION, GIB
 from gtpo_megatron.planner.layout import Layout
-from gtpo_megatron.planner.phases import PHASES, engine_gpu, engine_of, trainer_gpu
+from gtpo_megatron.planner.phases import PHASES, engine_gpu, engine_of, node_host, trainer_gpu
 from gtpo_megatron.planner.request import Push
 from gtpo_megatron.planner.search import judge
 from gtpo_megatron.planner.trainer_state import stage_parameters, trainer_state
@@ -130,6 +130,25 @@ def test_buckets_on_the_gpus_stay_and_buckets_on_the_host_are_the_node_s():
     assert "push buffers" not in there.host
     # the embedding in its full shape, which vLLM cuts its own part out of
     assert here.phases["push"]["push buffers"] > 152064 * 5120 * 2
+
+
+@pytest.mark.parametrize(
+    ("clusters", "num_ranks", "num_engines"),
+    [
+        ({}, 8, 0),
+        ({"num_gpus": 72, "num_rollout_gpus": 8}, 8, 0),
+        ({"num_gpus": 8, "num_rollout_gpus": 4}, 4, 4),
+        ({"num_gpus": 8, "num_rollout_gpus": 4, "gpus_per_node": 16}, 4, 4),
+    ],
+)
+def test_the_fullest_node_has_its_engines_and_its_object_store(clusters, num_ranks, num_engines):
+    asked = replace(request(**clusters), object_store_bytes=16 * GIB)
+    rank, engine = trainer_gpu(asked, LAYOUT, 0), engine_gpu(asked)
+    node = node_host(asked, rank)
+    assert node["object store"] == 16 * GIB
+    assert node["processes"] == num_ranks * rank.host["processes"] + num_engines * engine.host["processes"]
+    assert node["checkpoint staging"] == num_ranks * rank.host["checkpoint staging"]
+    assert "object store" not in node_host(replace(asked, object_store_bytes=0), rank)
 
 
 def test_a_gathered_optimizer_passes_through_gpu_and_host():

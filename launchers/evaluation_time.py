@@ -1,0 +1,87 @@
+"""How long a measurement on the held-out sets takes, from this run's own or from the memory plan's estimate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.adapters.known import adapter_of
+from gtpo_megatron.data.files import read_records
+from gtpo_megatron.planner.layout import Layout
+from gtpo_megatron.planner.request import PlanRequest
+from gtpo_megatron.planner.search import judge
+
+ESTIMATE_MARGIN = 1.7
+"""A published run's time over its estimate (docs/planning.md): what a limit must leave room for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationTime:
+    """Of one measurement.
+
+    Attributes:
+        by_set: seconds by label of the held-out set; empty where nothing is known.
+        source: where they are known from.
+    """
+
+    by_set: Mapping[str, float]
+    source: str
+
+    @property
+    def total_s(self) -> float:
+        """Of all sets."""
+        return sum(self.by_set.values())
+
+    @property
+    def longest(self) -> tuple[str, float]:
+        """The set that takes longest, and its seconds; a request to stop is heard between two sets."""
+        return max(self.by_set.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def num_responses(config: RunConfig) -> dict[str, int]:
+    """Responses of a measurement, by label of the set: known sets' published sizes, local files' own."""
+    evaluation, found = config.evaluation, {}
+    for label, dataset in evaluation.sets.items():
+        if dataset.path:
+            num = sum(1 for _ in read_records(dataset.path)) if Path(dataset.path).is_file() else 0
+        else:
+            num = adapter_of(dataset.name).num_problems
+        found[label] = min(evaluation.num_problems or num, num) * evaluation.samples
+    return found
+
+
+def estimated_s(request: PlanRequest, layout: Layout, config: RunConfig) -> dict[str, float]:
+    """Seconds by label, as the memory plan estimates a step's generation: half the longest response is the mean."""
+    longest = config.evaluation.sampling.max_response_tokens
+    seconds = {}
+    for label, num in num_responses(config).items():
+        batch = replace(
+            request.batch,
+            num_responses=num,
+            max_sequence_tokens=config.data.max_prompt_tokens + longest,
+            max_response_tokens=longest,
+            mean_response_tokens=longest / 2,
+        )
+        seconds[label] = judge(replace(request, batch=batch), layout).time.generate if num else 0.0
+    return seconds
+
+
+def evaluation_time(
+    rows: Sequence[Mapping[str, Any]], estimated: Mapping[str, float], config: RunConfig
+) -> EvaluationTime:
+    """This run's longest measurement, shared out by the sets' responses, else the estimate.
+
+    Args:
+        rows: of the run's ``metrics.jsonl``, if it has begun.
+        estimated: by label; empty where there are no GPUs.
+        config: of the run.
+    """
+    measured = max((row.get("timing/evaluation_s") or 0.0 for row in rows), default=0.0)
+    if not measured:
+        by_set = {label: ESTIMATE_MARGIN * seconds for label, seconds in estimated.items()}
+        return EvaluationTime(by_set=by_set, source=f"{ESTIMATE_MARGIN} times the estimate of gtpo-megatron plan")
+    responses = num_responses(config)
+    total = sum(responses.values())
+    by_set = {label: measured * num / total for label, num in responses.items()} if total else {}
+    return EvaluationTime(by_set=by_set, source="this run's longest measurement")
