@@ -23,7 +23,7 @@ readonly HEAD_FILE=$LAUNCH_DIR/head.$ATTEMPT ENDED_FILE=$LAUNCH_DIR/ended.$ATTEM
 readonly TOLD_FILE=$LAUNCH_DIR/told.$ATTEMPT
 readonly RAY_LOG=$LOG_DIR/ray-$ATTEMPT-node$NODE.log RAY_FOLDER=/tmp/ray-$ATTEMPT
 readonly MARK=GTPO_LAUNCH=$ATTEMPT
-ray_pid='' driver_pid='' is_head=$((NODE == 0))
+ray_pid='' driver_pid='' has_driver=0 is_head=$((NODE == 0))
 
 say() { echo "[node $NODE, $(hostname)] $*"; }
 
@@ -93,8 +93,8 @@ tell_driver() { [[ -n $driver_pid ]] && kill -USR1 "$driver_pid" 2>/dev/null; }
 end_driver() {
   touch "$TOLD_FILE"
   ((is_head)) || return
-  [[ -n $driver_pid ]] || fail "$EXIT_STOPPED" "told to end before the driver was started"
-  kill -TERM "$driver_pid" 2>/dev/null
+  ((has_driver)) || fail "$EXIT_STOPPED" "told to end before the driver was started"
+  [[ -n $driver_pid ]] && kill -TERM "$driver_pid" 2>/dev/null # else it has ended, and its own status counts
 }
 
 run_head() {
@@ -104,7 +104,7 @@ run_head() {
   say "Ray head at $address:$port"
   env "$MARK" "$PYTHON" -m gtpo_megatron.cli train "$CONFIG" --run-dir "$RUN_DIR" --resume \
     --cluster.address "$address:$port" --cluster.num-nodes "$SLURM_NNODES" &
-  driver_pid=$!
+  driver_pid=$! has_driver=1
   while kill -0 "$driver_pid" 2>/dev/null; do wait "$driver_pid"; done # a signal ends a wait, not the driver
   wait "$driver_pid"
   local status=$?
