@@ -17,7 +17,7 @@ from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.algorithms.credit import Credit
 from gtpo_megatron.algorithms.loss_terms import SumCount
 from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.algorithms.update import UpdateTensors
+from gtpo_megatron.algorithms.update import UpdateTensors, off_policy_statistics
 from gtpo_megatron.batch import RolloutBatch, TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
@@ -116,7 +116,9 @@ class PolicyUpdate:
             if not self._has_scoring_pass:
                 # on policy: the weights have not moved since the responses were sampled
                 arguments["old_logprobs"] = logprobs.detach()
-                metrics = gap_metrics(token_logprobs.detach().cpu(), _sampler_logprobs(batch.scored.rollouts, micro))
+                metrics = self._sampler_metrics(
+                    batch.scored.rollouts, micro, token_logprobs.detach(), logprobs.detach(), arguments["response_mask"]
+                )
             terms = policy_loss(self._config.algorithm, logprobs=logprobs, **arguments)
             share = terms.loss_sum / weight
             return share, (float(share.detach()), metrics | _as_means(terms.statistics))
@@ -196,10 +198,27 @@ class PolicyUpdate:
             response_mask=mask,
             group_ids=rollouts.group_ids[index],
             old_logprobs=scores.old_logprobs[index],
-            # without a scoring pass the old log-probs are the sampler's, and there is nothing to compare
+            # without a scoring pass the old log-probs here are the sampler's; the forward pass compares
             rollout_logprobs=rollouts.rollout_logprobs[index] if self._has_scoring_pass else None,
             dp_group=self._groups.dp,
         ).to(self._head.model.output_weight().device)
+
+    def _sampler_metrics(
+        self, rollouts: RolloutBatch, micro: PackedMicroBatch, token_logprobs: Tensor, logprobs: Tensor, mask: Tensor
+    ) -> Metrics:
+        """How far the sampler's log-probs are from the trainer's before its update, which a scoring pass would say.
+
+        Args:
+            rollouts: of this rank.
+            micro: the micro-batch.
+            token_logprobs: ``[R]``, the trainer's, of its response tokens.
+            logprobs: ``[rows, width]``, the same.
+            mask: ``[rows, width]``, tokens in the loss.
+        """
+        rows = torch.tensor(micro.rows, dtype=torch.int64)
+        sampled = rollouts.rollout_logprobs[rows, : logprobs.shape[1]].to(logprobs.device)
+        statistics = off_policy_statistics(self._config.algorithm.off_policy, logprobs, sampled, mask)
+        return gap_metrics(token_logprobs.cpu(), _sampler_logprobs(rollouts, micro)) | _as_means(statistics)
 
     def _global_weight(self, prepared: UpdateTensors) -> float:
         """The loss's denominator over all micro-batches and data-parallel ranks; it does not depend on log-probs.

@@ -169,17 +169,25 @@ def prepare_update(
         )
 
 
+def off_policy_statistics(
+    config: OffPolicyConfig, old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor
+) -> dict[str, SumCount]:
+    """``correction_statistics`` of the correction that is configured, whether it is made or ``off``."""
+    ratio = correction_ratio(old_logprobs, rollout_logprobs, response_mask, config.level)
+    return correction_statistics(
+        ratio, old_logprobs, rollout_logprobs, response_mask, lower=config.lower, upper=config.upper
+    )
+
+
 def _correct(
     config: OffPolicyConfig, old_logprobs: Tensor, rollout_logprobs: Tensor | None, response_mask: Tensor
 ) -> tuple[Tensor | None, dict[str, SumCount]]:
     if rollout_logprobs is None:
         return None, {}
-    ratio = correction_ratio(old_logprobs, rollout_logprobs, response_mask, config.level)
-    statistics = correction_statistics(
-        ratio, old_logprobs, rollout_logprobs, response_mask, lower=config.lower, upper=config.upper
-    )
+    statistics = off_policy_statistics(config, old_logprobs, rollout_logprobs, response_mask)
     if config.mode == "off":
         return None, statistics
+    ratio = correction_ratio(old_logprobs, rollout_logprobs, response_mask, config.level)
     weights = correction_weights(ratio, masks=config.mode == "mask", lower=config.lower, upper=config.upper)
     return weights, statistics
 

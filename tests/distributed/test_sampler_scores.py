@@ -1,0 +1,53 @@
+"""Without a scoring pass an update measures the sampler as one with it does."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gtpo_megatron.observability.metrics import to_scalars
+from tests.dist_utils import run_processes
+from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
+
+pytestmark = [
+    pytest.mark.megatron,
+    pytest.mark.distributed,
+    pytest.mark.usefixtures("megatron"),
+    pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
+]
+
+LEVELS = ("token", "sequence")
+
+
+def one_step(rank, world_size, init_method, config, rollouts):
+    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+
+    actor = MegatronActor(config, global_rank=rank, init_method=init_method)
+    take = actor.score_tokens if config.rollout.entropy_source == "actor" else actor.adopt_scores
+    scored, metrics = take(rollouts, range(8))
+    batch, _ = actor.assign_credit(scored, make_rewards(failed=(3,)))
+    return scored.scores, to_scalars(metrics), to_scalars(actor.update(batch, 1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_off_policy_statistics_with_and_without_a_scoring_pass(tmp_path, level):
+    make_model(tmp_path, tied=True)
+    base = make_config(tmp_path, {"num_ranks": 1})  # several micro-batches
+    off_policy = dataclasses.replace(base.algorithm.off_policy, level=level, lower=0.95, upper=1.05)
+    base = dataclasses.replace(
+        base,
+        algorithm=dataclasses.replace(base.algorithm, off_policy=off_policy),
+        update=dataclasses.replace(base.update, mask_truncated=True),
+    )
+    without = dataclasses.replace(base, rollout=dataclasses.replace(base.rollout, entropy_source="rollout"))
+    [(scores, _, _)] = run_processes(one_step, 1, base, make_rollouts(), timeout_s=60)
+    noise = 0.05 * torch.randn(scores.old_logprobs.shape, generator=torch.Generator().manual_seed(2))
+    rollouts = make_rollouts(rollout_logprobs=scores.old_logprobs + noise, token_entropy=scores.token_entropy)
+    [(_, before, measured)] = run_processes(one_step, 1, base, rollouts, timeout_s=60)
+    [(_, _, found)] = run_processes(one_step, 1, without, rollouts, timeout_s=60)
+    names = {name for name in measured if name.startswith("off_policy/")}
+    assert len(names) == 5
+    assert 0 < measured["off_policy/outside_frac"] < 1
+    for name in {*names, "policy/loss"}:
+        assert found[name] == pytest.approx(measured[name], rel=1e-4), name
+    assert found["sync/logprob_gap_max"] == pytest.approx(before["sync/logprob_gap_max"], rel=1e-4)
