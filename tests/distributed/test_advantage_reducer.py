@@ -10,11 +10,14 @@ from torch import Tensor
 from gtpo_megatron.algorithms import assign_credit, prepare_update
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
+    CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DrGRPOConfig,
     EntropyAdvantageConfig,
     GRPOConfig,
     GRPOSConfig,
+    GSPOConfig,
     GTPOConfig,
     KLCovConfig,
     TopEntropyConfig,
@@ -33,6 +36,7 @@ CONFIGS: list[AlgorithmConfig] = [
     GTPOConfig(),
     GTPOConfig(formulation="v1", advantage_scope="group"),
     GTPOConfig(formulation="v2", alpha1=0.9, kappa=4.0, length_penalty=PENALTY),
+    GTPOConfig(formulation="v1_clipped", alpha1=0.9, kappa=4.0),
     GTPOConfig(entropy_axis="matrix", advantage_pool="per_set"),
     GTPOConfig(entropy_axis="response", advantage_pool="combined", std_ddof=1),
     GTPOConfig(entropy_mean="geometric", one_sided_groups="keep"),
@@ -42,8 +46,12 @@ CONFIGS: list[AlgorithmConfig] = [
     GTPOConfig(weight_source="surprisal", shaped_sides="negative"),
     GRPOSConfig(),
     GRPOSConfig(formulation="v2", sequence_entropy_mean="geometric", entropy_mean="geometric"),
+    GRPOSConfig(formulation="v1_clipped", beta1=0.9, kappa=4.0),
     GRPOSConfig(weight_source="shuffled", entropy_scope="batch", advantage_scope="batch"),
     GRPOConfig(loss_denominator="group"),
+    DrGRPOConfig(norm_tokens=13),
+    GSPOConfig(),
+    CISPOConfig(),
     DAPOConfig(length_penalty=SoftOverlongPenalty(max_tokens=12, buffer_tokens=6, applies_to="all")),
     EntropyAdvantageConfig(),
     TopEntropyConfig(),
@@ -136,10 +144,16 @@ def check_dealings(inputs: Inputs, world_size: int, owners: list[Tensor], config
 NUM_ROWS = len(Inputs(0).old)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+def random_deal(world_size: int, num_holders: int, generator: torch.Generator) -> Tensor:
+    """A rank for every row, of ``num_holders`` ranks drawn at random; the others stay empty."""
+    holders = torch.randperm(world_size, generator=generator)[:num_holders]
+    return holders[torch.randint(0, num_holders, (NUM_ROWS,), generator=generator)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_algorithm_gives_the_bits_of_one_process(world_size: int) -> None:
     generator = torch.Generator().manual_seed(world_size)
-    owners = [torch.randint(0, world_size, (NUM_ROWS,), generator=generator)]
+    owners = [random_deal(world_size, num_holders, generator) for num_holders in (world_size, world_size - 1)]
     check_dealings(Inputs(world_size), world_size, owners, CONFIGS)
 
 
