@@ -154,6 +154,7 @@ class RankCheckpoint:
         if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(self._optimizer)):
             _count_from_zero(state["optimizer"])
         self._optimizer.load_state_dict(state["optimizer"])
+        _let_offloaded_count(self._optimizer)
         self._schedule.load_state_dict(state["schedule"])
         if same_layout:
             _restore_random_states(state[RANDOM_KEY])
@@ -356,11 +357,23 @@ def _zero_offloaded_moments(inner: Any) -> None:
     inner.zero_grad()
     for group, rate in zip(inner.param_groups, rates, strict=True):
         group["lr"] = rate
-    # torch's Adam counts in every parameter's state, Transformer Engine's in the groups
-    for part in inner.sub_optimizers:
+    # torch's Adam counts in every parameter's state, Transformer Engine's in the groups; later versions copy it up
+    for part in (inner, *inner.sub_optimizers):
         for counted in (*part.state.values(), *part.param_groups):
             if "step" in counted:
                 counted["step"] = counted["step"] * 0
+
+
+def _let_offloaded_count(optimizer: Any) -> None:
+    """Takes the loaded count out of the groups of Megatron's optimizer on the host.
+
+    Before every step they are written over those of the optimizers inside, which have the count too and go on with it:
+    in Megatron-core 0.16 the share on the GPU would count to the same number for ever.
+    """
+    for _, inner in _inner_optimizers(optimizer):
+        if hasattr(inner, "sub_optimizers"):
+            for group in inner.param_groups:
+                group.pop("step", None)
 
 
 def _inner_optimizers(optimizer: Any) -> list[tuple[Any, Any]]:

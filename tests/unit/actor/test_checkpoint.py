@@ -43,6 +43,15 @@ class OnGpu(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
+class GroupCountingAdam(torch.optim.AdamW):
+    """Counts in its groups besides, as Transformer Engine's Adam does, whose class comes without torch's."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+        return super().step(closure)
+
+
 @pytest.fixture
 def offloading(monkeypatch):
     """Makes Megatron's own optimizer for offloading, over parameters that say they are on a GPU."""
@@ -58,7 +67,7 @@ def offloading(monkeypatch):
             [{"params": parameters}],
             offload_fraction=fraction,
             cpu_optimizer_cls=torch.optim.AdamW,
-            gpu_optimizer_cls=torch.optim.AdamW,
+            gpu_optimizer_cls=GroupCountingAdam,
             overlap_cpu_optimizer_d2h_h2d=False,
             pin_cpu_grads=False,
             param_update_in_fp32=True,
@@ -80,6 +89,10 @@ def update(part, parameters):
     part.optimizer.step()
     part.optimizer.zero_grad()
     return [state["master_param"].clone() for state in part.optimizer.state.values()]
+
+
+def groups_on_gpu(part):
+    return part.optimizer.gpu_optimizer.param_groups if part.optimizer.gpu_optimizer else []
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
@@ -105,8 +118,10 @@ def test_an_offloaded_optimizer_gets_zeroed_moments_and_goes_on_as_if_it_had_not
         assert not state["exp_avg"].any()
         assert not state["exp_avg_sq"].any()
     assert [group["lr"] for group in part.optimizer.param_groups] == [RATE]
+    assert all(group.get("step", 0) == 0 for group in groups_on_gpu(part))
     for mine, other in zip(update(part, parameters), update(untouched, its_parameters), strict=True):
         assert torch.equal(mine, other)
+    assert all(group["step"] == 1 for group in groups_on_gpu(part))
 
 
 def test_moments_of_an_offloaded_optimizer_that_has_some_are_left_alone(offloading):
@@ -120,3 +135,18 @@ def test_moments_of_an_offloaded_optimizer_that_has_some_are_left_alone(offloadi
     assert before["step"] == 1
     assert before["exp_avg"].any()
     assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_what_is_left_on_the_gpu_goes_on_counting_after_a_load(offloading):
+    from gtpo_megatron.actor.checkpoint import _let_offloaded_count
+
+    part, parameters = offloading(0.5)
+    update(part, parameters)
+    state = part.optimizer.state_dict()
+    for group in state["param_groups"]:
+        group["step"] = 1  # where Megatron's sharded state keeps it
+    part.optimizer.load_state_dict(state)
+    _let_offloaded_count(part)
+    for wanted in (2, 3):
+        update(part, parameters)
+        assert [group["step"] for group in groups_on_gpu(part)] == [wanted]
