@@ -23,10 +23,12 @@ class EvaluationTime:
     Attributes:
         by_set: seconds by label of the held-out set; empty where nothing is known.
         source: where they are known from.
+        is_measured: by the run itself, which has begun: what it measures on is settled.
     """
 
     by_set: Mapping[str, float]
     source: str
+    is_measured: bool = False
 
     @property
     def total_s(self) -> float:
@@ -84,4 +86,4 @@ def evaluation_time(
     responses = num_responses(config)
     total = sum(responses.values())
     by_set = {label: measured * num / total for label, num in responses.items()} if total else {}
-    return EvaluationTime(by_set=by_set, source="this run's longest measurement")
+    return EvaluationTime(by_set=by_set, source="this run's longest measurement", is_measured=True)

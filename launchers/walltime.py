@@ -69,12 +69,13 @@ def check_room(
 
 def _check_evaluation(text: str, limit: int, stop_before_s: int, evaluation: EvaluationTime) -> None:
     label, longest_s = evaluation.longest
+    less = "" if evaluation.is_measured else ", or measure less: --evaluation.num-problems, --evaluation.samples"
     if longest_s > stop_before_s:
         raise ConfigError(
             f"--stop-before-s {stop_before_s} is shorter than one held-out set takes to measure, {label} "
             f"{longest_s:.0f} s ({evaluation.source}): the driver hears of the time limit between two sets only, so "
             f"the limit would end the job there, and all steps since the last checkpoint be lost; give at least "
-            f"{ROOM_TO_SAVE * longest_s:.0f}, or measure less: --evaluation.num-problems, --evaluation.samples"
+            f"{ROOM_TO_SAVE * longest_s:.0f}{less}"
         )
     needed = START_UP_S + evaluation.total_s + stop_before_s
     if limit < needed:
@@ -82,5 +83,5 @@ def _check_evaluation(text: str, limit: int, stop_before_s: int, evaluation: Eva
             f"--time {text} is {limit} s: a measurement on all held-out sets takes {evaluation.total_s:.0f} s "
             f"({evaluation.source}) and the driver is asked to stop {stop_before_s} s before the limit "
             f"(--stop-before-s): every job would begin the measurement before the first step anew; give at least "
-            f"{needed:.0f} s, or measure less: --evaluation.num-problems, --evaluation.samples"
+            f"{needed:.0f} s{less}"
         )

@@ -56,11 +56,18 @@ def read_earlier(folder: Path, contents: Mapping[str, str], fingerprint: str) ->
 
 
 def finished_figures(entry: Entry | None) -> Entry | None:
-    """The last whole measurement that an entry tells of, be it that entry itself or what it took over."""
-    if entry is None or (has_figures(entry) and entry["num_complete"] == entry["num_problems"]):
-        return entry
+    """The last whole measurement of most problems that an entry tells of: that entry itself, or what it took over."""
+    if entry is None:
+        return None
     earlier: Entry | None = entry.get("earlier")
+    if has_figures(entry) and entry["num_complete"] == entry["num_problems"] and not has_more(earlier, entry):
+        return entry
     return earlier or (entry if has_figures(entry) else None)
+
+
+def has_more(earlier: Entry | None, entry: Entry) -> bool:
+    """Whether the earlier measurement is of more problems of the same set."""
+    return earlier is not None and earlier["num_problems"] > entry["num_problems"]
 
 
 def has_figures(entry: Entry) -> bool:

@@ -12,7 +12,7 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.benchmark_run import Benchmark, Timing
-from gtpo_megatron.evaluation.earlier_results import FILE, FORMAT, Entry, finished_figures
+from gtpo_megatron.evaluation.earlier_results import FILE, FORMAT, Entry, finished_figures, has_more
 from gtpo_megatron.evaluation.metrics import CONFIDENCE, Interval
 from gtpo_megatron.evaluation.overall import as_json, mean_over_benchmarks
 from gtpo_megatron.evaluation.scores import ProblemResponses, Scores, mean_so_far, score
@@ -149,7 +149,8 @@ class ResultFile:
         earlier = finished_figures(self.earlier.get(benchmark.label))
         if scores is None and earlier is not None and all(earlier[name] == entry[name] for name in UNCHANGED):
             return earlier
-        if earlier is not None and (scores is None or len(complete) < len(problems.problems)):
+        is_whole = scores is not None and len(complete) == len(problems.problems)
+        if earlier is not None and (not is_whole or has_more(earlier, entry)):
             entry["earlier"] = earlier
         return entry | (self._so_far(complete) if scores is None else _figures(scores))
 

@@ -149,7 +149,8 @@ def kind_of(record: RolloutRecord, threshold: float) -> Kind:
     """By verdict first: a response without one has a reward that means nothing."""
     if record.reward_failed:
         return Kind.UNJUDGED
-    return Kind.CORRECT if record.reward >= threshold else Kind.INCORRECT
+    # as the algorithm compares: what it was given are float32 rewards
+    return Kind.CORRECT if np.float32(record.reward) >= np.float32(threshold) else Kind.INCORRECT
 
 
 def shortened(values: Sequence[float]) -> list[float]:

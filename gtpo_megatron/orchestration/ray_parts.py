@@ -178,7 +178,6 @@ class RayTransfer:
 
     def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
         """Whoever dies or fails first is named, whichever side it is on."""
-        self._engine.replace_dead()
         sending = self._actor.sending(version, with_checksums=with_checksums)
         receiving = self._engine.receiving(version, with_checksums=with_checksums)
         answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)

@@ -109,8 +109,9 @@ class RankProcess(_Process):
         return getattr(self._actor, method)(*gathered, **kwargs)
 
 
-WORKER_DEATH_S = 5.0
-"""How long a failed call looks for a dead worker: its peers may report their broken collective before it is gone."""
+WORKER_DEATH_S = 2.0
+"""How long a failed call looks for a dead worker: its peers may report their broken collective before it is gone. Less
+than ``collect``'s patience after a first failure, so that the reason is still heard."""
 
 
 def _ends_with_a_worker(method: Call) -> Call:

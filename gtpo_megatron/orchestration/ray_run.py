@@ -49,7 +49,8 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
         deadline_s = config.cluster.stage_deadline_s
         engine = _engines(config, placement, starter, processes)
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
-        weight_sync = WeightSync(config.weight_sync, RayTransfer(actor, engine, deadline_s=deadline_s))
+        transfer = RayTransfer(actor, engine, deadline_s=deadline_s)
+        weight_sync = WeightSync(config.weight_sync, transfer, before_push=engine.replace_dead)
 
         def open_link(engines: RayEngines) -> None:
             connect(config, run_folder, actor, engines, has_gpus=placement.has_gpus)

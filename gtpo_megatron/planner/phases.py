@@ -127,18 +127,18 @@ def engine_gpu(request: PlanRequest) -> GPUMemory:
 def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
     """Host memory of the fullest node, by what for.
 
-    Ranks fill the nodes first: that is a node full of ranks, or, where all of them leave room on it, one with the first
-    engines beside them; or a node full of engines.
+    Ranks fill the nodes first: that is a node full of ranks, the last one with ranks and the first engines beside them,
+    or a node full of engines.
 
     Args:
         request: GPUs of a node, and how many of them train and generate.
         rank: of the trainer, with its share of an engine where the two are colocated.
     """
     cluster = request.cluster
-    ranks = min(cluster.gpus_per_node, cluster.num_trainer_gpus)
-    mixtures = [(ranks, min(cluster.gpus_per_node - ranks, cluster.num_rollout_gpus))]
-    if ranks == cluster.gpus_per_node:
-        mixtures.append((0, min(cluster.gpus_per_node, cluster.num_rollout_gpus)))
+    full_nodes, last = divmod(cluster.num_trainer_gpus, cluster.gpus_per_node)
+    mixtures = [(last, min(cluster.gpus_per_node - last, cluster.num_rollout_gpus))]
+    if full_nodes:
+        mixtures += [(cluster.gpus_per_node, 0), (0, min(cluster.gpus_per_node, cluster.num_rollout_gpus))]
     engine = {} if cluster.is_colocated else engine_gpu(request).host
     nodes = []
     for num_ranks, num_engines in mixtures:

@@ -15,14 +15,15 @@ _FIRST = re.compile(r"[(\[{\s]*([A-Za-z])(?:[)\]}\s]*[)\]}]|(?=\s*(?:[.:,]|$)))"
 
 _LISTED = re.compile(
     r"\s*(?:[,;/|&+]|(?:and|or)\b|[.:](?=[A-Za-z]\b|\s*[A-J]\s*$))\s*(?:(?:and|or)\b\s*)?"
-    r"[A-Ja-j](?=\s*(?:$|[,;/|&+.:)\]]|(?:and|or)\b))"
+    r"([A-Ja-j])(?=\s*(?:$|[,;/|&+.:)\]]|(?:and|or)\b))"
 )
 """Right after the first letter: ``, B``, ``or B``, ``/B``; not ``, a triangle``, ``. x``."""
-_BRACKETED = re.compile(r"(?<![\w\\])[(\[]\s*[A-Ja-j]\s*[)\]]")
+_BRACKETED = re.compile(r"(?<![\w\\])[(\[]\s*([A-Ja-j])\s*[)\]]")
 """``(B)``, but not in ``f(a)``."""
+_ENDS_IN_WORD = re.compile(r"[A-Za-z]\s*$")
 _LABEL = {
-    True: re.compile(r"(?<![\w.(\[\\])[A-J]\s*[).:](?!\w)"),
-    False: re.compile(r"(?<![\w.(\[\\])[a-j]\s*[).:](?!\w)"),
+    True: re.compile(r"(?<![\w.(\[\\])([A-J])\s*[).:](?!\w)"),
+    False: re.compile(r"(?<![\w.(\[\\])([a-j])\s*[).:](?!\w)"),
 }
 """``B. 4`` or ``B) 4``, by whether the first letter is in upper case; not ``e.g.``."""
 
@@ -54,6 +55,23 @@ def _letter(text: str) -> str | None:
     first = _FIRST.match(plain)
     if first is None:
         return None
-    rest = plain[first.end() :]
-    is_several = _LISTED.match(rest) or _BRACKETED.search(rest) or _LABEL[first[1].isupper()].search(rest)
-    return None if is_several else first[1].upper()
+    return None if _names_another(first, plain[first.end() :]) else first[1].upper()
+
+
+def _names_another(first: re.Match[str], rest: str) -> bool:
+    """Whether another choice is listed behind the first one.
+
+    A letter after a word belongs to the choice's text (``Group (A) elements``, ``Type A: common``), unless it is the
+    next one of the alphabet, in brackets: ``(A) apples (B) pears``.
+    """
+    letter = first[1].upper()
+    listed = _LISTED.match(rest)
+    if listed is not None and listed[1].upper() != letter:
+        return True
+    for pattern in (_BRACKETED, _LABEL[first[1].isupper()]):
+        for found in pattern.finditer(rest):
+            other = found[1].upper()
+            is_next = pattern is _BRACKETED and ord(other) == ord(letter) + 1
+            if other != letter and (is_next or not _ENDS_IN_WORD.search(rest[: found.start()])):
+                return True
+    return False

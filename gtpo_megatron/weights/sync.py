@@ -1,6 +1,7 @@
 """(9) The push of new weights from the trainer's ranks into the sampler, verified."""
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from gtpo_megatron.config.rollout import WeightSyncConfig
@@ -19,11 +20,20 @@ class Transfer(Protocol):
 
 
 class WeightSync:
-    """Pushes, and compares both sides' checksums at a link's first push and every ``verify_every_steps`` versions."""
+    """Pushes, and compares both sides' checksums at a link's first push and every ``verify_every_steps`` versions.
 
-    def __init__(self, config: WeightSyncConfig, transfer: Transfer) -> None:
+    Args:
+        config: how often to compare.
+        transfer: of one push.
+        before_push: looks after the link, which may be a new one afterwards.
+    """
+
+    def __init__(
+        self, config: WeightSyncConfig, transfer: Transfer, *, before_push: Callable[[], object] = lambda: None
+    ) -> None:
         self._config = config
         self._transfer = transfer
+        self._before_push = before_push
         self._is_next_verified = True
 
     def push(self, *, version: int) -> None:
@@ -35,6 +45,7 @@ class WeightSync:
         Raises:
             WeightSyncError: a side failed, or the checksums differ; the message names the tensors.
         """
+        self._before_push()
         verify = self._is_next_verified or version % self._config.verify_every_steps == 0
         sent, received = self._transfer(version, with_checksums=verify)
         if verify:

@@ -178,6 +178,20 @@ def test_more_samples_or_benchmarks_lose_no_figure_on_the_way(tmp_path):
     assert "earlier" not in entry
 
 
+def test_fewer_problems_lose_no_figure_either(tmp_path):
+    whole = fill(benchmark(tmp_path, "x", 3), num=3)
+    result_file(tmp_path, [whole]).write_final()
+    figures = read(tmp_path)["benchmarks"]["x"]["pass_at_k"]
+    part = replace(whole, problems=replace(whole.problems, problems=whole.problems.problems[:1]))
+    for _ in range(2):
+        result_file(tmp_path, [part]).write_final()
+        entry = read(tmp_path)["benchmarks"]["x"]
+        assert (entry["num_problems"], entry["earlier"]["num_problems"]) == (1, 3)
+        assert entry["earlier"]["pass_at_k"] == figures
+    result_file(tmp_path, [whole]).write_final()
+    assert "earlier" not in read(tmp_path)["benchmarks"]["x"]
+
+
 def test_figures_without_their_responses_or_of_another_model_are_not_taken_over(tmp_path):
     result_file(tmp_path, [fill(benchmark(tmp_path, "aime24", 2), num=2)]).write_final()
     assert list(result_file(tmp_path, []).earlier) == ["aime24"]

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gtpo_megatron.observability.page_json import num_bytes
@@ -43,6 +44,9 @@ def test_the_runs_own_threshold_decides_what_is_correct_and_meeting_it_is_enough
         return [each["kind"] for each in run["groups"][0]["responses"]]
 
     assert verdicts(0.7) == ["incorrect", "correct"]
+    as_float32 = float(np.float32(0.7))  # as it is logged, and below 0.7
+    (run,) = samples([run_of([response(0, as_float32), response(0, 0.2)], threshold=0.7)]).runs
+    assert [each["kind"] for each in run["groups"][0]["responses"]] == ["correct", "incorrect"]
     assert verdicts(0.5) == ["correct", "correct"]
 
 

@@ -151,6 +151,13 @@ def test_the_fullest_node_has_its_engines_and_its_object_store(clusters, num_ran
     assert "object store" not in node_host(replace(asked, object_store_bytes=0), rank)
 
 
+def test_the_last_node_of_ranks_may_have_engines_too():
+    asked = request(num_gpus=16, num_rollout_gpus=4)
+    rank = trainer_gpu(asked, LAYOUT, 0)
+    small = replace(rank, host={"processes": 1})
+    assert node_host(asked, small)["processes"] == max(8, 4 + 4 * engine_gpu(asked).host["processes"])
+
+
 def test_a_gathered_optimizer_passes_through_gpu_and_host():
     plain = replace(LAYOUT, distributed_optimizer=False)
     assert "checkpoint staging" in trainer_gpu(request(), LAYOUT, 0).phases["save"]

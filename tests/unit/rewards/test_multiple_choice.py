@@ -51,6 +51,7 @@ def test_another_letter_or_none_is_wrong(response):
         "Answer: A) 3 B) 4",
         "Answer: (a) 3, (b) 4",
         "Answer: A) or maybe it is (B)",
+        "Answer: (A) apples (B) pears",
         r"Answer: \(A\), \(B\)",
     ],
 )
@@ -80,6 +81,11 @@ def test_a_response_that_names_several_choices_has_made_none(response, reference
         "Answer: (B) I",
         "Answer: B, x = 3 and y = 4",
         r"Answer: B: \frac{a}{b}",
+        "Answer: (B) Group (A) elements",
+        "Answer: (B) (B)",
+        r"\boxed{B: Hepatitis B: the virus}",
+        r"\boxed{B. Vitamin C. It helps}",
+        "Answer: B. Type A: common",
     ],
 )
 def test_the_text_of_a_choice_is_not_taken_for_another_choice(response):

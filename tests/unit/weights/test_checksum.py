@@ -67,3 +67,20 @@ def test_checksums_are_taken_first_and_every_so_often():
     for version in (4, 5, 6, 7):
         sync.push(version=version)
     assert asked == [(4, True), (5, False), (6, True), (7, False)]
+
+
+def test_a_link_that_is_new_before_a_push_is_verified_by_that_push():
+    asked, dead = [], {2}
+
+    def transfer(version, *, with_checksums):
+        asked.append((version, with_checksums))
+        return {}, {}
+
+    def before_push():
+        if len(asked) + 1 in dead:
+            sync.verify_next()
+
+    sync = WeightSync(WeightSyncConfig(verify_every_steps=100), transfer, before_push=before_push)
+    for version in (1, 2, 3):
+        sync.push(version=version)
+    assert asked == [(1, True), (2, True), (3, False)]
