@@ -35,10 +35,13 @@ def run(arguments: Sequence[str]) -> int:
     for result in summary.before or ():
         console.print(f"before: {result}", highlight=False)
     if summary.stopped_after is not None:
-        console.print(
-            f"stopped after step {summary.stopped_after} ({summary.stop_reason}), saved; --resume goes on",
-            highlight=False,
-        )
+        if summary.stopped_after == 0:
+            console.print(f"stopped before the first step ({summary.stop_reason}); --resume begins it", highlight=False)
+        else:
+            console.print(
+                f"stopped after step {summary.stopped_after} ({summary.stop_reason}), saved; --resume goes on",
+                highlight=False,
+            )
         return EXIT_STOPPED
     for result in summary.after or ():
         console.print(f"after:  {result}", highlight=False)

@@ -207,14 +207,21 @@ class CheckpointFolder:
     def settle(self, step: int, *, scores: Mapping[str, float], config: CheckpointConfig) -> None:
         """Adds the held-out metrics of a checkpoint's step, whose measurement had been put off.
 
+        A checkpoint without a manifest gets none; it is never the best.
+
         Raises:
             CheckpointError: the manifest could not be replaced; the measurement stays put off.
         """
         folder = self.path / f"step_{step}"
-        manifest = read_manifest(folder)
-        files = {name: entry for name, entry in manifest.files.items() if name != UNMEASURED_FILE}
         try:
-            write_aside(folder / MANIFEST_FILE, replace(manifest, scores=dict(scores), files=files).to_json())
+            manifest: Manifest | None = read_manifest(folder)
+        except CheckpointError as error:  # only under verify='none', which goes on from such a checkpoint
+            logger.warning("the scores of step %d are in the metrics alone: %s", step, error)
+            manifest = None
+        try:
+            if manifest is not None:
+                files = {name: entry for name, entry in manifest.files.items() if name != UNMEASURED_FILE}
+                write_aside(folder / MANIFEST_FILE, replace(manifest, scores=dict(scores), files=files).to_json())
             (folder / UNMEASURED_FILE).unlink()  # last: until then the next start measures again
             _sync_folder(folder)
         except OSError as error:

@@ -58,7 +58,8 @@ class RunSummary:
     Attributes:
         before: None where a resumed run did not measure it.
         after: None where a run was stopped before its end.
-        stopped_after: the step that a run was asked to stop at, and is saved at; None at the end.
+        stopped_after: the step that a run was asked to stop at, and is saved at; 0 where nothing was to be saved yet;
+            None at the end.
         stop_reason: who asked, and how.
         report: the page on the run; None before it is written, or where it could not be.
     """

@@ -75,12 +75,12 @@ decide() { # STATUS CHECKPOINT_BEFORE
   if ((CHAIN_PLACE < CHAIN)); then
     say "status $status after $now; the next job of the chain goes on"
   elif ((CHAIN > 1)); then
-    end_job "$status" "not restarted: it was the last of --chain $CHAIN; the run is saved at $now, submit it again to go on"
+    end_job "$status" "not restarted: it was the last of --chain $CHAIN; the last checkpoint is $now, submit it again to go on"
   elif ((${SLURM_RESTART_COUNT:-0} < RESTARTS)); then
     say "status $status after $now; back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
   else
-    end_job "$status" "not restarted: --restarts $RESTARTS are used up; the run is saved at $now, submit it again to go on"
+    end_job "$status" "not restarted: --restarts $RESTARTS are used up; the last checkpoint is $now, submit it again to go on"
   fi
   exit "$status"
 }

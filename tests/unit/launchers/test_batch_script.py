@@ -135,7 +135,7 @@ def test_the_second_failure_in_one_place_is_the_last(job):
 def test_restarts_are_counted(job):
     code, output = ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4", restart=3))
     assert (code, requeued(job)) == (1, False)
-    assert "--restarts 3 are used up; the run is saved at step_4" in output
+    assert "--restarts 3 are used up; the last checkpoint is step_4" in output
 
 
 def test_a_job_of_a_chain_leaves_it_to_the_next(job):
@@ -152,7 +152,7 @@ def test_the_last_job_of_a_chain_says_that_it_was(job, status):
     process.send_signal(signal.SIGUSR1)
     code, output = ended(process)
     assert (code, requeued(job)) == (status, False)
-    assert "it was the last of --chain 2; the run is saved at step_4, submit it again" in output
+    assert "it was the last of --chain 2; the last checkpoint is step_4, submit it again" in output
     assert (job.launch / "given_up").read_text() in output
 
 

@@ -242,6 +242,20 @@ def test_a_crash_after_the_row_that_was_put_off_leaves_it_there_once(tmp_path, m
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3, 4]
 
 
+def test_a_measurement_is_made_up_for_without_a_manifest(tmp_path, caplog):
+    """``--checkpoint.verify none`` goes on from what is left of a checkpoint, here as elsewhere."""
+    folder, world = RunFolder(tmp_path), World()
+    run(folder, world, measure_every=2, stop_reason=lambda: "limit" if world.version == 2 else "")
+    (folder.checkpoints.path / "step_2" / "manifest.json").unlink()
+    checkpoint = folder.checkpoints.latest("none")
+    assert checkpoint.unmeasured is not None
+    summary = run(folder, World(), checkpoint, measure_every=2)
+    assert summary.stopped_after is None
+    assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3, 4]
+    assert "the scores of step 2 are in the metrics alone" in caplog.text
+    assert not (folder.checkpoints.path / "step_2" / "unmeasured.json").exists()
+
+
 @pytest.mark.parametrize("num_measured", [0, 1])
 def test_a_request_before_the_first_step_leaves_nothing_behind(tmp_path, num_measured):
     folder, world = RunFolder(tmp_path), World()
