@@ -8,7 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,7 @@ def _shown(value: Any) -> str:
 
 
 def _plain(record: RolloutRecord) -> dict[str, Any]:
-    row = asdict(record)
+    row = {field.name: getattr(record, field.name) for field in fields(record)}  # asdict would copy every number
     row["tokens"] = list(record.tokens)
     for name in _PER_TOKEN:
         row[name] = [_rounded(value) for value in row[name]]

@@ -339,12 +339,13 @@ class Controller:
 
     def _readable(self, record: TokenRecord, reward: float, reward_failed: bool, answer: str) -> RolloutRecord:
         tokenizer = self._inputs.tokenizer
+        texts = {token: tokenizer.decode([token]) for token in set(record.response_ids)}  # a call takes microseconds
         return RolloutRecord(
             group_id=record.group_id,
             policy_version=record.policy_version,
             prompt=tokenizer.decode(record.prompt_ids),
             response=tokenizer.decode(record.response_ids),
-            tokens=[tokenizer.decode([token]) for token in record.response_ids],
+            tokens=[texts[token] for token in record.response_ids],
             token_entropy=record.token_entropy,
             shaped_rewards=record.shaped_rewards,
             advantages=record.advantages,
