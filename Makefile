@@ -12,8 +12,8 @@ RUN_DIR := runs/quickstart
 setup:
 	@tools/setup_env.sh
 
-quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two cores; RUN_DIR=... for a new folder
-	@rm -rf runs/quickstart
+quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two cores, each time anew; RUN_DIR=... for another folder
+	@[ "$(RUN_DIR)" != runs/quickstart ] || rm -rf runs/quickstart
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
 test: setup  ## everything but the suites marked slow

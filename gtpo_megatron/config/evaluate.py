@@ -20,7 +20,7 @@ class EngineConfig:
 
     Attributes:
         dtype: of the weights.
-        kv_cache_mib: memory of the key-value cache; without a number vLLM takes nearly all there is.
+        kv_cache_mib: key-value cache on each GPU of the engine; without a number vLLM takes nearly all there is.
         max_concurrent_sequences: sequences vLLM decodes together.
         tensor_parallel_size: ranks of the engine.
         num_threads: on a CPU; 0 leaves it to vLLM.

@@ -54,7 +54,7 @@ class RolloutConfig:
         sampling: the distribution that training responses come from.
         num_engines: vLLM engines; the responses of a step are dealt to them, those of one group too.
         dtype: of vLLM's weights.
-        kv_cache_mib: memory of an engine's key-value cache; without a number vLLM takes nearly all there is.
+        kv_cache_mib: key-value cache on each GPU of an engine; without a number vLLM takes nearly all there is.
         max_concurrent_sequences: sequences that an engine decodes together.
         tensor_parallel_size: ranks of an engine.
         max_engine_restarts: engines that may die and be replaced in a run; the next death ends it.

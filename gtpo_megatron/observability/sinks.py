@@ -47,7 +47,7 @@ class TensorBoardSink:
         except ImportError as error:
             raise ConfigError(
                 f"logging.tensorboard is on, but TensorBoard cannot be imported ({error}); "
-                "install it (pip install 'gtpo-megatron[tensorboard]') or set logging.tensorboard=False"
+                "install it (uv pip install tensorboard) or set logging.tensorboard=False"
             ) from error
         self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
 
@@ -80,7 +80,7 @@ class WandbSink:
         except ImportError as error:
             raise ConfigError(
                 f"logging.wandb_project={logging_config.wandb_project!r}, but wandb cannot be imported ({error}); "
-                "install it (pip install 'gtpo-megatron[wandb]') or leave logging.wandb_project out"
+                "install it (uv pip install wandb) or leave logging.wandb_project out"
             ) from error
         id_file = folder / "wandb_run_id.txt"
         if not id_file.exists():

@@ -43,7 +43,7 @@ def verify_resume(
     if config.rollout.partial:
         raise ConfigError(
             "rollout.partial=True: which token new weights meet depends on the clock, so that two unbroken runs differ "
-            "as well, and a comparison says nothing of the resume; verify with --no-rollout.partial"
+            "as well, and a comparison says nothing of the resume; verify with --rollout.no-partial"
         )
     _make_folder(output)
     config_file = output / "config.yaml"

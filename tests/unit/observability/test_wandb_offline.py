@@ -9,7 +9,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None, reason="no wandb: pip install 'gtpo-megatron[wandb]'"
+    importlib.util.find_spec("wandb") is None, reason="no wandb: uv pip install wandb"
 )
 
 WRITE = """
