@@ -1,8 +1,8 @@
 """A Qwen2 of 1.07 million parameters learns arithmetic: two Megatron ranks (TP 2), one vLLM engine, two CPU cores.
 
-Every recipe here has the same prompts, updates and steps, and differs from ``gtpo`` in its algorithm only; DAPO's dynamic
-sampling samples more. Learning rate and batch are made
-for a model of this size; the algorithm's settings are the paper's (arXiv 2508.04349v6, sec. 5).
+Every recipe here has the same prompts, updates and steps, and differs from ``gtpo`` in its algorithm only; DAPO's
+dynamic sampling samples more. Learning rate and batch are made for a model of this size; the algorithm's settings are
+the paper's (arXiv 2508.04349v6, sec. 5).
 """
 
 from pathlib import Path

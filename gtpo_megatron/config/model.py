@@ -13,7 +13,7 @@ class ModelConfig:
     Attributes:
         path: folder with ``config.json``, ``*.safetensors`` and tokenizer files.
         dtype: of the weights in forward and backward; optimizer state and gradients are always float32.
-        max_sequence_tokens: prompt plus response at most; ``data.max_prompt_tokens`` plus the response limit must fit in.
+        max_sequence_tokens: prompt plus response; ``data.max_prompt_tokens`` and the response limit must fit in.
         head_chunk_tokens: tokens whose logits are in memory at a time in the fused output layer.
         recompute: activations that the backward pass makes again instead of keeping them: ``selective`` those inside
             attention, ``full`` every layer's, which costs one more forward pass and leaves one hidden state a layer.
