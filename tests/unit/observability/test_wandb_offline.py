@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None, reason="no wandb: uv pip install wandb"
-)
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="no wandb: uv pip install wandb")
 
 WRITE = """
 import sys
