@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gtpo_megatron.study.plan import Study
 
 EXIT_INTERRUPTED = 130
-TABLE_FILE = "table.md"
-PAGE_FILE = "study.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +30,8 @@ class StudyOptions:
         arms: which arms; none given means the study's own choice.
         num_seeds: runs an arm; 0 means the study's own number.
         num_steps: of every run; 0 means the study's own number.
+        baseline: the arm that the others are compared with; empty means the study's own. Another one has a table and a
+            page of its own, ``table_BASELINE.md`` and ``study_BASELINE.html``.
         minutes: that this session may take; 0 sets no limit. What is missing is done by the same command later.
         output: folder of summaries and table: small text, made to be committed.
         runs_dir: folder of the run folders, and of the page with the curves.
@@ -42,6 +42,7 @@ class StudyOptions:
     arms: tuple[str, ...] = ()
     num_seeds: int = 0
     num_steps: int = 0
+    baseline: str = ""
     minutes: float = 0.0
     output: str = "benchmarks/results/study"
     runs_dir: str = "runs/study"
@@ -55,6 +56,9 @@ def run(arguments: Sequence[str]) -> int:
     from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
 
     study = load_study(options.study)
+    suffix = ""
+    if options.baseline not in ("", study.baseline):
+        study, suffix = replace(study, baseline=options.baseline), f"_{options.baseline}"
     arms = options.arms or study.default_arms
     output, runs_dir = Path(options.output), Path(options.runs_dir)
     runs = planned_runs(
@@ -80,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
             _say("interrupted; the same command goes on with the runs that are missing")
         finally:
             signal.signal(signal.SIGTERM, before)
-    _write_results(study, output, runs_dir, num_steps=options.num_steps or study.num_steps)
+    _write_results(study, output, runs_dir, num_steps=options.num_steps or study.num_steps, suffix=suffix)
     if is_interrupted:
         return EXIT_INTERRUPTED
     if report.failed:
@@ -111,7 +115,7 @@ def load_study(name: str) -> "Study":
     return found
 
 
-def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: int) -> None:
+def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: int, suffix: str) -> None:
     """Table and page of all finished runs with the study's settings, whichever arms were asked for last."""
     from gtpo_megatron.study.page import study_page
     from gtpo_megatron.study.plan import fingerprint, planned_runs
@@ -128,11 +132,12 @@ def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: i
     if not rows:
         _say(f"no finished run of {num_steps} steps in {output} yet")
         return
-    (output / TABLE_FILE).write_text(markdown(study, rows), encoding="utf-8")
+    table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
+    table.write_text(markdown(study, rows), encoding="utf-8")
     runs_dir.mkdir(parents=True, exist_ok=True)
-    (runs_dir / PAGE_FILE).write_text(study_page(study, rows, summaries), encoding="utf-8")
+    page.write_text(study_page(study, rows, summaries), encoding="utf-8")
     left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""
-    _say(f"{len(summaries)} runs{left_out}: {output / TABLE_FILE}, {runs_dir / PAGE_FILE}")
+    _say(f"{len(summaries)} runs{left_out}: {table}, {page}")
 
 
 def _say(sentence: str) -> None:

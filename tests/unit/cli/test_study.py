@@ -25,6 +25,20 @@ def test_a_study_that_is_done_is_only_drawn(folders, tmp_path, capsys):
     assert "GTPO v6" in (tmp_path / "runs" / "study.html").read_text()
 
 
+def test_another_baseline_has_a_table_and_a_page_of_its_own(folders, tmp_path, capsys):
+    arguments = ["study", *folders, "--table-only", "--num-steps", "4"]
+    assert dispatch.run(arguments) == 0
+    own = (tmp_path / "out" / "table.md").read_text()
+    assert dispatch.run([*arguments, "--baseline", "gtpo"]) == 0
+    assert (tmp_path / "out" / "table.md").read_text() == own
+    other = (tmp_path / "out" / "table_gtpo.md").read_text()
+    assert "Difference: to GRPO with" in own
+    assert "Difference: to GTPO v6 with" in other
+    assert (tmp_path / "runs" / "study_gtpo.html").exists()
+    assert dispatch.run([*arguments, "--baseline", "ppo"]) == 2
+    assert "arm 'ppo': the study" in capsys.readouterr().err
+
+
 def test_what_is_missing_is_left_for_later_when_there_is_no_time(folders, tmp_path, capsys):
     arguments = [
         "study",
