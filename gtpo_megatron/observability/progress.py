@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,6 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gtpo_megatron.config.evaluation import HELDOUT
+from gtpo_megatron.observability.measured_sets import labels_among, mean_metric, set_name
+
 REFRESHES_PER_S = 2.0
 """Enough for a clock that counts seconds; more only flickers over a slow connection."""
 STEPS_FOR_TIME_LEFT = 10
@@ -24,7 +27,6 @@ TWO_COLUMNS_FROM = 96
 """Terminal columns that two metrics side by side need."""
 
 FINISHED = "finished"
-HELDOUT = "eval/heldout_mean_at_k"
 GAP = "sync/logprob_gap_max"
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -42,9 +44,15 @@ class _Row:
     write: Callable[[float], str]
 
 
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+_REWARD = _Row("rollout/reward_mean", "reward", _fixed(3))
+_NO_ACCURACY = _Row("", "accuracy", _percent)
+_SETS_MEAN = "mean over benchmarks"
+"""Stands for a metric's name; the mean is of this display only."""
 _ROWS = (
-    _Row("rollout/reward_mean", "reward", _fixed(3)),
-    _Row(HELDOUT, "held-out", lambda value: f"{100 * value:.1f}%"),
     _Row("policy/entropy_nats", "entropy", _fixed(3, " nats")),
     _Row("rollout/response_length_tokens", "length", _fixed(1, " tokens")),
     _Row("throughput/tokens_per_s", "speed", _fixed(0, " tokens/s")),
@@ -88,7 +96,8 @@ class TrainingDisplay:
         self._start = self._step_start = self._stage_start = clock()
         self._stage = "starting"
         self._step_seconds: deque[float] = deque(maxlen=STEPS_FOR_TIME_LEFT)
-        self._history: dict[str, list[float]] = {row.name: [] for row in _ROWS}
+        self._history: defaultdict[str, list[float]] = defaultdict(list)
+        self._sets: list[str] = []
         self._interval = (math.nan, math.nan)
         self._outcome: str | None = None
         self._live: Live | None = None
@@ -135,12 +144,16 @@ class TrainingDisplay:
             self._step_seconds.append((now - self._step_start) / (step - self._step))
             self._step = step
         self._step_start = now
-        for name, values in self._history.items():
-            if name in scalars:
-                values.append(float(scalars[name]))
-        if HELDOUT in scalars:
-            low, high = scalars.get("eval/heldout_interval_low"), scalars.get("eval/heldout_interval_high")
+        if measured := labels_among(scalars):
+            self._sets = measured
+            benchmarks = [scalars[mean_metric(label)] for label in measured if label != HELDOUT]
+            if len(benchmarks) > 1:
+                scalars = {**scalars, _SETS_MEAN: sum(benchmarks) / len(benchmarks)}
+            low, high = (scalars.get(f"eval/{measured[0]}_interval_{end}") for end in ("low", "high"))
             self._interval = (math.nan if low is None else low, math.nan if high is None else high)
+        for row in self._rows:
+            if row.name in scalars:
+                self._history[row.name].append(float(scalars[row.name]))
         if self._live is None:
             self._line(self._plain_step(step, scalars))
         else:
@@ -157,6 +170,18 @@ class TrainingDisplay:
             return None
         return max(self._num_steps - self._step, 0) * sum(self._step_seconds) / len(self._step_seconds)
 
+    @property
+    def _rows(self) -> list[_Row]:
+        """What is shown; of held-out sets the first, and the mean over benchmarks where there are several."""
+        accuracy = [_Row(mean_metric(label), set_name(label), _percent) for label in self._sets[:1]]
+        num_benchmarks = sum(label != HELDOUT for label in self._sets)
+        if num_benchmarks > 1:
+            accuracy.append(_Row(_SETS_MEAN, f"mean of {num_benchmarks} sets", _percent))
+        return [_REWARD, *(accuracy or [_NO_ACCURACY]), *_ROWS]
+
+    def _is_first_set(self, row: _Row) -> bool:
+        return bool(self._sets) and row.name == mean_metric(self._sets[0])
+
     # ---------------------------------------------------------------------------------------------------- plain lines
 
     def _line(self, text: str) -> None:
@@ -164,7 +189,7 @@ class TrainingDisplay:
 
     def _plain_step(self, step: int, scalars: Mapping[str, float]) -> str:
         parts = [f"step {step}/{self._num_steps}"]
-        parts += [f"{row.label} {self._value(row)}" for row in _ROWS if row.name in scalars]
+        parts += [f"{row.label} {self._value(row)}" for row in self._rows if row.name in scalars]
         stages = {name: value for name, value in scalars.items() if name.startswith("timing/") and value >= 0.05}
         total = stages.pop("timing/step_s", None)
         slowest = sorted(stages, key=lambda name: -stages[name])
@@ -220,7 +245,7 @@ class TrainingDisplay:
             grid.add_column(no_wrap=True, style="dim", min_width=12)
             grid.add_column(no_wrap=True, min_width=14)
             grid.add_column(no_wrap=True, style="cyan", min_width=TREND_WIDTH)
-        cells = [self._cells(row) for row in _ROWS]
+        cells = [self._cells(row) for row in self._rows]
         for first in range(0, len(cells), columns):
             grid.add_row(*[cell for group in cells[first : first + columns] for cell in group])
         return grid
@@ -233,7 +258,7 @@ class TrainingDisplay:
             row.name == GAP and self._gap_limit is not None and values[-1] > self._gap_limit
         )
         value = Text(self._value(row), style="bold red" if is_alarm else "bold")
-        if row.name == HELDOUT:  # two or three points make no course: say where it started
+        if row.write is _percent:  # two or three points make no course: say where it started
             begin = Text(f"from {row.write(values[0])}", style="dim") if len(values) > 1 else Text("")
             return row.label, value, begin
         return row.label, value, trend(values, TREND_WIDTH) if self._can_draw else ""
@@ -247,7 +272,7 @@ class TrainingDisplay:
         if not math.isfinite(values[-1]):
             return str(values[-1])
         written = row.write(values[-1])
-        if row.name == HELDOUT and all(map(math.isfinite, self._interval)):
+        if self._is_first_set(row) and all(map(math.isfinite, self._interval)):
             return f"{written} [{100 * self._interval[0]:.1f}, {100 * self._interval[1]:.1f}]"
         return written
 

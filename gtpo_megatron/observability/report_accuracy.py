@@ -1,9 +1,10 @@
 """Figures of what was measured on held-out problems."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gtpo_megatron.config.evaluation import HELDOUT
+from gtpo_megatron.observability.measured_sets import mean_metric, measured_sets
 from gtpo_megatron.observability.report_traces import (
     Curve,
     Figure,
@@ -17,16 +18,12 @@ from gtpo_megatron.observability.report_traces import (
 )
 from gtpo_megatron.observability.run_folder import RunData
 
-HELDOUT = "heldout"
-"""Label of the run's own held-out set; benchmarks go by their own names."""
-_MEAN = re.compile(r"eval/([a-z0-9_]+)_mean_at_k")
-
 _ACCURACY = Figure(
     key=HELDOUT,
     title="Held-out accuracy",
     unit="mean@k",
     caption="Share of correct answers to problems that are never trained on, with 95% intervals over problems.",
-    missing="The held-out set was not measured.",
+    missing="No held-out set was measured.",
     layout={"yaxis": {"tickformat": ".0%"}, "xaxis": {"rangemode": "normal"}},  # room for the interval at step 0
 )
 _BEST_OF = Figure(
@@ -41,19 +38,26 @@ _BEST_OF = Figure(
 
 
 def accuracies(runs: Sequence[RunData]) -> list[Figure]:
-    """One figure a set that any run was measured on, the run's own held-out set first."""
-    found = {match.group(1) for run in runs for row in run.metrics for name in row if (match := _MEAN.fullmatch(name))}
-    return [_accuracy(runs, label) for label in (HELDOUT, *sorted(found - {HELDOUT}))]
+    """One figure a set that any run was measured on, the run's own held-out set first; an empty one where none was."""
+    return [_accuracy(runs, label) for label in measured_sets(runs)] or [_ACCURACY]
 
 
-def best_of(runs: Sequence[RunData]) -> Figure:
-    """The early paper's reward curves, on the held-out set."""
+def best_of(runs: Sequence[RunData]) -> list[Figure]:
+    """The early paper's reward curves on held-out problems: one figure a set; an empty one where none was measured."""
+    drawn = [_best_of(runs, label) for label in measured_sets(runs)]
+    return [figure for figure in drawn if figure.traces] or [_BEST_OF]
+
+
+def _best_of(runs: Sequence[RunData], label: str) -> Figure:
+    figure = _BEST_OF
+    if label != HELDOUT:
+        figure = replace(figure, key=f"best-of-{label}", title=f"Best of 32 and best of 16 on {label}")
     return draw_curves(
         runs,
-        _BEST_OF,
+        figure,
         [
-            Curve("eval/heldout_best_at_32", "best of 32", is_smoothed=False),
-            Curve("eval/heldout_best_at_16", "best of 16", 1, "dot", is_smoothed=False),
+            Curve(f"eval/{label}_best_at_32", "best of 32", is_smoothed=False),
+            Curve(f"eval/{label}_best_at_16", "best of 16", 1, "dot", is_smoothed=False),
         ],
     )
 
@@ -67,7 +71,7 @@ def _accuracy(runs: Sequence[RunData], label: str) -> Figure:
     traces = []
     coarsest = 1
     for index, run in enumerate(runs):
-        steps, values = run.series(f"eval/{label}_mean_at_k")
+        steps, values = run.series(mean_metric(label))
         if steps:
             bucket = bucket_size(len(values), num_runs=len(runs))
             coarsest, kept = max(coarsest, bucket), thinned(values, bucket)

@@ -120,7 +120,7 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
                 Curve("rollout/reward_best_16_mean", "best 16", 1, "dot"),
             ],
         ),
-        best_of(runs),
+        *best_of(runs),
         draw_curves(
             runs,
             _ENTROPY,

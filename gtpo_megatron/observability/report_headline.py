@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gtpo_megatron.config.evaluation import HELDOUT
+from gtpo_megatron.observability.measured_sets import benchmark_means, mean_metric, measured_sets, set_name
 from gtpo_megatron.observability.progress import duration
 from gtpo_megatron.observability.run_folder import RunData
 
@@ -41,17 +43,18 @@ def _algorithm(run: RunData) -> str:
 
 def headlines(runs: Sequence[RunData]) -> str:
     """The section, as HTML; what a run did not measure is a dash."""
+    shown = (_accuracy(runs), *_HEADLINES)
     if len(runs) == 1:
         cards = [
             f"<div><h2>{headline.label}</h2><p class='number'>{headline.value(runs[0])}</p>"
             f"<p class='about'>{headline.about(runs[0])}</p></div>"
-            for headline in _HEADLINES
+            for headline in shown
         ]
         return f'<section class="headlines" aria-label="Headline numbers">{"".join(cards)}</section>'
-    head = "".join(f"<th>{headline.label}</th>" for headline in _HEADLINES)
+    head = "".join(f"<th>{headline.label}</th>" for headline in shown)
     rows = "".join(
         f"<tr><th>{escape(run.name)}<small>{summary(run)}</small></th>"
-        + "".join(f"<td>{h.value(run)}<small>{h.about(run)}</small></td>" for h in _HEADLINES)
+        + "".join(f"<td>{h.value(run)}<small>{h.about(run)}</small></td>" for h in shown)
         + "</tr>"
         for run in runs
     )
@@ -68,15 +71,31 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
-def _heldout_value(run: RunData) -> str:
-    return _ends(run.values("eval/heldout_mean_at_k"), _percent)
+def _accuracy(runs: Sequence[RunData]) -> _Headline:
+    """Of the first set that all runs were measured on; where they share none, of each run's first, which is named."""
+    sets = [measured_sets([run]) for run in runs]
+    shared = [label for label in measured_sets(runs) if all(label in each for each in sets if each)]
+    label = shared[0] if shared else None
+
+    def first(run: RunData) -> str:
+        return label or next(iter(measured_sets([run])), HELDOUT)
+
+    def about(run: RunData) -> str:
+        text = _accuracy_about(run, first(run))
+        return text if shared or not run.values(mean_metric(first(run))) else f"{set_name(first(run))}: {text}"
+
+    return _Headline(
+        f"Accuracy on {label}" if label not in (None, HELDOUT) else "Held-out accuracy",
+        lambda run: _ends(run.values(mean_metric(first(run))), _percent),
+        about,
+    )
 
 
-def _heldout_about(run: RunData) -> str:
-    means = run.values("eval/heldout_mean_at_k")
+def _accuracy_about(run: RunData, label: str) -> str:
+    means = run.values(mean_metric(label))
     if not means:
         return "not measured"
-    lows, highs = run.values("eval/heldout_interval_low"), run.values("eval/heldout_interval_high")
+    lows, highs = run.values(f"eval/{label}_interval_low"), run.values(f"eval/{label}_interval_high")
     samples = run.setting("evaluation.samples")
     about = f"mean@{samples if isinstance(samples, int) else 'k'}"
     if len(means) > 1:
@@ -84,6 +103,9 @@ def _heldout_about(run: RunData) -> str:
     if len(lows) == len(highs) == len(means):
         shown = [f"[{100 * lows[i]:.1f}, {100 * highs[i]:.1f}]" for i in ([0] if len(means) == 1 else [0, -1])]
         about += "; 95% intervals " + " and ".join(shown)
+    num_benchmarks, overall = benchmark_means(run, measured_sets([run]))
+    if overall:
+        about += f"; mean of {num_benchmarks} sets {_ends(overall, _percent)}"
     return about
 
 
@@ -136,7 +158,6 @@ def _memory_about(run: RunData) -> str:
 
 
 _HEADLINES = (
-    _Headline("Held-out accuracy", _heldout_value, _heldout_about),
     _Headline("Reward", _reward_value, _reward_about),
     _Headline("Log-prob gap", _gap_value, _gap_about),
     _Headline("Training time", _time_value, _time_about),

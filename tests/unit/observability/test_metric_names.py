@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from gtpo_megatron.config.evaluation import HELDOUT, metric_names
 from gtpo_megatron.observability import report_accuracy, report_figures, report_headline, report_machine
 from gtpo_megatron.observability.metrics import check_name
 
@@ -31,5 +32,6 @@ def test_what_the_report_draws_is_documented():
     drawn -= {name for name in drawn if name.startswith("timing/")}  # composed of stage names
     drawn |= {f"timing/{stage}_s" for stage in (*report_machine.STAGES, "step")}
     drawn |= {f"memory/{stage}_peak_gib" for stage in report_machine.STAGES}
+    drawn |= set(metric_names(HELDOUT))  # composed of the labels of sets
     assert len(drawn) > 20
     assert drawn - _documented() == set()

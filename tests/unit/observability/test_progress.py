@@ -1,5 +1,6 @@
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -118,6 +119,50 @@ def test_the_panel_shows_step_numbers_stage_and_time_left(width):
         for text in ("31.2% [29.0, 33.0]", "from 25.0%", "83.2 tokens", "2,346 tokens/s", "3.2e-05 nats"):
             assert text in frame
     assert "stopped early" in _frame(shown, width)
+
+
+def sets(**means):
+    return {f"eval/{label}_mean_at_k": mean for label, mean in means.items()}
+
+
+@pytest.mark.parametrize(
+    ("measured", "shown"),
+    [
+        (sets(aime24=0.25), ["aime24 25.0%"]),
+        (sets(math500=0.5, aime24=0.25), ["math500 50.0%", "mean of 2 sets 37.5%"]),
+        (sets(aime24=0.25, heldout=0.75), ["held-out 75.0%"]),
+        (sets(aime24=0.25, heldout=0.75, math500=0.5), ["held-out 75.0%", "mean of 2 sets 37.5%"]),
+    ],
+)
+def test_accuracy_goes_by_the_name_of_the_first_set_that_was_measured(measured, shown):
+    stream = io.StringIO()
+    plain, _ = display(stream)
+    with plain:
+        plain.step_done(0, measured)
+        plain.step_done(1, {"rollout/reward_mean": 0.5})
+    assert stream.getvalue().splitlines()[1:3] == [
+        " · ".join(["step 0/10", *shown]), "step 1/10 · reward 0.500 · left 0s",
+    ]  # fmt: skip
+    live, _ = display(io.StringIO(), is_live=True)
+    assert re.search(r"accuracy +-", _frame(live, 110))
+    with live:
+        live.step_done(0, measured)
+        live.step_done(1, {"rollout/reward_mean": 0.5})
+        frame = re.sub(" +", " ", _frame(live, 110))
+    assert all(text in frame for text in shown)
+    assert "accuracy" not in frame
+
+
+def test_the_interval_is_that_of_the_first_set():
+    bounds = {f"eval/{label}_interval_{end}": 0.01 for label in ("aime25", "heldout") for end in ("low", "high")}
+    measured = (
+        sets(aime24=0.25, aime25=0.5) | bounds | {"eval/aime24_interval_low": 0.2, "eval/aime24_interval_high": 0.3}
+    )
+    stream = io.StringIO()
+    plain, _ = display(stream)
+    with plain:
+        plain.step_done(0, measured)
+    assert "aime24 25.0% [20.0, 30.0] · mean of 2 sets 37.5%\n" in stream.getvalue()
 
 
 def test_a_gap_past_the_limit_and_a_nan_are_alarms():

@@ -123,6 +123,55 @@ def test_every_set_that_was_measured_has_its_figure(tmp_path):
     assert "error_y" not in figures["accuracy-aime24"]["data"][0]  # no interval was measured
 
 
+def with_sets(*benchmarks, path=""):
+    return CONFIG | {"evaluation": {"samples": 8, "path": path, "benchmarks": list(benchmarks)}}
+
+
+def test_a_run_on_benchmarks_alone_has_its_accuracy_by_their_names(tmp_path):
+    labels = ("math500", "aime24")  # of the configuration, not of the alphabet
+    config = with_sets("math500", "aime24=data/aime.jsonl")
+    page = report(tmp_path, make_run(tmp_path / "run", config=config, labels=labels))
+    assert set(page.figures) == (ALL_FIGURES - {"heldout", "best-of"}) | {
+        "accuracy-math500", "accuracy-aime24", "best-of-math500", "best-of-aime24",
+    }  # fmt: skip
+    assert [key for key in page.figures if key.startswith("accuracy")] == ["accuracy-math500", "accuracy-aime24"]
+    assert page.figures["accuracy-aime24"]["data"][0]["y"] == pytest.approx([0.21, 0.32])
+    assert page.figures["best-of-aime24"]["data"][0]["y"] == pytest.approx([0.51, 0.62])
+    assert "Accuracy on math500 31.0% → 42.0%" in re.sub(r"(math500)(\d)", r"\1 \2", page.text)
+    assert "[39.0, 44.0]; mean of 2 sets 26.0% → 37.0%" in page.text
+    for sentence in ("not measured", "Held-out accuracy", "held out"):
+        assert sentence not in page.text
+
+
+def test_the_runs_own_held_out_set_comes_before_its_benchmarks(tmp_path):
+    config, labels = with_sets("aime24", path="data/heldout.jsonl"), ("heldout", "aime24")
+    page = report(tmp_path, make_run(tmp_path / "run", config=config, labels=labels))
+    assert set(page.figures) == ALL_FIGURES | {"accuracy-aime24", "best-of-aime24"}
+    assert "Held-out accuracy31.0% → 42.0%" in page.text
+    assert "mean of" not in page.text.split("Reward")[0]  # one benchmark is no mean
+
+
+def test_a_run_on_nothing_says_so_once(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run", labels=()))
+    assert not {key for key in page.figures if key.startswith(("heldout", "accuracy", "best-of"))}
+    assert page.text.count("No held-out set was measured.") == 1
+    assert page.text.count("Best@32 and best@16 were not measured.") == 1
+
+
+def test_runs_of_different_sets_are_headed_by_one_they_share_or_each_by_its_own(tmp_path):
+    both = make_run(tmp_path / "both", labels=("heldout", "aime24"))
+    benchmark = make_run(tmp_path / "benchmark", labels=("aime24",))
+    heldout = make_run(tmp_path / "heldout")
+    page = report(tmp_path, both, benchmark)
+    assert "Accuracy on aime24" in page.html.split("<tbody>")[0]
+    assert "21.0% → 32.0%mean@8" in page.text
+    assert "31.0% → 42.0%mean@8" in page.text
+    page = report(tmp_path, heldout, benchmark)
+    assert "Held-out accuracy" in page.html.split("<tbody>")[0]
+    assert "31.0% → 42.0%held-out: mean@8" in page.text
+    assert "31.0% → 42.0%aime24: mean@8" in page.text
+
+
 def test_a_run_of_an_older_version_is_drawn_as_far_as_it_goes(tmp_path):
     folder = tmp_path / "old"
     (folder / "rollouts").mkdir(parents=True)
