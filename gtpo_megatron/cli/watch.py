@@ -29,13 +29,15 @@ class WatchOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``watch RUN ...``, until interrupted."""
+    from gtpo_megatron.observability.run_folder import run_names
     from gtpo_megatron.observability.watch import LiveReport, ReportServer  # seconds of imports, after a typo
 
     options = tyro.cli(WatchOptions, prog="gtpo-megatron watch", args=list(arguments))
     folders = [Path(name) for name in options.runs]
     if not folders:
         raise ConfigError("watch needs at least one run folder")
-    report = LiveReport(folders, status=lambda: "   |   ".join(status_line(folder) for folder in folders))
+    named = list(zip(folders, run_names(folders), strict=True))
+    report = LiveReport(folders, status=lambda: "   |   ".join(status_line(*each) for each in named))
     server = ReportServer(report, port=options.port)
     sys.stdout.write(f"{server.url} follows {', '.join(options.runs)}; Ctrl-C ends\n")
     sys.stdout.flush()
@@ -46,16 +48,21 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def status_line(folder: Path) -> str:
-    """Such as ``quickstart: running, step 12 of 40, 8s a step, about 3:44 left``."""
+def status_line(folder: Path, name: str) -> str:
+    """Such as ``quickstart: running, step 12 of 40, 8s a step, about 3:44 left``.
+
+    Args:
+        folder: of the run.
+        name: what the page calls it.
+    """
     from gtpo_megatron.observability.progress import duration
     from gtpo_megatron.orchestration.run_status import read_status
 
     try:
         status = read_status(folder)
     except (GTPOError, OSError) as error:  # an older version, or a file that the run has just replaced
-        return f"{folder.name}: {error}"
-    parts = [f"{folder.name}: {status.state}", f"step {status.step} of {status.num_steps}"]
+        return f"{name}: {error}"
+    parts = [f"{name}: {status.state}", f"step {status.step} of {status.num_steps}"]
     if status.step_s is not None:
         parts.append(f"{duration(status.step_s)} a step")
     if status.seconds_left is not None:

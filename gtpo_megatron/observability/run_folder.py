@@ -78,11 +78,12 @@ def read_runs(folders: Sequence[Path], *, reader: GroupReader | None = None) -> 
         if not folder.is_dir():
             raise DataError(f"{folder}: no such run folder; expected a folder with {METRICS_FILE}")
     reader = reader or GroupReader()
-    return [_read_run(folder, name, reader) for folder, name in zip(resolved, _names(resolved), strict=True)]
+    return [_read_run(folder, name, reader) for folder, name in zip(resolved, run_names(resolved), strict=True)]
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def run_names(folders: Sequence[Path]) -> list[str]:
     """Folder names, with as many parents before them as it takes to tell the runs apart."""
+    folders = [folder.resolve() for folder in folders]  # the name of "." is empty
     names = [folder.name for folder in folders]
     for depth in range(2, 1 + max(len(folder.parts) for folder in folders)):
         if len(set(names)) == len(names):

@@ -23,6 +23,7 @@ from gtpo_megatron.observability.rollout_log import rollout_files
 from gtpo_megatron.observability.run_folder import CONFIG_FILE, read_runs
 
 HOST = "127.0.0.1"
+MAX_PORT = 65535
 _OWN_NAMES = frozenset({HOST, "localhost"})
 _SCRIPTS = ("report_samples.js", "report.js", "watch.js")
 
@@ -109,10 +110,12 @@ class ReportServer:
         port: 0 takes a free one.
 
     Raises:
-        ConfigError: the port is taken.
+        ConfigError: the port is taken, or none.
     """
 
     def __init__(self, report: LiveReport, *, port: int) -> None:
+        if not 0 <= port <= MAX_PORT:
+            raise ConfigError(f"port={port} is no port; choose one up to {MAX_PORT}, or 0 for a free one")
         handler = type("Handler", (_Handler,), {"report": report})
         try:
             self._server = ThreadingHTTPServer((HOST, port), handler)

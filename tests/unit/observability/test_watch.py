@@ -97,7 +97,7 @@ def test_a_status_that_cannot_be_read_does_not_hold_up_the_page(folder, monkeypa
     assert "driver.json" in news["status"]
     assert "4 of 40 steps" in news["main"]
     monkeypatch.setattr("gtpo_megatron.orchestration.run_status.read_status", vanished)
-    assert status_line(folder).startswith("run: ")
+    assert status_line(folder, "run").startswith("run: ")
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1.evil.example", ""])
@@ -118,6 +118,36 @@ def test_a_port_that_is_taken_is_a_configuration_error(server, folder):
         ReportServer(LiveReport([folder]), port=port)
 
 
+@pytest.mark.parametrize("port", ["-1", "65536", "99999"])
+def test_a_number_that_is_no_port_is_one_line(folder, capsys, port):
+    assert dispatch.run(["watch", str(folder), f"--port={port}"]) == 2
+    error = capsys.readouterr().err
+    assert f"port={port} is no port" in error
+    assert error.count("\n") == 1
+
+
+def test_the_line_names_runs_as_the_page_does(tmp_path, monkeypatch):
+    folders = [make_run(tmp_path / parent / "run", num_steps=1) for parent in ("a", "b")]
+    served = []
+
+    def serve(server):
+        served.append(server._server.RequestHandlerClass.report)
+        server._server.server_close()
+
+    monkeypatch.setattr(ReportServer, "serve", serve)
+
+    def shown(*arguments):
+        assert dispatch.run(["watch", *arguments, "--port", "0"]) == 0
+        news = served[-1].news("")
+        return [line.partition(": ")[0] for line in news["status"].split("   |   ")], news["data"]["runs"]
+
+    names, runs = shown(*map(str, folders))
+    assert names == [run["name"] for run in runs] == ["a/run", "b/run"]
+    monkeypatch.chdir(folders[0])
+    names, runs = shown(".")
+    assert names == [run["name"] for run in runs] == ["run"]
+
+
 def test_a_wrong_folder_is_an_error_before_anything_is_served(tmp_path):
     with pytest.raises(DataError, match="no such run folder"):
         LiveReport([tmp_path / "typo"])
@@ -125,10 +155,10 @@ def test_a_wrong_folder_is_an_error_before_anything_is_served(tmp_path):
 
 def test_the_line_on_a_run_and_on_one_of_an_older_version(tmp_path, folder):
     (folder / "config.yaml").write_text(to_yaml(gtpo()))
-    assert status_line(folder).startswith("run: not started, step 4 of 40, 6s a step")
+    assert status_line(folder, "run").startswith("run: not started, step 4 of 40, 6s a step")
     (folder / "config.yaml").write_text("num_steps: 4\nan_old_field: 1\n")
-    assert status_line(folder).startswith("run: ")
-    assert "an_old_field" in status_line(folder)
+    assert status_line(folder, "run").startswith("run: ")
+    assert "an_old_field" in status_line(folder, "run")
 
 
 def test_the_command_needs_a_run(capsys):
