@@ -2,7 +2,8 @@
 /* The sampled groups: tokens coloured by what the algorithm saw of them, and the heatmap of a group's entropies.
    All texts of a model enter the page as textContent, never as HTML. */
 const sampledGroups = (() => {
-  const chosen = { run: 0, group: null };
+  /** By name, step and id: places in the lists change while a run goes on. Without a group the most telling one is shown. */
+  const chosen = { run: null, group: null };
   let runs = [];
 
   const byId = (id) => document.getElementById(id);
@@ -159,12 +160,36 @@ const sampledGroups = (() => {
     return index < 0 ? groups.length - 1 : index;
   }
 
+  const shownRun = () => runs.find((run) => run.name === chosen.run) ?? runs[0];
+
+  /** Place of the chosen group, or of one of the nearest step where it is no longer sent. */
+  function shownIndex({ name, groups }) {
+    if (!chosen.group || name !== chosen.run) return mostTelling(groups);
+    const { step, id } = chosen.group;
+    const same = groups.findIndex((group) => group.step === step && group.id === id);
+    if (same >= 0) return same;
+    const distances = groups.map((group) => Math.abs(group.step - step));
+    return distances.indexOf(Math.min(...distances));
+  }
+
+  function choose(run, { step, id }) {
+    Object.assign(chosen, { run: run.name, group: { step, id } });
+  }
+
+  /** From now on the group on display stays, as if the reader had chosen it. */
+  function hold() {
+    if (!runs.length) return;
+    const run = shownRun();
+    choose(run, run.groups[shownIndex(run)]);
+  }
+
   let draw = null;
 
   async function show() {
-    const run = runs[chosen.run];
-    const index = chosen.group ?? mostTelling(run.groups);
-    fill(byId("pick-run").querySelector("select"), runs.map((each) => each.name), chosen.run);
+    const run = shownRun();
+    const index = shownIndex(run);
+    chosen.run ??= run.name;
+    fill(byId("pick-run").querySelector("select"), runs.map((each) => each.name), runs.indexOf(run));
     byId("pick-run").hidden = runs.length < 2;
     fill(byId("pick-group").querySelector("select"), run.groups.map(label), index);
     byId("previous").disabled = index <= 0;
@@ -189,19 +214,19 @@ const sampledGroups = (() => {
   }
 
   function move(by) {
-    const { groups } = runs[chosen.run];
-    const index = (chosen.group ?? mostTelling(groups)) + by;
-    chosen.group = Math.max(0, Math.min(groups.length - 1, index));
+    const run = shownRun();
+    choose(run, run.groups[Math.max(0, Math.min(run.groups.length - 1, shownIndex(run) + by))]);
     return show();
   }
 
   function listen() {
     byId("pick-run").querySelector("select").onchange = (event) => {
-      Object.assign(chosen, { run: Number(event.target.value), group: null });
+      Object.assign(chosen, { run: runs[event.target.value].name, group: null });
       show();
     };
     byId("pick-group").querySelector("select").onchange = (event) => {
-      chosen.group = Number(event.target.value);
+      const run = shownRun();
+      choose(run, run.groups[event.target.value]);
       show();
     };
     byId("previous").onclick = () => move(-1);
@@ -213,11 +238,9 @@ const sampledGroups = (() => {
     runs = all.filter((run) => run.groups.length);
     draw = drawFigure;
     if (!runs.length) return Promise.resolve();
-    chosen.run = Math.min(chosen.run, runs.length - 1);
-    if (chosen.group !== null) chosen.group = Math.min(chosen.group, runs[chosen.run].groups.length - 1);
     listen();
     return show();
   }
 
-  return { render };
+  return { render, hold };
 })();

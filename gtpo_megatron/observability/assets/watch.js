@@ -22,6 +22,12 @@
     main.replaceChildren(fresh.content);
   }
 
+  /** Whoever has scrolled to the texts reads one; further up the newest telling group is as welcome as the newest curve. */
+  function isReadingTexts() {
+    const group = document.getElementById("group")?.getBoundingClientRect();
+    return Boolean(group?.height) && group.top < window.innerHeight && group.bottom > 0;
+  }
+
   async function ask() {
     const answer = await fetch(`/news?since=${encodeURIComponent(version)}`, { cache: "no-store" });
     if (!answer.ok) throw new Error(await answer.text());
@@ -30,6 +36,7 @@
     bar.classList.remove("lost");
     if (news.main === undefined) return;
     const place = window.scrollY;
+    if (isReadingTexts()) sampledGroups.hold();
     replaceMain(news.main);
     document.title = news.title;
     await report.render(news.data);

@@ -14,8 +14,10 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.watch import status_line
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.observability import report_page
+from gtpo_megatron.observability.report_page import asset
 from gtpo_megatron.observability.rollout_log import RolloutLog
-from gtpo_megatron.observability.watch import LiveReport, ReportServer
+from gtpo_megatron.observability.watch import _SCRIPTS, LiveReport, ReportServer
 from recipes.tiny_cpu import gtpo
 from tests.unit.observability.run_folders import make_run, response
 from tests.unit.observability.test_report_in_browser import BROWSER
@@ -186,6 +188,23 @@ def test_the_command_serves_until_it_is_interrupted(folder):
     assert "Traceback" not in rest
 
 
+def browse(report, profile):
+    """Leaves a page open for some of its own seconds; returns what the browser had then, and its messages."""
+    server = ReportServer(report, port=0)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        done = subprocess.run(
+            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             "--virtual-time-budget=15000", f"--user-data-dir={profile}", "--dump-dom", server.url],
+            capture_output=True, text=True, timeout=50, check=True,
+        )  # fmt: skip
+    finally:
+        server.close()
+        thread.join()
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 def test_an_open_page_follows_the_run(folder, tmp_path):
     """The run goes on when the page asks for the first time, so what the browser leaves is of a later answer."""
@@ -197,20 +216,56 @@ def test_an_open_page_follows_the_run(folder, tmp_path):
             add_step(folder, 5)
         return f"asked {len(asked)} times"
 
-    server = ReportServer(LiveReport([folder], status=status), port=0)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    try:
-        done = subprocess.run(
-            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-             "--virtual-time-budget=15000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", server.url],
-            capture_output=True, text=True, timeout=50, check=True,
-        )  # fmt: skip
-    finally:
-        server.close()
-        thread.join()
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    page, console = browse(LiveReport([folder], status=status), tmp_path / "profile")
+    assert console == []
     assert len(asked) > 1
-    assert "5 of 40 steps" in done.stdout
-    assert re.search(r'<p id="live"[^>]*>asked \d+ times</p>', done.stdout)
-    assert done.stdout.count('data-drawn="yes"') == 1 + 18  # the page's own, and every plot's
+    assert "5 of 40 steps" in page
+    assert re.search(r'<p id="live"[^>]*>asked \d+ times</p>', page)
+    assert page.count('data-drawn="yes"') == 1 + 18  # the page's own, and every plot's
+
+
+CHOOSE = """report.isDrawn.then(() => {{
+  const select = document.querySelector("#pick-group select");
+  select.value = {place};
+  select.dispatchEvent(new Event("change"));
+}});"""
+SCROLL = 'report.isDrawn.then(() => document.getElementById("group").scrollIntoView());'
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+@pytest.mark.parametrize(
+    ("reader", "step"),
+    [
+        (CHOOSE.format(place=2), 3),  # which is the second of those that are left
+        (CHOOSE.format(place=1), 1),  # step 2 is left out later: the nearest of the same run
+        (SCROLL, 4),  # a reader who chose nothing, but has come to the texts
+        ("", 5),  # the newest
+    ],
+)
+def test_the_group_being_read_stays_while_others_come_and_go(tmp_path, monkeypatch, reader, step):
+    monkeypatch.setattr("gtpo_megatron.observability.group_reader.MAX_GROUPS", 4)
+    monkeypatch.setattr("gtpo_megatron.observability.watch._SCRIPTS", (*_SCRIPTS[:-1], "reader.js", _SCRIPTS[-1]))
+    monkeypatch.setattr(report_page, "asset", lambda name: reader if name == "reader.js" else asset(name))
+    early, late = (make_run(tmp_path / name, num_steps=1, responses=False) for name in ("early", "late"))
+
+    def add_group(run, number):
+        group = 10 * (run == early) + number
+        RolloutLog(run, groups_per_step=1).write(number, [response(group, 1.0), response(group, 0.0)])
+
+    for number in range(1, 5):
+        add_group(late, number)
+    asked = []
+
+    def status():
+        asked.append(1)
+        if len(asked) == 1:  # the first run has its first groups, the other leaves out step 2 for step 5
+            add_group(early, 1)
+            add_group(late, 5)
+        return f"asked {len(asked)} times"
+
+    page, console = browse(LiveReport([early, late], status=status), tmp_path / "profile")
+    assert console == []
+    assert len(asked) > 1
+    assert len(re.findall("<option[^>]*>step [1345] ", page)) == 4
+    assert '<option value="0">early' in page
+    assert re.search(r'class="prompt">Compute (\d+)', page)[1] == str(step)
