@@ -8,6 +8,7 @@ from typing import Any
 
 from gtpo_megatron import __version__
 from gtpo_megatron.observability.page_json import num_bytes, page_json
+from gtpo_megatron.observability.report_differences import differences
 from gtpo_megatron.observability.report_figures import figures
 from gtpo_megatron.observability.report_headline import headlines, summary
 from gtpo_megatron.observability.report_sample_section import sample_section
@@ -144,6 +145,7 @@ def _remarks(runs: Sequence[RunData], more: Sequence[str]) -> str:
     if len({run.num_steps_done for run in runs}) > 1:
         steps = ", ".join(f"{run.name} {run.num_steps_done}" for run in runs)
         remarks.append(f"Steps differ ({steps}): each curve, and each number below, ends at its own run's last step.")
+    remarks += differences(runs)
     remarks += more
     return "".join(f'<p class="remark">{escape(remark)}</p>' for remark in remarks)
 
