@@ -23,7 +23,7 @@ REFRESHES_PER_S = 2.0
 STEPS_FOR_TIME_LEFT = 10
 """Steps averaged for the time left: few enough to follow responses that grow, enough to smooth out evaluations."""
 TREND_WIDTH = 16
-TWO_COLUMNS_FROM = 96
+TWO_COLUMNS_FROM = 108
 """Terminal columns that two metrics side by side need."""
 
 FINISHED = "finished"
