@@ -1,4 +1,7 @@
-"""Which responses are correct: the one place that compares a reward with the threshold."""
+"""Which responses are correct: the one place where training compares a reward with the threshold.
+
+What reads rewards from files compares by ``observability.correctness``, which agrees.
+"""
 
 import torch
 from torch import Tensor

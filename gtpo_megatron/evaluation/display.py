@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gtpo_megatron.evaluation.benchmark_run import Benchmark
 from gtpo_megatron.evaluation.response_file import GradedResponse
+from gtpo_megatron.observability.correctness import are_correct
 
 LINE_EVERY_S = 60.0
 
@@ -75,7 +76,7 @@ class EvaluationDisplay:
             self._console.print("; ".join(shares), highlight=False, soft_wrap=True)
 
     def _is_correct(self, response: GradedResponse) -> bool:
-        return response.failure is None and response.reward >= self._threshold
+        return response.failure is None and bool(are_correct(response.reward, threshold=self._threshold))
 
     def _share(self, label: str) -> str:
         return f"{100 * self._correct[label] / self._done[label]:.1f}%" if self._done[label] else "-"

@@ -19,6 +19,7 @@ from gtpo_megatron.evaluation.metrics import (
     pass_at_k_per_problem,
 )
 from gtpo_megatron.evaluation.response_file import GradedResponse
+from gtpo_megatron.observability.correctness import are_correct
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,7 @@ def score(
     Args:
         problems: at least one, all with the same number of responses.
         ks: each at most that number.
-        threshold: a response is correct where its reward is at least this.
+        threshold: a response is correct where its reward is at least this, both as float32, as in training.
         seed: of the bootstrap.
         has_answers: whether final answers were extracted.
     """
@@ -118,7 +119,7 @@ def _graded(problems: Sequence[ProblemResponses], threshold: float) -> tuple[Flo
     """Rewards and correctness, both ``[problems, samples]``; 0 where there is no verdict."""
     rewards = np.array([[r.reward for r in p.responses] for p in problems], dtype=np.float64)
     failed = np.array([[r.failure is not None for r in p.responses] for p in problems])
-    correct = ((rewards >= threshold) & ~failed).astype(np.float64)
+    correct = (are_correct(rewards, threshold=threshold) & ~failed).astype(np.float64)
     return np.where(failed, 0.0, rewards), correct
 
 

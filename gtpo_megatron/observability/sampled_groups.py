@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gtpo_megatron.observability.correctness import are_correct
 from gtpo_megatron.observability.rollout_log import RolloutRecord
 
 MAX_TOKENS = 1024
@@ -149,8 +150,7 @@ def kind_of(record: RolloutRecord, threshold: float) -> Kind:
     """By verdict first: a response without one has a reward that means nothing."""
     if record.reward_failed:
         return Kind.UNJUDGED
-    # as the algorithm compares: what it was given are float32 rewards
-    return Kind.CORRECT if np.float32(record.reward) >= np.float32(threshold) else Kind.INCORRECT
+    return Kind.CORRECT if are_correct(record.reward, threshold=threshold) else Kind.INCORRECT
 
 
 def shortened(values: Sequence[float]) -> list[float]:

@@ -20,3 +20,12 @@ def test_after_a_resume_the_share_of_correct_responses_is_of_all_that_are_there(
         assert console.file.getvalue().strip() == "x 5/8, 80.0% correct"
         shown.response_done(one, graded("x-1", 1, reward=1.0, failure="took longer than 1 s"))
     assert "x 6/8, 66.7% correct" in console.file.getvalue()
+
+
+def test_a_share_compares_with_the_threshold_as_training_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
+    one = benchmark(tmp_path, "x", 1)
+    console = Console(file=io.StringIO())
+    with EvaluationDisplay([one], samples=1, threshold=0.8, console=console) as shown:
+        shown.response_done(one, graded("x-0", 0, reward=sum([0.1] * 8)))
+    assert "x 1/1, 100.0% correct" in console.file.getvalue()

@@ -103,6 +103,19 @@ def test_mean_at_k_is_the_share_of_correct_responses_as_it_is_during_training(re
     assert training.mean_at_k == found.mean_at_k.mean
 
 
+def test_a_reward_that_reaches_the_threshold_in_float32_is_correct_as_in_training():
+    """Eight tenths of a reward, added up in float64, are one unit in the last place short of 0.8."""
+    rewards = [sum([0.1] * 8), 0.8, 0.7999, 0.0]
+    assert rewards[0] < 0.8
+    one = problem("a", "7", *({"reward": reward} for reward in rewards))
+    assert score([one], ks=(4,), threshold=0.8, seed=0, has_answers=False).mean_at_k.mean == 0.5
+    assert mean_so_far([one], threshold=0.8, seed=0).mean == 0.5
+    batch = RewardBatch(rewards=torch.tensor(rewards), failed=torch.zeros(4, dtype=torch.bool))
+    heldout = HeldOutSet(label="heldout", problems=[one.problem])
+    training = evaluate(heldout, EvaluationConfig(path="x", samples=4), lambda _: batch, threshold=0.8)
+    assert training.mean_at_k == 0.5
+
+
 def test_the_same_seed_gives_the_same_scores():
     assert scores() == scores()
     assert scores(seed=1).mean_at_k.low is not None
