@@ -1,6 +1,5 @@
 """Samples and grades whole benchmarks, some being graded while others are written; goes on where it was broken off."""
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +14,11 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.data.contamination import Contamination
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
-from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
+from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile, read_responses
 from gtpo_megatron.evaluation.scores import ProblemResponses
 from gtpo_megatron.rewards.pool import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import ResponseSource, SampledResponse
-
-logger = logging.getLogger(__name__)
-
-FinalAnswer = Callable[[str], object]
-"""Returns text or None; a user's own may return anything, and is checked."""
 
 
 class Grader(Protocol):
@@ -65,6 +59,10 @@ class Benchmark:
         there = self.file.responses
         wanted = ((p.problem_id, sample) for p in self.problems.problems for sample in range(samples))
         return [there[key] for key in wanted if key in there]
+
+    def without_verdict(self, samples: int) -> list[GradedResponse]:
+        """Of those that are there, the ones that must be graded again: by other limits they may have a verdict."""
+        return [response for response in self.present(samples) if response.failure is not None]
 
     def complete(self, samples: int) -> list[ProblemResponses]:
         """Problems whose responses are all there."""
@@ -112,24 +110,25 @@ class BenchmarkRun:
     Attributes:
         config: of the evaluation.
         tokenizer: of the model.
-        source: samples.
+        source: samples; None will do where no response is missing.
         grader: grades.
-        final_answer: finds the answer of a response, for maj@k; None: it is left out.
-        on_response: called after each response is on disk, with its benchmark.
+        answer_in: finds the answer of a response, for maj@k; None: it is left out.
+        on_response: called after each response is on disk, with its benchmark; once too for one that is graded again.
         timing: filled as it runs.
     """
 
     config: EvaluateConfig
     tokenizer: PreTrainedTokenizerBase
-    source: ResponseSource
+    source: ResponseSource | None
     grader: Grader
-    final_answer: FinalAnswer | None
+    answer_in: Callable[[str], str | None] | None
     on_response: Callable[[Benchmark, GradedResponse], None]
     timing: Timing = field(default_factory=Timing)
-    _has_warned: bool = field(default=False, init=False)
 
     def run(self, benchmarks: Sequence[Benchmark]) -> None:
-        """Samples and grades what is missing. However it ends, what has a verdict is in the files.
+        """Samples and grades what is missing, and grades again what has no verdict.
+
+        However it ends, what has a verdict is in the files.
 
         Raises:
             RolloutError, WorkerError: the sampler or a grader failed.
@@ -141,6 +140,7 @@ class BenchmarkRun:
         ]
         graded: deque[_Submitted] = deque()
         try:
+            graded.extend(self._submitted_again(benchmarks))
             for response in self._sampled(jobs):
                 start = time.perf_counter()
                 graded.append(self._submitted(jobs[response.index], response))
@@ -161,6 +161,9 @@ class BenchmarkRun:
 
     def _sampled(self, jobs: Sequence[_Job]) -> Iterator[SampledResponse]:
         """The sampler's responses; the time until each is generation time."""
+        if not jobs:
+            return
+        assert self.source is not None, "responses are missing"
         responses = self.source.stream([job.request for job in jobs], self.config.sampling, seed=self.config.seed)
         while True:
             start = time.perf_counter()
@@ -169,6 +172,15 @@ class BenchmarkRun:
             if response is None:
                 return
             yield response
+
+    def _submitted_again(self, benchmarks: Sequence[Benchmark]) -> "Iterator[_Submitted]":
+        """What has no verdict, from the files: before the first sample, so that it is graded behind generation too."""
+        for benchmark in benchmarks:
+            wanted = {(r.problem_id, r.sample) for r in benchmark.without_verdict(self.config.samples)}
+            answers = {problem.problem_id: problem.answer for problem in benchmark.problems.problems}
+            for response in read_responses(benchmark.file.path) if wanted else ():
+                if (response.problem_id, response.sample) in wanted:
+                    yield benchmark, response, self.grader.submit(response.response, answers[response.problem_id])
 
     def _submitted(self, job: _Job, response: SampledResponse) -> "_Submitted":
         text: str = self.tokenizer.decode(list(response.token_ids), skip_special_tokens=True)
@@ -181,25 +193,10 @@ class BenchmarkRun:
             failure=None,
             is_truncated=response.is_truncated,
             num_tokens=len(response.token_ids),
-            answer=self._answer_in(text),
+            answer=None if self.answer_in is None else self.answer_in(text),
             response=text,
         )
-        return job, ungraded, self.grader.submit(text, problem.answer)
-
-    def _answer_in(self, text: str) -> str | None:
-        """The final answer of a response; None too where the user's function breaks, since only votes are lost."""
-        if self.final_answer is None:
-            return None
-        found: object = None
-        try:
-            found = self.final_answer(text)
-            mistake = "" if found is None or isinstance(found, str) else f"returned {found!r}"
-        except Exception as error:  # noqa: BLE001 - whatever the user's function raises, the response is worth keeping
-            mistake = f"raised {error!r}"
-        if mistake and not self._has_warned:
-            self._has_warned = True
-            logger.warning("final_answer %s, expected text or None; such responses have no vote in maj@k", mistake)
-        return found if isinstance(found, str) else None
+        return job.benchmark, ungraded, self.grader.submit(text, problem.answer)
 
     def _write_down(self, graded: "deque[_Submitted]", *, wait: bool) -> None:
         """Writes every response that has its verdict; rows are done out of order, so each is looked at.
@@ -210,7 +207,7 @@ class BenchmarkRun:
         """
         broken: BaseException | None = None
         for _ in range(len(graded)):
-            job, response, verdict = graded[0]
+            benchmark, response, verdict = graded[0]
             if not (wait or verdict.done()):
                 graded.rotate(-1)
                 continue
@@ -221,11 +218,12 @@ class BenchmarkRun:
                 continue
             found = verdict.result()
             done = replace(response, reward=found.reward, failure=found.failure)
-            job.benchmark.file.append(done)
-            self.on_response(job.benchmark, done)
+            if benchmark.file.responses.get((done.problem_id, done.sample)) != replace(done, response=""):
+                benchmark.file.append(done)
+            self.on_response(benchmark, done)
         if broken is not None:
             raise broken
 
 
-_Submitted = tuple[_Job, GradedResponse, Future[Verdict]]
+_Submitted = tuple[Benchmark, GradedResponse, Future[Verdict]]
 """A response without its verdict, and the promise of one."""

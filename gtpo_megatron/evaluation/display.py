@@ -43,7 +43,8 @@ class EvaluationDisplay:
         self._tasks = {}
         for benchmark in benchmarks:
             label = benchmark.label
-            there = benchmark.present(samples)
+            # what has no verdict is still to be done: it is graded again
+            there = [response for response in benchmark.present(samples) if response.failure is None]
             total = samples * len(benchmark.problems.problems)
             self._total[label] = total
             self._done[label] = len(there)

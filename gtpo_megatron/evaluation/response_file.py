@@ -1,12 +1,14 @@
 """Sampled and graded responses of one benchmark, a line each: what a broken evaluation goes on from.
 
-The first line says what they are of (model, data, sampling, seed, grading); a file of something else is refused.
+The first line says what they are of (model, data, sampling, seed, grading); a file of something else is refused. A
+response that is graded again is appended, and its later line counts; the earlier one goes when the file is closed or,
+after a crash, opened.
 """
 
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -57,37 +59,50 @@ class ResponseFile:
     Args:
         path: made if it does not exist.
         identity: of the responses to come.
+        answer_in: finds the final answer in a response's text. Responses that are there without an answer are looked
+            at again: the function may be new, or have been mended. None where there is no such function.
 
     Raises:
         ConfigError: the file holds responses of something else.
         DataError: it is damaged, elsewhere than in a last line that a crash cut short.
     """
 
-    def __init__(self, path: Path, identity: Identity) -> None:
+    def __init__(self, path: Path, identity: Identity, answer_in: Callable[[str], str | None] | None = None) -> None:
         self.path = path
+        self._answer_in = answer_in
+        self._is_outdated = False  # lines are superseded, or lack an answer that is known
         self._identity = json.loads(json.dumps(identity))
         self.responses: dict[tuple[str, int], GradedResponse] = {}
         if path.exists():
             self._read()
+        if self._is_outdated:
+            self._renew()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8", errors="backslashreplace")  # half a pair as a JSON escape
         if self._file.tell() == 0:
             self._write({"identity": self._identity})
 
     def append(self, response: GradedResponse) -> None:
-        """Writes a line; the text is not kept in memory."""
+        """Writes a line, which counts from now on if the response was there; the text is not kept in memory."""
         self._write(asdict(response))
-        self.responses[response.problem_id, response.sample] = replace(response, response="")
+        self._remember(replace(response, response=""))
 
     def close(self) -> None:
-        """Makes sure that everything is on the disk."""
+        """Makes sure that everything is on the disk, one line a response."""
         if not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+            if self._is_outdated:
+                self._renew()
+
+    def _remember(self, response: GradedResponse) -> None:
+        key = response.problem_id, response.sample
+        self._is_outdated |= key in self.responses
+        self.responses[key] = response
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.write(_line(record))
         self._file.flush()
 
     def _read(self) -> None:
@@ -102,7 +117,25 @@ class ResponseFile:
                 response = GradedResponse(**{name: record[name] for name in _NAMES} | {"response": ""})
             except (KeyError, TypeError) as error:
                 raise DataError(f"{place}: is no response ({error!r}); choose another --output") from error
-            self.responses[response.problem_id, response.sample] = response
+            if response.answer is None and self._answer_in is not None:
+                response = replace(response, answer=self._answer_in(record["response"]))
+                self._is_outdated |= response.answer is not None
+            self._remember(response)
+
+    def _renew(self) -> None:
+        """Writes the file aside, of each response the line that counts, with its answer; then puts it in place."""
+        last = {_key(record): number for number, (_, record) in enumerate(_records(self.path))}
+        scratch = self.path.with_name(self.path.name + ".tmp")
+        with scratch.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            for number, (_, record) in enumerate(_records(self.path)):
+                key = _key(record)
+                if last[key] == number:
+                    found = {} if key is None else {"answer": self.responses[key].answer}
+                    file.write(_line(record | found))
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(self.path)
+        self._is_outdated = False
 
     def _cut_last_line(self) -> None:
         """A crash can leave half a line at the end; its response is sampled again."""
@@ -170,8 +203,17 @@ def _check_same(found: Identity, wanted: Identity, path: Path) -> None:
 _NAMES = tuple(field.name for field in fields(GradedResponse))
 
 
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _key(record: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Of a response; None for the header."""
+    return None if "identity" in record else (record["problem_id"], record["sample"])
+
+
 def read_responses(path: Path) -> Iterator[GradedResponse]:
-    """Every response of a file, with its text.
+    """Every response of a file, with its text; while it is open, a response that was graded again has both its lines.
 
     Raises:
         DataError: the file is damaged.

@@ -18,6 +18,7 @@ from gtpo_megatron.data.contamination import find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.benchmark_run import Benchmark, BenchmarkRun
 from gtpo_megatron.evaluation.display import EvaluationDisplay
 from gtpo_megatron.evaluation.earlier_results import FILE, read_earlier
@@ -62,6 +63,7 @@ def evaluate_model(
     check_request(config)
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
     final_answer = resolve_final_answer(config.reward.function)
+    answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))
     sets = {label: _load(ref, tokenizer, config).head(config.num_problems) for label, ref in config.sets.items()}
     training = None
@@ -88,7 +90,8 @@ def evaluate_model(
             notes = dataset_notes(problems, config.max_prompt_tokens)
             for note in notes + ([] if contamination is None else contamination_notes(label, contamination)):
                 console.print(note, highlight=False, markup=False)
-            file = ResponseFile(output / RESPONSES / f"{label}.jsonl", {**of_all, "content": problems.content_sha256})
+            path = output / RESPONSES / f"{label}.jsonl"
+            file = ResponseFile(path, {**of_all, "content": problems.content_sha256}, answer_in)
             stack.callback(file.close)
             benchmarks.append(Benchmark(label=label, problems=problems, file=file, contamination=contamination))
         where = {"path": str(model.folder.resolve()), "named": model.named, "checkpoint": model.checkpoint}
@@ -97,11 +100,11 @@ def evaluate_model(
             config=config,
             facts={"model": where | {"fingerprint": fingerprint}, **provenance()},
             benchmarks=benchmarks,
-            has_answers=final_answer is not None,
+            has_answers=answer_in is not None,
             earlier=earlier,
         )
         try:
-            _measure(model, result, tokenizer, console)
+            _measure(model, result, tokenizer, answer_in, console)
         finally:
             scores = result.write_final()
             title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / FILE}"
@@ -140,13 +143,22 @@ def _load(dataset: DatasetRef, tokenizer: PreTrainedTokenizerBase, config: Evalu
     )
 
 
-def _measure(model: EvaluatedModel, result: ResultFile, tokenizer: PreTrainedTokenizerBase, console: Console) -> None:
+def _measure(
+    model: EvaluatedModel,
+    result: ResultFile,
+    tokenizer: PreTrainedTokenizerBase,
+    answer_in: AnswerFinder | None,
+    console: Console,
+) -> None:
     config, reward = result.config, result.config.reward
     total = config.samples * sum(len(benchmark.problems.problems) for benchmark in result.benchmarks)
     missing = sum(len(benchmark.missing(config.samples)) for benchmark in result.benchmarks)
     if missing < total:
         console.print(f"{total - missing} of {total} responses are in {result.folder} already", highlight=False)
-    if not missing:
+    without_verdict = sum(len(benchmark.without_verdict(config.samples)) for benchmark in result.benchmarks)
+    if without_verdict:
+        console.print(f"{without_verdict} of them have no verdict and are graded again", highlight=False)
+    if not missing and not without_verdict:
         return
     with ExitStack() as stack:
         scorer = stack.enter_context(
@@ -157,8 +169,10 @@ def _measure(model: EvaluatedModel, result: ResultFile, tokenizer: PreTrainedTok
                 memory_limit_mib=reward.memory_limit_mib,
             )
         )
-        console.print(f"loading {model.folder} into vLLM", highlight=False)
-        engine = _engine(model.folder, config)
+        engine = None
+        if missing:
+            console.print(f"loading {model.folder} into vLLM", highlight=False)
+            engine = _engine(model.folder, config)
         display = stack.enter_context(
             EvaluationDisplay(
                 result.benchmarks, samples=config.samples, threshold=config.success_threshold, console=console
@@ -174,7 +188,7 @@ def _measure(model: EvaluatedModel, result: ResultFile, tokenizer: PreTrainedTok
             tokenizer=tokenizer,
             source=engine,
             grader=scorer,
-            final_answer=resolve_final_answer(reward.function),
+            answer_in=answer_in,
             on_response=on_response,
             timing=result.timing,
         )

@@ -107,7 +107,7 @@ def test_a_run_is_measured_as_it_was_during_training():
 def measured(monkeypatch):
     """What is asked of the engine, which does not start."""
 
-    def measure(model, result, tokenizer, console):
+    def measure(model, result, tokenizer, answer_in, console):
         raise RolloutError(f"samples={result.config.samples} of {model.folder}: {model.checkpoint}")
 
     monkeypatch.setattr(evaluation_run, "_measure", measure)

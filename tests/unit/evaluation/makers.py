@@ -26,8 +26,8 @@ def problem_set(name, num):
     )
 
 
-def benchmark(folder, name="b", num=3, identity=None):
-    file = ResponseFile(folder / "responses" / f"{name}.jsonl", identity or {"seed": 1, "content": "c0"})
+def benchmark(folder, name="b", num=3, identity=None, answer_in=None):
+    file = ResponseFile(folder / "responses" / f"{name}.jsonl", identity or {"seed": 1, "content": "c0"}, answer_in)
     return Benchmark(label=name, problems=problem_set(name, num), file=file)
 
 

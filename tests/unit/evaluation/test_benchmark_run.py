@@ -5,6 +5,7 @@ import pytest
 
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.errors import RolloutError, WorkerError
+from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.benchmark_run import BenchmarkRun
 from gtpo_megatron.evaluation.response_file import read_responses
 from gtpo_megatron.rewards.pool import Verdict
@@ -18,14 +19,14 @@ def last_token(text):
     return text.split()[-1]
 
 
-def run(benchmarks, sampler, grader=None, on_response=lambda *_: None, final_answer=last_token):
+def run(benchmarks, sampler, grader=None, on_response=lambda *_: None, answer_in=last_token):
     config = EvaluateConfig(benchmarks=("b=b.jsonl",), samples=SAMPLES, seed=5)
     made = BenchmarkRun(
         config=config,
         tokenizer=Letters(),
         source=sampler,
         grader=grader or Grader(),
-        final_answer=final_answer,
+        answer_in=answer_in,
         on_response=on_response,
     )
     try:
@@ -184,8 +185,65 @@ def test_a_final_answer_that_breaks_is_no_answer_and_is_said_once(tmp_path, capl
         return result
 
     one = benchmark(tmp_path, "x", 2)
-    run([one], Sampler(), final_answer=final_answer)
+    run([one], Sampler(), answer_in=AnswerFinder(final_answer))
     assert [r.answer for r in read_responses(one.file.path)] == [None] * 4
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "final_answer" in caplog.text
     assert repr(result) in caplog.text
+
+
+class Impatient:
+    """Has verdicts for the texts it is told only; for the others a reason why not."""
+
+    def __init__(self, *texts, reason="took longer than 1 s"):
+        self.texts, self.reason, self.graded = texts, reason, []
+
+    def submit(self, text, answer):
+        self.graded.append((text, answer))
+        verdict = Future()
+        found = Verdict(reward=1.0) if text in self.texts else Verdict(reward=0.0, failure=self.reason)
+        verdict.set_result(found)
+        return verdict
+
+
+def test_what_has_no_verdict_is_graded_again_without_sampling(tmp_path):
+    """As after a time limit that was too short; no engine is needed."""
+    run([benchmark(tmp_path, "x", 2)], Sampler(), Impatient("0 0", "1 2"))
+    again, grader, seen = benchmark(tmp_path, "x", 2), Impatient("0 1", reason="took longer than 60 s"), []
+    assert again.missing(SAMPLES) == []
+    assert [(r.problem_id, r.sample) for r in again.without_verdict(SAMPLES)] == [("x-0", 1), ("x-1", 1)]
+    run([again], None, grader, lambda _, r: seen.append((r.problem_id, r.sample, r.failure)))
+    assert sorted(grader.graded) == [("0 1", "0"), ("1 3", "1")], "with their texts and references"
+    assert sorted(seen) == [("x-0", 1, None), ("x-1", 1, "took longer than 60 s")]
+    rows = sorted(read_responses(again.file.path), key=lambda r: (r.problem_id, r.sample))
+    assert [(r.reward, r.failure) for r in rows] == [(1.0, None)] * 3 + [(0.0, "took longer than 60 s")]
+    assert [(r.response, r.answer, r.num_tokens) for r in rows] == [(f"{i // 2} {i}", str(i), 2) for i in range(4)]
+    assert benchmark(tmp_path, "x", 2).without_verdict(SAMPLES)[0].failure == "took longer than 60 s"
+
+
+def test_what_has_no_verdict_again_for_the_same_reason_leaves_the_file_as_it_is(tmp_path):
+    run([benchmark(tmp_path, "x", 2)], Sampler(), Impatient())
+    again = benchmark(tmp_path, "x", 2)
+    before = again.file.path.read_bytes()
+    run([again], None, Impatient())
+    assert again.file.path.read_bytes() == before
+
+
+def test_only_what_is_wanted_now_is_graded_again(tmp_path):
+    run([benchmark(tmp_path, "x", 4)], Sampler(), Impatient())
+    grader = Impatient()
+    run([benchmark(tmp_path, "x", 1)], None, grader)
+    assert sorted(grader.graded) == [("0 0", "0"), ("0 1", "0")]
+
+
+def test_new_samples_and_what_is_graded_again_go_together(tmp_path):
+    """Verdicts of both come late; an interrupt keeps those of both that are there."""
+    run([benchmark(tmp_path, "x", 1)], Sampler(), Impatient())
+    again, grader = benchmark(tmp_path, "x", 2), Grader(delay=2)
+    with pytest.raises(KeyboardInterrupt):
+        run([again], Sampler(break_after=1), grader)
+    assert [text for text, _ in grader.graded] == ["0 1", "0 0", "1 1"]
+    assert {key: r.failure for key, r in again.file.responses.items()} == {
+        ("x-0", 1): None,
+        ("x-0", 0): "took longer than 1 s",
+    }

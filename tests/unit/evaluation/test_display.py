@@ -15,6 +15,7 @@ def test_after_a_resume_the_share_of_correct_responses_is_of_all_that_are_there(
         one.file.append(graded(f"x-{problem}", 0, reward=1.0))
     one.file.append(graded("x-0", 7, reward=1.0))  # of a run with more samples; not wanted now
     console = Console(file=io.StringIO())
+    one.file.append(graded("x-3", 1, failure="took longer than 1 s"))  # graded again, so not done
     with EvaluationDisplay([one], samples=2, threshold=0.5, console=console) as shown:
         shown.response_done(one, graded("x-0", 1, reward=0.0))
         assert console.file.getvalue().strip() == "x 5/8, 80.0% correct"

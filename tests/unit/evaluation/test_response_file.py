@@ -3,6 +3,7 @@ import json
 import pytest
 
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.response_file import ResponseFile, contents_of, read_responses
 from tests.unit.evaluation.makers import graded
 
@@ -58,6 +59,56 @@ def test_a_header_that_was_cut_starts_anew(path):
     file.append(graded("a", 0))
     file.close()
     assert set(ResponseFile(path, IDENTITY).responses) == {("a", 0)}
+
+
+def test_of_a_response_that_is_graded_again_the_later_line_counts_and_stays(path):
+    file = written(path, graded("a", 0, failure="no"), graded("b", 0, reward=1.0), graded("a", 0, reward=1.0))
+    assert file.responses["a", 0].reward == 1.0
+    assert [(r.problem_id, r.failure) for r in read_responses(path)] == [("b", None), ("a", None)]
+    assert json.loads(path.read_text().splitlines()[0]) == {"identity": IDENTITY}
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_after_a_crash_the_earlier_line_goes_when_the_file_is_opened(path):
+    written(path, graded("a", 0, failure="no"), graded("b", 0))
+    header, *lines = path.read_text().splitlines(keepends=True)
+    later = lines[0].replace('"failure": "no"', '"failure": null')
+    path.write_text(header + "".join(lines) + later + later[:-20])
+    again = ResponseFile(path, IDENTITY)
+    assert again.responses["a", 0].failure is None
+    again.append(graded("c", 0))
+    again.close()
+    assert path.read_text().splitlines(keepends=True)[:3] == [header, lines[1], later]
+    assert [r.problem_id for r in read_responses(path)] == ["b", "a", "c"]
+
+
+def test_answers_that_are_missing_are_found_when_there_is_a_function_for_them(path):
+    """It may be new, or have been mended; what has an answer is not looked at again."""
+    written(path, graded("a", 0), graded("a", 1, answer="7"), graded("b", 0))
+    looked_at = []
+
+    def answer_in(text):
+        looked_at.append(text)
+        return text.split()[-1] if len(looked_at) == 1 else None
+
+    again = ResponseFile(path, IDENTITY, answer_in)
+    assert looked_at == ["text 0", "text 0"]
+    assert {key: r.answer for key, r in again.responses.items()} == {("a", 0): "0", ("a", 1): "7", ("b", 0): None}
+    assert [r.answer for r in read_responses(path)] == ["0", "7", None], "the file says so too"
+    assert [r.response for r in read_responses(path)] == ["text 0", "text 1", "text 0"]
+    assert ResponseFile(path, IDENTITY).responses == again.responses
+
+
+def test_a_function_that_breaks_on_what_is_there_leaves_the_file_as_it_is(path, caplog):
+    written(path, graded("a", 0), graded("a", 1))
+    before = path.read_bytes()
+
+    def final_answer(text):
+        raise IndexError(text)
+
+    assert ResponseFile(path, IDENTITY, AnswerFinder(final_answer)).responses["a", 0].answer is None
+    assert path.read_bytes() == before
+    assert caplog.text.count("final_answer raised IndexError('text 0')") == 1
 
 
 def test_responses_of_something_else_are_refused_and_the_difference_is_named(path):

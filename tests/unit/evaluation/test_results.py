@@ -259,6 +259,25 @@ def test_a_table_of_nothing(tmp_path):
     assert "0 of 2" in shown([benchmark(tmp_path, "x", 2)], {})
 
 
+def test_answers_that_are_found_later_make_the_majority_that_they_would_have_made_at_once(tmp_path):
+    """One correct response among four wrong ones that agree: without their votes it would win every draw."""
+
+    def filled(folder, answers):
+        one = benchmark(folder, "x", 1)
+        for sample, answer in enumerate(answers):
+            one.file.append(graded("x-0", sample, reward=float(sample == 0), answer=answer))
+        one.file.close()
+        return one
+
+    def majority(folder, one):
+        return result_file(folder, [one], samples=5).write_final()["x"].maj_at_k[5].mean
+
+    at_once = majority(tmp_path / "one", filled(tmp_path / "one", ["0", *["9"] * 4]))
+    filled(tmp_path / "two", [None] * 5)
+    later = benchmark(tmp_path / "two", "x", 1, answer_in=lambda text: "0" if text == "text 0" else "9")
+    assert majority(tmp_path / "two", later) == at_once < 0.2
+
+
 def test_without_answers_there_is_no_majority(tmp_path):
     one = fill(benchmark(tmp_path, "x", 1), num=1)
     scores = result_file(tmp_path, [one], has_answers=False).write_final()
