@@ -84,11 +84,7 @@ class ResultFile:
         }
         entries = self._entries(scores)
         self.mean = mean_over_benchmarks(
-            entries,
-            samples=self.config.samples,
-            success_threshold=self.config.success_threshold,
-            ks=self.config.resolved_ks,
-            seed=self.config.seed,
+            entries, measured=[benchmark.label for benchmark in self.benchmarks], config=self.config
         )
         self.timing.scoring_s += time.perf_counter() - start
         self._write(entries, self.mean)

@@ -48,10 +48,23 @@ def results_table(
     if mean is not None and mean["num_benchmarks"] > 1:
         table.add_section()
         table.add_row(f"mean of {mean['num_benchmarks']}", "", *_mean_row(mean, ks, has_rewards=has_rewards))
-        earlier = [label for label in mean["benchmarks"] if label not in scores]
-        if earlier:
-            table.caption = f"the mean counts {', '.join(earlier)} too, measured earlier"
+    table.caption = None if mean is None else _caption(mean, scores)
     return table
+
+
+def _caption(mean: Mapping[str, Any], scores: Mapping[str, Scores]) -> str | None:
+    """What the mean is of, where the lines of the table do not show it."""
+    parts = []
+    if any(label not in scores for label in mean["benchmarks"]):
+        counts = (
+            f"{label} ({num} problems{'' if label in scores else ', measured earlier'})"
+            for label, num in mean["num_problems"].items()
+        )
+        parts.append(f"the mean counts {', '.join(counts)}")
+    if mean["left_out"]:
+        reasons = (f"{label} ({reason})" for label, reason in mean["left_out"].items())
+        parts.append(f"measured earlier and left out of the mean: {', '.join(reasons)}")
+    return "; ".join(parts) or None
 
 
 def _problems(benchmark: Benchmark, samples: int) -> str:

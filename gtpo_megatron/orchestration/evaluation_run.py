@@ -157,7 +157,7 @@ def _measure(
         console.print(f"{total - missing} of {total} responses are in {result.folder} already", highlight=False)
     without_verdict = sum(len(benchmark.without_verdict(config.samples)) for benchmark in result.benchmarks)
     if without_verdict:
-        console.print(f"{without_verdict} of them have no verdict and are graded again", highlight=False)
+        console.print(f"of these, without a verdict and graded again: {without_verdict}", highlight=False)
     if not missing and not without_verdict:
         return
     with ExitStack() as stack:

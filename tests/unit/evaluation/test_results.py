@@ -74,6 +74,7 @@ def test_benchmarks_count_alike_in_their_mean(tmp_path):
     result.write_final()
     mean = read(tmp_path)["mean_over_benchmarks"]
     assert (mean["num_benchmarks"], mean["benchmarks"]) == (2, ["few", "many"])
+    assert (mean["num_problems"], mean["left_out"]) == ({"few": 1, "many": 3}, {})
     assert mean["mean_at_k"] == mean["pass_at_k"]["2"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
 
 
@@ -147,13 +148,67 @@ def test_a_benchmark_that_is_measured_later_is_added(tmp_path):
     assert "settings" not in read(tmp_path)["benchmarks"]["aime24"], "measured again, by the settings of the file"
 
 
-@pytest.mark.parametrize("settings", [{"samples": 1}, {"ks": (2,)}, {"success_threshold": 0.25}])
-def test_only_what_was_measured_alike_is_averaged(tmp_path, settings):
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"samples": 1}, "other samples or threshold"),
+        ({"ks": (2,)}, "other ks"),
+        ({"success_threshold": 0.25}, "other samples or threshold"),
+    ],
+)
+def test_only_what_was_measured_alike_is_averaged(tmp_path, settings, reason):
     result_file(tmp_path, [fill(benchmark(tmp_path, "aime24", 2), num=2)], **settings).write_final()
     result_file(tmp_path, [fill(benchmark(tmp_path, "aime25", 2), num=2)]).write_final()
     content = read(tmp_path)
     assert list(content["benchmarks"]) == ["aime24", "aime25"]
     assert content["mean_over_benchmarks"]["benchmarks"] == ["aime25"]
+    assert content["mean_over_benchmarks"]["left_out"] == {"aime24": reason}
+
+
+def head(one, num):
+    """As ``--num-problems`` cuts it."""
+    return replace(one, problems=one.problems.head(num))
+
+
+def test_what_was_broken_off_earlier_does_not_weigh_as_much_as_a_whole_benchmark(tmp_path):
+    result_file(tmp_path, [fill(benchmark(tmp_path, "aime24", 30), num=2, reward=0.0)]).write_final()
+    broken_off = read(tmp_path)["mean_over_benchmarks"]
+    assert (broken_off["benchmarks"], broken_off["num_problems"]) == (["aime24"], {"aime24": 2}), "its own mean"
+    now = fill(benchmark(tmp_path, "math500", 3), num=3)
+    result = result_file(tmp_path, [now])
+    text = " ".join(shown([now], result.write_final(), mean=result.mean).split())
+    mean = read(tmp_path)["mean_over_benchmarks"]
+    assert (mean["benchmarks"], mean["mean_at_k"]["mean"]) == (["math500"], 1.0)
+    assert mean["left_out"] == {"aime24": "2 of 30 problems"}
+    assert "measured earlier and left out of the mean: aime24 (2 of 30 problems)" in text
+    assert "mean of" not in text
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "left_out"),
+    [
+        (2, 0, {"aime24": "2 of 5 problems"}),
+        (2, 3, {"aime24": "2 of 3 problems"}),
+        (2, 2, {}),
+        (3, 2, {}),
+        (0, 2, {}),
+        (5, 0, {}),
+        (0, 9, {}),
+    ],
+)
+def test_a_trial_of_fewer_problems_is_averaged_with_such_trials_only(tmp_path, then, now, left_out):
+    """Either with the number that is measured now or with all that the set has."""
+    first = head(benchmark(tmp_path, "aime24", 5), then)
+    result_file(tmp_path, [fill(first, num=5)], num_problems=then).write_final()
+    second = head(benchmark(tmp_path, "math500", 4), now)
+    result_file(tmp_path, [fill(second, num=4)], num_problems=now).write_final()
+    assert read(tmp_path)["mean_over_benchmarks"]["left_out"] == left_out
+
+
+def test_what_has_no_figures_yet_is_left_out_too(tmp_path):
+    result_file(tmp_path, [fill(benchmark(tmp_path, "aime24", 2), num=2)]).write_partial()
+    result_file(tmp_path, [fill(benchmark(tmp_path, "aime25", 2), num=2)]).write_final()
+    assert read(tmp_path)["mean_over_benchmarks"]["left_out"] == {"aime24": "no figures yet"}
 
 
 def test_more_samples_or_benchmarks_lose_no_figure_on_the_way(tmp_path):
@@ -241,10 +296,11 @@ def test_the_table_says_when_its_mean_counts_what_was_measured_earlier(tmp_path)
     result = result_file(tmp_path, [now])
     text = shown([now], result.write_final(), mean=result.mean)
     assert "mean of 2" in text
-    assert "the mean counts aime24 too, measured earlier" in text
+    counts = "the mean counts aime24 (2 problems, measured earlier), aime25 (2 problems)"
+    assert counts in " ".join(text.split())
     interrupted = result_file(tmp_path, [benchmark(tmp_path, "math500", 2)])
     text = shown(interrupted.benchmarks, interrupted.write_final(), mean=interrupted.mean)
-    assert "the mean counts aime24, aime25 too" in text
+    assert f"{counts[:-1]}, measured earlier)" in " ".join(text.split())
 
 
 def test_the_table_has_the_mean_reward_where_it_is_another_figure(tmp_path):
