@@ -1,23 +1,33 @@
 r"""Problems of an evaluation set that are in the training set too.
 
 Two tests. *Exact*: the questions are equal once case, white space, dollars, spacing commands and the spelling of
-fractions are set aside. *n-gram*: at least half of the runs of n words of the evaluation question occur in one training
-question; a question shorter than n words is tested exactly only. A word is a run of letters or of digits, or one
-Chinese character; signs do not count. One shared run alone says nothing: "where m and n are relatively prime positive
-integers, find m + n" ends hundreds of problems.
+fractions are set aside. *n-gram*: at least half of the telling runs of n words of the evaluation question occur in one
+training question. A word is a run of letters or of digits, or one Chinese character; signs do not count.
+
+One shared run alone says nothing: "where m and n are relatively prime positive integers, find m + n" ends hundreds of
+problems. Nor does an instruction, or worked examples, around every question. So a run is *common* where it stands in
+more than 3 and more than 5% of the different evaluation questions, or in more than 20 and more than 5% of the training
+questions, and *telling* where it shares no word with a common one: a question is compared as if the common text were
+not there. A question without a telling run, such as one shorter than n words, is tested exactly only. With three
+evaluation questions or fewer and a training set of 20 rows or fewer, a common text cannot be told from a copy.
 """
 
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.errors import DataError
 
 NGRAM_WORDS = 13
 MIN_SHARE = 0.5
-"""Of the evaluation question's runs, in one training question."""
+"""Of the evaluation question's telling runs, in one training question."""
+COMMON_SHARE = 0.05
+MIN_COMMON_EVALUATION = 3
+"""So many evaluation questions may have a run in common whatever their share: a small set has a few variants of one."""
+MIN_COMMON_TRAINING = 20
+"""The same of training questions, which are more often variants of one another."""
 
 _WORD = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]|[^\W\d_\u3400-\u4dbf\u4e00-\u9fff]+|\d+")
 _PRESENTATION = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-z])|\\[,;:! ()\[\]]|[\s$~]+")
@@ -46,7 +56,7 @@ class Match:
     Attributes:
         problem_id: of the evaluation problem.
         train_id: of the training problem.
-        share: of the evaluation question's n-grams that the training question has; 1 where the questions are equal.
+        share: of the evaluation question's telling n-grams that the training question has; 1 where both are equal.
         is_exact: the questions are equal but for presentation.
     """
 
@@ -84,7 +94,9 @@ class Contamination:
 
 
 def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: int = NGRAM_WORDS) -> Contamination:
-    """Looks for every evaluation problem among the training problems; 17,000 x 500 in seconds.
+    """Looks for every evaluation problem among the training problems.
+
+    The time is that of cutting all questions into n-grams.
 
     Raises:
         DataError: ``ngram_words`` is not positive.
@@ -92,21 +104,26 @@ def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: 
     if ngram_words < 1:
         raise DataError(f"ngram_words={ngram_words}: must be at least 1")
     exact: dict[str, list[int]] = defaultdict(list)
-    owners: dict[Ngram, list[int]] = defaultdict(list)
-    num_ngrams = []
+    ngrams = [_ngrams(question, ngram_words) for question in evaluation.texts]
     for index, question in enumerate(evaluation.texts):
         exact[normalised(question)].append(index)
-        ngrams = _ngrams(question, ngram_words)
-        num_ngrams.append(len(ngrams))
-        for ngram in ngrams:
+    found_in = Counter(ngram for same in exact.values() for ngram in set(ngrams[same[0]]))
+    limit = max(MIN_COMMON_EVALUATION, COMMON_SHARE * len(exact))
+    common = {ngram for ngram, count in found_in.items() if count > limit}
+    shared = _shared_ngrams(train, {ngram: ngram for ngram in found_in if ngram not in common}, ngram_words)
+    limit = max(MIN_COMMON_TRAINING, COMMON_SHARE * len(train.texts))
+    found_in = Counter(ngram for some in shared.values() for ngram in some)
+    common |= {ngram for ngram, count in found_in.items() if count > limit}
+
+    telling = [_telling(every, common, ngram_words) for every in ngrams]
+    owners: dict[Ngram, list[int]] = defaultdict(list)
+    for index, some in enumerate(telling):
+        for ngram in some:
             owners[ngram].append(index)
     best: dict[int, tuple[float, bool, int]] = {}
     for train_index, question in enumerate(train.texts):
-        shared: dict[int, int] = defaultdict(int)
-        for ngram in _ngrams(question, ngram_words):
-            for index in owners.get(ngram, ()):
-                shared[index] += 1
-        found = {index: (count / num_ngrams[index], False, -train_index) for index, count in shared.items()}
+        counts = Counter(index for ngram in shared.get(train_index, ()) for index in owners.get(ngram, ()))
+        found = {index: (count / len(telling[index]), False, -train_index) for index, count in counts.items()}
         found |= dict.fromkeys(exact.get(normalised(question), ()), (1.0, True, -train_index))
         for index, candidate in found.items():
             best[index] = max(best.get(index, candidate), candidate)
@@ -132,7 +149,26 @@ def normalised(question: str) -> str:
     return _FRACTION.sub(r"\\frac", _PRESENTATION.sub("", text)).casefold().rstrip(".:?!")
 
 
-def _ngrams(question: str, num_words: int) -> set[Ngram]:
-    """Every run of so many words."""
+def _ngrams(question: str, num_words: int) -> list[Ngram]:
+    """Every run of so many words, in order."""
     words: Sequence[str] = _WORD.findall(question.casefold())
-    return {tuple(words[start : start + num_words]) for start in range(len(words) - num_words + 1)}
+    return list(zip(*(words[start:] for start in range(num_words)), strict=False))
+
+
+def _shared_ngrams(train: Questions, wanted: Mapping[Ngram, Ngram], num_words: int) -> dict[int, list[Ngram]]:
+    """The n-grams of each training question that are wanted, as the objects in ``wanted``, so that no copy is kept."""
+    shared = {}
+    for index, question in enumerate(train.texts):
+        if found := [wanted[ngram] for ngram in set(_ngrams(question, num_words)) if ngram in wanted]:
+            shared[index] = found
+    return shared
+
+
+def _telling(ngrams: Sequence[Ngram], common: Collection[Ngram], num_words: int) -> set[Ngram]:
+    """The n-grams of a question without a word of a common one; ``ngrams`` are all of them, in order."""
+    is_common = [ngram in common for ngram in ngrams]
+    return {
+        ngram
+        for start, ngram in enumerate(ngrams)
+        if not any(is_common[max(0, start - num_words + 1) : start + num_words])
+    }

@@ -9,18 +9,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gtpo_megatron.config.prompt import BOXED_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
 from gtpo_megatron.data.fields import Record, answer_text, as_record, optional_text, shown
 from gtpo_megatron.errors import DataError
 
 Message = Mapping[str, str]
 """One chat message: ``role`` and ``content``."""
 
-_DAPO_INSTRUCTION = re.compile(
-    r"\s*Solve the following math problem step by step\.\s*The last line of your response should be of the form Answer:"
-    r"\s*\$Answer \(without quotes\) where \$Answer is the answer to the problem\.\s*(?P<problem>.*?)"
-    r"\s*Remember to put your answer on its own line after \"Answer:\"\.?\s*",
-    re.DOTALL,
-)
+
+def _around(template: str) -> re.Pattern[str]:
+    """Matches a question with the template around it, whatever the white space, with or without the last full stop."""
+    before, after = (
+        r"\s*".join(re.escape(word) for word in part.split()) for part in template.rstrip(".").split(PLACEHOLDER)
+    )
+    return re.compile(rf"\s*+{before}\s*+(?P<problem>.+?)\s*{after}\.?\s*", re.DOTALL)
+
+
+_INSTRUCTIONS = (_around(BOXED_TEMPLATE), _around(DAPO_TEMPLATE))
+"""Those that are put around questions here, and so stand around questions in files made for training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +53,10 @@ class Row:
     def question(self) -> str:
         """The question alone, without instructions; what is compared between data sets."""
         text = self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
-        wrapped = _DAPO_INSTRUCTION.fullmatch(text)
-        return wrapped["problem"] if wrapped else text
+        for instruction in _INSTRUCTIONS:
+            if wrapped := instruction.fullmatch(text):
+                return wrapped["problem"]
+        return text
 
     @property
     def prompt_digest(self) -> bytes:

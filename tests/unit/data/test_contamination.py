@@ -1,3 +1,4 @@
+import itertools
 import random
 import time
 
@@ -64,6 +65,64 @@ def test_a_common_ending_is_not_contamination():
         f"The area of the triangle whose sides are three and four and five units long respectively is m over n {ending}"
     )
     assert not find_contamination(questions_of(one), questions_of(two)).matches
+
+
+R1_ZERO = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
+    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
+    "process and answer are enclosed within think and answer tags, respectively, that is, think reasoning process here "
+    "and answer answer here end. User: "
+)
+
+
+VOCABULARY = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=4)]
+
+
+def random_questions(num, num_words, seed):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(VOCABULARY, k=num_words)) for _ in range(num)]
+
+
+@pytest.mark.parametrize("num_words", [6, 20, 40])
+@pytest.mark.parametrize(("num_evaluation", "num_train"), [(2, 200), (3, 21), (4, 1), (20, 40), (100, 200)])
+@pytest.mark.parametrize("place", ["{} {}", "{1} {0}"])
+def test_an_instruction_around_every_question_is_not_contamination(place, num_words, num_evaluation, num_train):
+    train, heldout = (
+        [place.format(R1_ZERO, question) for question in random_questions(num, num_words, seed)]
+        for num, seed in ((num_train, 1), (num_evaluation, 2))
+    )
+    assert not find_contamination(questions_of(*train), questions_of(*heldout)).matches
+    heldout[1] = train[-1]
+    (match,) = find_contamination(questions_of(*train), questions_of(*heldout)).matches
+    assert (match.problem_id, match.train_id, match.is_exact) == ("t1", f"t{num_train - 1}", True)
+
+
+@pytest.mark.parametrize("num_evaluation", [1, 2, 5, 50])
+def test_a_near_copy_is_found_under_an_instruction_that_only_the_evaluation_set_has(num_evaluation):
+    train, heldout = random_questions(60, 30, 1), random_questions(num_evaluation, 30, 2)
+    heldout[0] = train[7] + " instead"
+    if num_evaluation > 3:
+        heldout = [R1_ZERO + question for question in heldout]
+    (match,) = find_contamination(questions_of(*train), questions_of(*heldout)).matches
+    assert (match.problem_id, match.train_id, match.share) == ("t0", "t7", 18 / 19)
+
+
+@pytest.mark.parametrize("copies", [1, 5, 19])
+def test_a_problem_that_the_evaluation_set_repeats_is_found_each_time(copies):
+    train, others = random_questions(60, 30, 1), random_questions(20 - copies, 30, 2)
+    heldout = [f"{'$' * copy} {train[7]} instead" for copy in range(copies)] + others
+    found = find_contamination(questions_of(*train), questions_of(*heldout))
+    assert [match.problem_id for match in found.matches] == [f"t{copy}" for copy in range(copies)]
+    assert {(match.train_id, match.share) for match in found.matches} == {("t7", 18 / 19)}
+
+
+def test_a_problem_with_a_few_variants_in_both_sets_is_found():
+    one, other = random_questions(2, 30, 1)
+    variants = [f"{one} {word}" for word in ("first", "second", "third")]
+    found = find_contamination(questions_of(*[f"{one} {number}" for number in range(20)]), questions_of(*variants))
+    assert [match.share for match in found.matches] == [18 / 19] * 3
+    common = questions_of(*variants, f"{one} fourth", other)  # no longer told from an instruction
+    assert not find_contamination(questions_of(one), common).matches
 
 
 def test_chinese_questions_are_compared_by_character():

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from gtpo_megatron.config.dataset import parse_dataset
+from gtpo_megatron.config.prompt import BOXED_TEMPLATE, DAPO_TEMPLATE, fill_template
 from gtpo_megatron.data import source
 from gtpo_megatron.errors import ConfigError, DataError
 
@@ -169,3 +170,24 @@ def test_where_rows_come_from():
 def test_a_path_alone_is_rows_of_ones_own_whatever_the_file_is_called(tmp_path):
     (row,) = read_rows(jsonl(tmp_path, {"prompt": "1+1?", "answer": "2"}, name="aime24.jsonl"))
     assert (row.question, row.is_bare, row.source) == ("1+1?", False, "aime24")
+
+
+@pytest.mark.parametrize("template", [BOXED_TEMPLATE, DAPO_TEMPLATE])
+def test_a_question_is_read_out_of_the_instructions_of_this_project(tmp_path, template):
+    question = "Find $x$.\n\nPlease do it twice."
+    filled = fill_template(template, question)
+    chat = [{"role": "system", "content": "Think."}, {"role": "user", "content": filled.replace("\n", " \n ")}]
+    prompts = [filled, f"\n {filled[:-1]}\n", chat]
+    found = read_rows(jsonl(tmp_path, *({"prompt": prompt, "answer": "2"} for prompt in prompts)))
+    assert ["".join(row.question.split(" ")) for row in found] == [question.replace(" ", "")] * 3
+
+
+@pytest.mark.parametrize("template", [BOXED_TEMPLATE, DAPO_TEMPLATE])
+def test_what_only_resembles_an_instruction_stays_in_the_question(tmp_path, template):
+    texts = [
+        fill_template(template, ""),
+        fill_template(template, "1+1?") + " Thanks",
+        template.replace("final", "")[9:],
+    ]
+    found = read_rows(jsonl(tmp_path, *({"prompt": text, "answer": "2"} for text in texts)))
+    assert [row.question for row in found] == texts
