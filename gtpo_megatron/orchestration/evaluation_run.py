@@ -17,6 +17,7 @@ from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import origin_of
+from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.benchmark_run import Benchmark, BenchmarkRun
@@ -69,7 +70,7 @@ def evaluate_model(
     training = None
     if config.training_set is not None:
         try:
-            training = _load(config.training_set, tokenizer, config)
+            training = load_questions(config.training_set)  # all of them, however long their prompts are
         except GTPOError as error:
             if needs_training_set:
                 raise
@@ -86,7 +87,7 @@ def evaluate_model(
         earlier = read_earlier(output, contents_of(output, of_all), fingerprint)
         benchmarks = []
         for label, problems in sets.items():
-            contamination = None if training is None else find_contamination(training.comparable, problems.comparable)
+            contamination = None if training is None else find_contamination(training, problems.comparable)
             notes = dataset_notes(problems, config.max_prompt_tokens)
             for note in notes + ([] if contamination is None else contamination_notes(label, contamination)):
                 console.print(note, highlight=False, markup=False)

@@ -175,6 +175,18 @@ def test_a_training_set_that_has_moved_is_missed_only_by_who_named_it(capsys, tm
         assert "samples=8 of" not in error
 
 
+def test_training_prompts_over_the_limit_of_the_evaluation_are_compared_too(capsys, tmp_path, measured):
+    question = "What is 1 + 1 ?"
+    chat = [{"role": "system", "content": "think " * 200}, {"role": "user", "content": question}]
+    train = rows(tmp_path, {"prompt": chat, "answer": "2"}, name="train.jsonl")
+    held = rows(tmp_path, {"problem": question, "answer": "2"}, name="held.jsonl")
+    arguments = (MODEL, "--benchmarks", f"aime24={held}", *SHORT, "--output", str(tmp_path / "out"), "--against", train)
+    assert dispatch.run(["evaluate", *arguments]) == 1
+    text = capsys.readouterr()
+    assert "samples=32 of" in text.err
+    assert "contamination: aime24: 1 of 1 problems are in the training set" in " ".join(text.out.split())
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_checkpoint_of_a_run_can_be_named_by_its_folder(capsys, tmp_path, monkeypatch, measured, inside):
     folder = run_folder(tmp_path, tiny_cpu.gtpo(), checkpoint="step_4")
