@@ -1,6 +1,11 @@
 """The model that a user names: a Hugging Face folder, a run's exported model, or one of its checkpoints."""
 
+import fcntl
 import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 EXPORT = "hf"
 EVALUATIONS = "evaluations"
+HOLDER_BYTES = 512
+"""Of a lock file are read; a host's name is shorter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +42,8 @@ class EvaluatedModel:
 def find_model(folder: Path, checkpoint: str, run: RunConfig | None) -> EvaluatedModel:
     """The folder to load; a checkpoint is converted once, into ``evaluations/step_N/hf`` of its run.
 
+    Where another process is converting it, this one waits and takes what that one has made.
+
     Args:
         folder: that the user named.
         checkpoint: of a run: its name, or ``latest``; empty: the exported model, or the latest checkpoint of a run that
@@ -42,7 +51,8 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None) -> Evaluate
         run: the run's configuration; None for a model folder.
 
     Raises:
-        ConfigError: it is neither a model nor a run that has one, or a checkpoint is asked of a model folder.
+        ConfigError: it is neither a model nor a run that has one, a checkpoint is asked of a model folder, or the run's
+            folder cannot be written.
         CheckpointError: the checkpoint is damaged, or the disk is full.
     """
     if run is None:
@@ -56,11 +66,40 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None) -> Evaluate
     found = _checkpoint(folder, checkpoint or LATEST)
     target = folder / EVALUATIONS / found.name / EXPORT
     if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        logger.warning("%s is converted to %s, which can be removed afterwards", found, target)
-        megatron_to_hf(found, Path(run.model.path), target, progress=Unseen())
+        with _alone(target):
+            if not target.is_dir():  # else another process has made it meanwhile
+                logger.warning("%s is converted to %s, which can be removed afterwards", found, target)
+                megatron_to_hf(found, Path(run.model.path), target, progress=Unseen())
     check_model_folder(target)
     return EvaluatedModel(folder=target, named=str(folder), checkpoint=found.name)
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Waits until no other process makes ``target``; its lock lies beside it and says who holds it.
+
+    It is another lock than that of the results in this folder, which is held as long as an evaluation takes.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(target.with_name(f".{target.name}.lock"), os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"{target.parent} cannot be written: {error.strerror}; the checkpoint would be converted into it, so make "
+            "it writable, or convert elsewhere with tools/convert_checkpoint.py megatron-to-hf"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, HOLDER_BYTES, 0).decode(errors="replace")
+            logger.warning("waiting for %s, which is making %s", holder or "another process", target)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _checkpoint(folder: Path, name: str) -> Path:

@@ -1,5 +1,9 @@
 import dataclasses
+import os
 import shutil
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -55,6 +59,51 @@ def test_a_checkpoint_is_converted_once_and_holds_the_same_weights(tmp_path, run
     assert all(weights[name].equal(original[name]) for name in original)
     monkeypatch.setattr(evaluated_model, "megatron_to_hf", None)
     assert find_model(tmp_path, "step_4", run) == found
+
+
+CONVERTS = """
+import sys
+from pathlib import Path
+from gtpo_megatron.orchestration.evaluated_model import find_model
+from recipes import tiny_cpu
+assert find_model(Path(sys.argv[1]), "step_4", tiny_cpu.gtpo()).checkpoint == "step_4"
+"""
+
+
+def lines_until(text, stream):
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if text in line:
+            break
+    return lines
+
+
+def test_processes_that_need_one_checkpoint_at_once_convert_it_once(tmp_path, run):
+    """Both find no converted model, since a third holds the lock; then one converts and the other takes it."""
+    checkpoint(tmp_path, run, "step_4")
+    target = tmp_path / "evaluations" / "step_4" / "hf"
+    with evaluated_model._alone(target):
+        both = [
+            subprocess.Popen([sys.executable, "-c", CONVERTS, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        said = [lines_until("waiting for", process.stderr) for process in both]
+        assert not target.exists()
+    rest = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], (said, rest)
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    assert [lines[-1] for lines in said] == [f"waiting for {holder}, which is making {target}\n"] * 2
+    assert sum("is converted to" in text for text in rest) == 1
+    assert (target / "model.safetensors").is_file()
+    assert not list(target.parent.glob(".hf.partial*"))
+
+
+def test_a_run_folder_that_cannot_be_written_is_said(tmp_path, run):
+    checkpoint(tmp_path, run, "step_4")
+    (tmp_path / "evaluations").write_text("")
+    with pytest.raises(ConfigError, match=r"evaluations/step_4 cannot be written: .*convert elsewhere"):
+        find_model(tmp_path, "step_4", run)
 
 
 def test_checkpoints_that_are_not_there_are_said(tmp_path, run):
