@@ -127,13 +127,13 @@ def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: i
     num_seeds = 1 + max((summary.seed for summary in found), default=0)
     runs = planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
     settings = {planned.name: fingerprint(planned.config) for planned in runs}
-    summaries = [one for one in found if settings.get(f"{one.arm}_seed{one.seed}") == one.fingerprint]
+    summaries = [one for one in found if settings.get(one.name) == one.fingerprint]
     rows = arm_rows(study, summaries, arms)
     if not rows:
         _say(f"no finished run of {num_steps} steps in {output} yet")
         return
     table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
-    table.write_text(markdown(study, rows), encoding="utf-8")
+    table.write_text(markdown(study, rows, summaries), encoding="utf-8")
     runs_dir.mkdir(parents=True, exist_ok=True)
     page.write_text(study_page(study, rows, summaries), encoding="utf-8")
     left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""

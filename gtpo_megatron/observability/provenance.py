@@ -3,7 +3,9 @@
 import importlib.metadata
 import logging
 import platform
+import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,13 @@ DISTRIBUTIONS = (
     "math-verify",
 )
 
+_VERSIONS = "versions: "
+_COMMIT = re.compile(r"commit (?P<commit>.+?), Python (?P<python>[^,]+), (?P<platform>.+)")
+
 
 def log_provenance(config: RunConfig) -> None:
     """Logs the resolved configuration, the versions of what computes, the commit, and the machine."""
-    logger.info("versions: %s", ", ".join(f"{name} {version}" for name, version in versions().items()))
+    logger.info("%s%s", _VERSIONS, ", ".join(f"{name} {version}" for name, version in versions().items()))
     logger.info("commit %s, Python %s, %s", commit(), platform.python_version(), platform.platform())
     logger.info("layout: %s, seed %d", config.parallel, config.seed)
     logger.debug("configuration:\n%s", to_yaml(config))
@@ -47,6 +52,27 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+def logged_provenance(log: Path) -> dict[str, Any]:
+    """What :func:`provenance` was in the process that wrote a run's ``log.txt``.
+
+    Of a run that was resumed the last start counts, but ``commit`` names every commit that it ran on, the first one
+    first, with commas between them. Without the lines, as where only warnings were logged, the commit is unknown.
+    """
+    found: dict[str, Any] = {"versions": {}, "commit": "unknown (log.txt does not say)", "python": "", "platform": ""}
+    commits: dict[str, None] = {}  # in order, without repeats
+    with log.open(encoding="utf-8", errors="replace") if log.exists() else nullcontext(()) as lines:
+        for line in lines:
+            _, is_ours, text = line.rstrip("\n").partition(f" {__name__}: ")
+            if not is_ours:
+                continue
+            if text.startswith(_VERSIONS):
+                found["versions"] = dict(part.split(" ", 1) for part in text.removeprefix(_VERSIONS).split(", "))
+            elif of_start := _COMMIT.fullmatch(text):
+                commits[of_start["commit"]] = None
+                found |= {name: of_start[name] for name in ("python", "platform")}
+    return found | ({"commit": ", ".join(commits)} if commits else {})
 
 
 def _version(distribution: str) -> str:

@@ -9,7 +9,7 @@ from gtpo_megatron.observability.report_page import Content, document
 from gtpo_megatron.observability.report_traces import line, rounded
 from gtpo_megatron.study.plan import Study
 from gtpo_megatron.study.run_summary import RunSummary, of_arm
-from gtpo_megatron.study.table import HEADINGS, ArmRow, cells, legend
+from gtpo_megatron.study.table import HEADINGS, ArmRow, cells, commits_note, legend
 
 _FIGURES: tuple[tuple[str, str, str, str], ...] = (
     ("eval/heldout_mean_at_k", "Held-out accuracy", "mean@k", ".0%"),
@@ -39,7 +39,7 @@ def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[RunSumm
         f"<header><h1>{escape(study.name)}</h1><p class='sub'>{len(summaries)} runs of "
         f"{' or '.join(map(str, steps))} steps, {len(rows)} arms</p></header>",
         _table(study, rows),
-        f'<p class="note">{escape(legend(study))}</p>',
+        *(f'<p class="note">{escape(part)}</p>' for part in (legend(study), commits_note(summaries)) if part),
         '<section class="figures" style="margin-top:40px" aria-label="Figures">',
     ]
     for metric, title, unit, _ in _FIGURES:

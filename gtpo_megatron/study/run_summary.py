@@ -8,8 +8,9 @@ from typing import Any
 
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.logs import LOG_FILE
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.observability.provenance import provenance
+from gtpo_megatron.observability.provenance import logged_provenance
 from gtpo_megatron.study.plan import PlannedRun, fingerprint, portable
 
 CURVES = (
@@ -45,7 +46,7 @@ class RunSummary:
         num_steps: of the run.
         fingerprint: of its configuration.
         config: the configuration, without this machine's folders.
-        provenance: versions, commit and machine.
+        provenance: versions, commit and machine of the run, not of the session that summarises it.
         curves: by metric, pairs of step and value.
         cost: seconds of training, responses and response tokens, summed over the steps.
     """
@@ -59,6 +60,16 @@ class RunSummary:
     provenance: dict[str, Any]
     curves: dict[str, list[tuple[int, float]]]
     cost: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.arm}_seed{self.seed}"
+
+    @property
+    def commit(self) -> str:
+        """That it ran on; several with commas, where it was resumed on another."""
+        return str(self.provenance.get("commit", "unknown"))
 
     def last(self, metric: str) -> float | None:
         """The metric's last value; None where it was never measured."""
@@ -89,7 +100,7 @@ def summarise(planned: PlannedRun, run_dir: Path) -> RunSummary:
         num_steps=planned.config.num_steps,
         fingerprint=fingerprint(planned.config),
         config=portable(to_plain(planned.config)),
-        provenance=provenance(),
+        provenance=logged_provenance(run_dir / LOG_FILE),
         curves={name: points for name, points in curves.items() if points},
         cost={name: sum(row.get(part) or 0.0 for row in rows for part in parts) for name, parts in _SUMS.items()},
     )

@@ -118,8 +118,20 @@ def legend(study: Study) -> str:
     )
 
 
-def markdown(study: Study, rows: Sequence[ArmRow]) -> str:
-    """The table and its legend."""
+def commits_note(summaries: Sequence[RunSummary]) -> str:
+    """Which runs are of which commit; empty where all are of one."""
+    runs: dict[str, list[str]] = {}
+    for summary in summaries:
+        runs.setdefault(summary.commit, []).append(summary.name)
+    if len(runs) < 2:
+        return ""
+    parts = [f"{commit}: {', '.join(names)}" for commit, names in sorted(runs.items(), key=lambda item: -len(item[1]))]
+    return f"The runs are of {len(runs)} states of the code. {'; '.join(parts)}."
+
+
+def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[RunSummary]) -> str:
+    """The table, its legend, and the runs' commits where they differ."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    return "\n".join(lines) + f"\n\n{legend(study)}\n"
+    below = [part for part in (legend(study), commits_note(summaries)) if part]
+    return "\n".join(lines) + "\n\n" + "\n\n".join(below) + "\n"

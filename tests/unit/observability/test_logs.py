@@ -5,7 +5,9 @@ import warnings
 import pytest
 from rich.console import Console
 
-from gtpo_megatron.observability.logs import PACKAGES, rank_prefix, set_up_logs
+from gtpo_megatron.observability.logs import LOG_FILE, PACKAGES, rank_prefix, set_up_logs
+from gtpo_megatron.observability.provenance import log_provenance, logged_provenance, provenance
+from recipes import tiny_cpu
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +38,12 @@ def test_every_line_of_the_file_carries_the_rank(tmp_path, capsys):
     assert lines[0].endswith("INFO    [rank 3 tp1 dp0] gtpo_megatron.actor: ready in 4 s")
     assert lines[1].endswith("WARNING [rank 3 tp1 dp0] some_library: beware")
     assert "[rank 3 tp1 dp0] gtpo_megatron.actor: ready in 4 s" in capsys.readouterr().err
+
+
+def test_what_is_logged_of_a_run_is_read_back(tmp_path):
+    set_up_logs(run_folder=tmp_path)
+    log_provenance(tiny_cpu.gtpo())
+    assert logged_provenance(tmp_path / LOG_FILE) == provenance()
 
 
 def test_our_level_is_configured_and_others_speak_from_warning_on(tmp_path):

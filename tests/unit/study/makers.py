@@ -11,9 +11,17 @@ def outcome(planned):
     return 0.3 + 0.01 * planned.seed + (0.1 + 0.002 * planned.seed) * (planned.arm.name == "gtpo")
 
 
-def finish(planned, folder, *, last=None):
-    """Leaves the folder of a finished run, or of one that ended at step ``last``."""
+LINES = """\
+2026-01-01 10:00:00,000 INFO    gtpo_megatron.observability.provenance: versions: gtpo-megatron 1.0, torch 2.9
+2026-01-01 10:00:00,001 INFO    gtpo_megatron.observability.provenance: commit {}, Python 3.12.1, Linux-6
+2026-01-01 10:00:00,002 INFO    gtpo_megatron.train: commit 999, Python 3, of another
+"""
+
+
+def finish(planned, folder, *, last=None, commits=("abc123",)):
+    """Leaves the folder of a finished run, or of one that ended at step ``last``; one start a commit."""
     folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("".join(LINES.format(commit) for commit in commits))
     (folder / "config.yaml").write_text(to_yaml(planned.config))
     with open_sinks(folder, planned.config.logging, run_config={}) as sinks:
         sinks.write(0, {"eval/heldout_mean_at_k": 0.2, "timing/evaluation_s": 10.0})

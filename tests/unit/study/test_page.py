@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,14 @@ def test_the_page_has_the_table_the_curves_and_what_the_arms_are(page):
         "policy-entropy_nats",
     }
     assert not re.search(r'(src|href)="(?!data:)', html.split("<script>")[0])
+
+
+def test_the_page_names_commits_where_they_differ(page, tmp_path):
+    assert "states of the code" not in page.read_text(encoding="utf-8")
+    first, *others = summaries(planned_runs(STUDY, ("gtpo", "grpo"), num_seeds=1, num_steps=4), tmp_path / "more")
+    found = [replace(first, provenance={"commit": "<new>"}), *others]
+    html = study_page(STUDY, arm_rows(STUDY, found, ("gtpo", "grpo")), found)
+    assert '<p class="note">The runs are of 2 states of the code. &lt;new&gt;: gtpo_seed0; abc123: grpo_seed0.' in html
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")

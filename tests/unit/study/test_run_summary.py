@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +7,8 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.run_summary import read_summaries, read_summary, summarise, write_summary
 from tests.unit.study.makers import STUDY, finish
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "study"
 
 
 @pytest.fixture
@@ -30,6 +33,37 @@ def test_a_finished_run_in_one_file(tmp_path, planned):
     assert str(tmp_path) not in text
     assert len(text.splitlines()) < 250  # a line a curve, so that a change can be read
     assert json.loads(text)["curves"]["eval/heldout_mean_at_k"] == [[0, 0.2], [4, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("commits", "expected"),
+    [
+        (("abc", "abc"), "abc"),
+        (("abc", "def-dirty", "abc"), "abc, def-dirty"),
+        (("unknown (not a git checkout)",), "unknown (not a git checkout)"),
+    ],
+)
+def test_the_commit_is_the_runs_own(tmp_path, planned, commits, expected):
+    finish(planned, tmp_path / "run", commits=commits)
+    summary = summarise(planned, tmp_path / "run")
+    assert summary.commit == expected
+    versions = {"gtpo-megatron": "1.0", "torch": "2.9"}
+    assert summary.provenance == {
+        "versions": versions, "commit": expected, "python": "3.12.1", "platform": "Linux-6"
+    }  # fmt: skip
+
+
+def test_a_run_whose_log_does_not_say_has_no_commit_rather_than_this_one(tmp_path, planned):
+    finish(planned, tmp_path / "run", commits=())
+    assert summarise(planned, tmp_path / "run").commit == "unknown (log.txt does not say)"
+    (tmp_path / "run" / "log.txt").unlink()
+    assert summarise(planned, tmp_path / "run").commit == "unknown (log.txt does not say)"
+
+
+def test_committed_summaries_are_read_as_they_are():
+    for summary in read_summaries(RESULTS):
+        plain = json.loads((RESULTS / f"{summary.name}.json").read_text())
+        assert (summary.fingerprint, summary.commit) == (plain["fingerprint"], plain["provenance"]["commit"])
 
 
 def test_a_run_that_has_not_finished_has_no_summary(tmp_path, planned):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gtpo_megatron.study.plan import planned_runs
@@ -30,13 +32,24 @@ def test_rows_compare_arms_with_the_baseline_over_the_same_seeds(made):
 
 
 def test_the_table_as_text(made):
-    rows = arm_rows(STUDY, made(2), ("gtpo", "grpo"))
-    text = markdown(STUDY, rows)
+    found = made(2)
+    text = markdown(STUDY, arm_rows(STUDY, found, ("gtpo", "grpo")), found)
     lines = text.splitlines()
     assert lines[0].count("|") == lines[2].count("|") == len(HEADINGS) + 1
     assert lines[2].startswith("| GTPO v6 | 2 | 20.0 | 40.6 [40.0, 41.2] | +10.1 |")
     assert lines[3].startswith("| GRPO | 2 | 20.0 | 30.5 [30.0, 31.0] | - |")
     assert "Difference: to GRPO" in text
+    assert "states of the code" not in text  # all are of one commit
+
+
+def test_commits_are_said_under_the_table_where_they_differ(made):
+    first, *others = made(1)
+    found = [replace(first, provenance={"commit": "abc123, def456"}), *others]
+    text = markdown(STUDY, arm_rows(STUDY, found, ("gtpo", "grpo")), found)
+    assert text.endswith(
+        "\n\nThe runs are of 2 states of the code. abc123: gtpo_shuffled_seed0, grpo_seed0; "
+        "abc123, def456: gtpo_seed0.\n"
+    )
 
 
 def test_one_seed_says_nothing_of_scatter(made):
