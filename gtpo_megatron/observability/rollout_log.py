@@ -199,7 +199,7 @@ def _record(row: Any) -> RolloutRecord:
             raise DataError(f"{name} is {_shown(value)}, expected {_TYPES[name].__name__}")
         if name in _PER_TOKEN and not all_finite(value):
             raise DataError(f"{name} is {_shown(value)}, expected a list of finite numbers")
-        if name == "tokens" and not (isinstance(value, list) and all(type(token) is str for token in value)):
+        if name == "tokens" and not (isinstance(value, list) and set(map(type, value)) <= {str}):
             raise DataError(f"tokens is {_shown(value)}, expected a list of strings")
         if name == "reward" and finite(value) is None:
             raise DataError(f"reward is {_shown(value)}, expected a finite number")

@@ -25,6 +25,8 @@ SIGNIFICANT_DIGITS = 3
 """Of the numbers kept of every token."""
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+_POWERS = np.array([float(f"1e{exponent}") for exponent in range(23)])
+"""Those powers of ten that float64 holds exactly."""
 
 
 class Kind(StrEnum):
@@ -154,9 +156,21 @@ def kind_of(record: RolloutRecord, threshold: float) -> Kind:
 
 
 def shortened(values: Sequence[float]) -> list[float]:
-    """To ``SIGNIFICANT_DIGITS``; whole numbers as integers, which take less room as text."""
-    short = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
-    return [int(value) if value.is_integer() else value for value in short]
+    """To ``SIGNIFICANT_DIGITS``; whole numbers as integers, which take less room as text.
+
+    Scaling by a power of ten that float64 holds exactly gives the number nearest to the short decimal, so that its text
+    is short too. Below 1e-20 digits are lost, and further below everything.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    with np.errstate(divide="ignore"):  # of 0
+        decimals = SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(np.abs(numbers)))
+    up, down = (_POWERS[np.clip(places, 0, len(_POWERS) - 1).astype(np.int64)] for places in (decimals, -decimals))
+    short = np.rint(numbers * up / down) * down / up
+    is_whole = short == np.trunc(short)
+    listed: list[float] = short.tolist()
+    if not is_whole.any():
+        return listed
+    return [int(value) if whole else value for value, whole in zip(listed, is_whole.tolist(), strict=True)]
 
 
 def padded_sum(parts: Sequence[Floats]) -> Floats:
@@ -224,7 +238,9 @@ class _SumsBuilder:
 
     def add(self, tokens: Sequence[str], entropy: Floats, weight: Floats) -> None:
         index = self._index
-        labels = np.fromiter((index.setdefault(token, len(index)) for token in tokens), np.int64, len(tokens))
+        for token in dict.fromkeys(tokens):
+            index.setdefault(token, len(index))
+        labels = np.fromiter(map(index.__getitem__, tokens), np.int64, len(tokens))
         self._num_responses += 1
         self._count_at = padded_sum([self._count_at, np.ones(len(tokens))])
         self._entropy_at = padded_sum([self._entropy_at, entropy])

@@ -1,3 +1,4 @@
+import random
 import tracemalloc
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ import pytest
 from gtpo_megatron.observability import group_reader
 from gtpo_megatron.observability.group_reader import GroupReader, spread
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
-from gtpo_megatron.observability.sampled_groups import MAX_TOKENS, Kind, sampled_groups
+from gtpo_megatron.observability.sampled_groups import MAX_TOKENS, Kind, sampled_groups, shortened
 from tests.unit.observability.run_folders import response
 
 
@@ -34,6 +35,15 @@ def test_a_long_response_is_cut_and_its_sums_are_whole():
     occurrences = [i for i in range(length) if i % 500 == 7]
     expected = (2 * len(occurrences), 2 * sum(occurrences) / 1000, 2 * 0.25 * len(occurrences))
     assert by_token[" t7"] == pytest.approx(expected)
+
+
+def test_numbers_are_shortened_as_formatting_would():
+    rng = random.Random(1)
+    values = [rng.choice((-1, 1)) * rng.uniform(0.1, 1) * 10 ** rng.randint(-19, 12) for _ in range(20_000)]
+    values += [0.0, 1.0, 0.5, -2.0, 999.5, 0.9995, 1000.0, 123456.0, 1e-20, 1e20]
+    formatted = [float(f"{value:.3g}") for value in values]
+    assert list(map(repr, shortened(values))) == [repr(int(v) if v.is_integer() else v) for v in formatted]
+    assert shortened([]) == []
 
 
 def test_texts_are_kept_of_the_first_two_of_each_kind_and_groups_up_to_the_limit():
