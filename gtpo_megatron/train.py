@@ -122,7 +122,7 @@ def leave_report(folder: RunFolder) -> Path | None:
 
 def _export(config: RunConfig, folder: RunFolder) -> None:
     """The last checkpoint in Hugging Face format; no rank takes part."""
-    latest = folder.checkpoints.latest()
+    latest = folder.checkpoints.latest(config.checkpoint.verify)
     assert latest is not None, "the last step is always saved"
     megatron_to_hf(latest.path, Path(config.model.path), folder.hf_folder, progress=Unseen(), replace=True)
 

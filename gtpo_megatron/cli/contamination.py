@@ -46,7 +46,11 @@ def run(arguments: Sequence[str]) -> int:
     }
     if options.json:
         content = {
-            label: {"num_problems": one.num_problems, "matches": [asdict(match) for match in one.matches]}
+            label: {
+                "num_problems": one.num_problems,
+                "num_exact_only": one.num_exact_only,
+                "matches": [asdict(match) for match in one.matches],
+            }
             for label, one in found.items()
         }
         sys.stdout.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

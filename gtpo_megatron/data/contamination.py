@@ -6,10 +6,12 @@ training question. A word is a run of letters or of digits, or one Chinese chara
 
 One shared run alone says nothing: "where m and n are relatively prime positive integers, find m + n" ends hundreds of
 problems. Nor does an instruction, or worked examples, around every question. So a run is *common* where it stands in
-more than 3 and more than 5% of the different evaluation questions, or in more than 20 and more than 5% of the training
-questions, and *telling* where it shares no word with a common one: a question is compared as if the common text were
-not there. A question without a telling run, such as one shorter than n words, is tested exactly only. With three
-evaluation questions or fewer and a training set of 20 rows or fewer, a common text cannot be told from a copy.
+more than 3 and more than 5% of the different evaluation questions; or, where the set has at most 3, and for runs of at
+least two of its questions, in more than 20 and more than 5% of the different training questions. It is *telling* where
+it shares no word with a common one: a question is compared as if the common text were not there. A question that the
+common text leaves fewer than 5 telling runs is tested exactly only, and such questions are counted: many rewordings of
+one problem cannot be told from an instruction. With three evaluation questions or fewer and a training set of 20 rows
+or fewer, an instruction cannot be told from a copy.
 """
 
 import re
@@ -28,6 +30,8 @@ MIN_COMMON_EVALUATION = 3
 """So many evaluation questions may have a run in common whatever their share: a small set has a few variants of one."""
 MIN_COMMON_TRAINING = 20
 """The same of training questions, which are more often variants of one another."""
+MIN_TELLING = 5
+"""Of a question that has common text: with fewer left, a stock phrase would be half of them."""
 
 _WORD = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]|[^\W\d_\u3400-\u4dbf\u4e00-\u9fff]+|\d+")
 _PRESENTATION = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-z])|\\[,;:! ()\[\]]|[\s$~]+")
@@ -74,11 +78,13 @@ class Contamination:
         num_problems: of the evaluation set.
         ngram_words: n.
         matches: one an affected problem, in the order of the evaluation set.
+        num_exact_only: problems of n words or more that were tested exactly only, for the text that many share.
     """
 
     num_problems: int
     ngram_words: int
     matches: tuple[Match, ...]
+    num_exact_only: int = 0
 
     @property
     def num_exact(self) -> int:
@@ -90,6 +96,7 @@ class Contamination:
             f"{len(self.matches)} of {self.num_problems} problems are in the training set "
             f"({self.num_exact} the same question, {len(self.matches) - self.num_exact} with at least "
             f"{MIN_SHARE:.0%} of their {self.ngram_words}-grams)"
+            + (f"; {self.num_exact_only} were compared as a whole only" if self.num_exact_only else "")
         )
 
 
@@ -112,9 +119,12 @@ def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: 
     limit = max(MIN_COMMON_EVALUATION, COMMON_SHARE * len(exact))
     common = {ngram for ngram, count in found_in.items() if count > limit}
     shared = _shared_ngrams(train, {ngram: ngram for ngram in found_in if ngram not in common}, ngram_words)
-    limit = max(MIN_COMMON_TRAINING, COMMON_SHARE * len(train.texts))
-    found_in = Counter(ngram for some in shared.values() for ngram in some)
-    common |= {ngram for ngram, count in found_in.items() if count > limit}
+    is_small = len(exact) <= MIN_COMMON_EVALUATION
+    train_texts = [normalised(question) for question in train.texts]
+    different = {text: index for index, text in enumerate(train_texts)}
+    limit = max(MIN_COMMON_TRAINING, COMMON_SHARE * len(different))
+    in_train = Counter(ngram for index in different.values() for ngram in shared.get(index, ()))
+    common |= {ngram for ngram, count in in_train.items() if count > limit and (is_small or found_in[ngram] > 1)}
 
     telling = [_telling(every, common, ngram_words) for every in ngrams]
     owners: dict[Ngram, list[int]] = defaultdict(list)
@@ -122,10 +132,10 @@ def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: 
         for ngram in some:
             owners[ngram].append(index)
     best: dict[int, tuple[float, bool, int]] = {}
-    for train_index, question in enumerate(train.texts):
+    for train_index, text in enumerate(train_texts):
         counts = Counter(index for ngram in shared.get(train_index, ()) for index in owners.get(ngram, ()))
         found = {index: (count / len(telling[index]), False, -train_index) for index, count in counts.items()}
-        found |= dict.fromkeys(exact.get(normalised(question), ()), (1.0, True, -train_index))
+        found |= dict.fromkeys(exact.get(text, ()), (1.0, True, -train_index))
         for index, candidate in found.items():
             best[index] = max(best.get(index, candidate), candidate)
     return Contamination(
@@ -141,6 +151,7 @@ def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: 
             for index, (share, is_exact, negated) in sorted(best.items())
             if is_exact or share >= MIN_SHARE
         ),
+        num_exact_only=sum(bool(every) and not some for every, some in zip(ngrams, telling, strict=True)),
     )
 
 
@@ -166,10 +177,19 @@ def _shared_ngrams(train: Questions, wanted: Mapping[Ngram, Ngram], num_words: i
 
 
 def _telling(ngrams: Sequence[Ngram], common: Collection[Ngram], num_words: int) -> set[Ngram]:
-    """The n-grams of a question without a word of a common one; ``ngrams`` are all of them, in order."""
+    """The n-grams of a question without a word of a common one, or none where too few are left.
+
+    Args:
+        ngrams: all of the question's, in order.
+        common: those that say nothing.
+        num_words: n.
+    """
     is_common = [ngram in common for ngram in ngrams]
-    return {
+    if not any(is_common):
+        return set(ngrams)
+    telling = {
         ngram
         for start, ngram in enumerate(ngrams)
         if not any(is_common[max(0, start - num_words + 1) : start + num_words])
     }
+    return telling if len(telling) >= MIN_TELLING else set()

@@ -179,8 +179,11 @@ class BenchmarkRun:
             wanted = {(r.problem_id, r.sample) for r in benchmark.without_verdict(self.config.samples)}
             answers = {problem.problem_id: problem.answer for problem in benchmark.problems.problems}
             for response in read_responses(benchmark.file.path) if wanted else ():
-                if (response.problem_id, response.sample) in wanted:
-                    yield benchmark, response, self.grader.submit(response.response, answers[response.problem_id])
+                key = response.problem_id, response.sample
+                if key in wanted:
+                    wanted.remove(key)  # of a response that was graded again there may be two lines
+                    known = replace(benchmark.file.responses[key], response=response.response)
+                    yield benchmark, known, self.grader.submit(response.response, answers[response.problem_id])
 
     def _submitted(self, job: _Job, response: SampledResponse) -> "_Submitted":
         text: str = self.tokenizer.decode(list(response.token_ids), skip_special_tokens=True)

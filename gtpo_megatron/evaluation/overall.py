@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gtpo_megatron.config.evaluate import EvaluateConfig
-from gtpo_megatron.evaluation.earlier_results import Entry, has_figures
+from gtpo_megatron.evaluation.earlier_results import Entry, finished_figures, has_figures
 from gtpo_megatron.evaluation.metrics import Interval, mean_intervals
 
 COMPARABLE = ("samples", "success_threshold")
@@ -20,9 +20,9 @@ def mean_over_benchmarks(
 
     Args:
         entries: of ``evaluation.json``, by label.
-        measured: labels of those that are measured now. The others are left out where they are of other samples, ks or
-            threshold, or of fewer problems than would be measured now: a trial of two problems would weigh as much as a
-            whole benchmark.
+        measured: labels of those that are measured now. Of the others the whole measurement counts that they have kept,
+            and they are left out where it is of other samples, ks or threshold, or of fewer problems than would be
+            measured now: a trial of two problems would weigh as much as a whole benchmark.
         config: of the evaluation: responses a problem, threshold, ks, number of problems, seed of the bootstrap.
 
     Returns:
@@ -30,12 +30,15 @@ def mean_over_benchmarks(
         out; None where there is none.
     """
     ks = config.resolved_ks
+    candidates = {
+        label: entry if label in measured else finished_figures(entry) or entry for label, entry in entries.items()
+    }
     left_out = {
         label: reason
-        for label, entry in entries.items()
+        for label, entry in candidates.items()
         if label not in measured and (reason := _reason_against(entry, config))
     }
-    found = {label: entry for label, entry in entries.items() if has_figures(entry) and label not in left_out}
+    found = {label: entry for label, entry in candidates.items() if has_figures(entry) and label not in left_out}
     if not found:
         return None
     by_k = [name for name in BY_K if all(entry[name] is not None for entry in found.values())]

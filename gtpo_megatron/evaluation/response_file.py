@@ -123,18 +123,30 @@ class ResponseFile:
             self._remember(response)
 
     def _renew(self) -> None:
-        """Writes the file aside, of each response the line that counts, with its answer; then puts it in place."""
+        """Writes the file aside, of each response the line that counts, with its answer; then puts it in place.
+
+        It is a service to other readers: where the disk has no room for a second copy, the file stays as it is.
+        """
         last = {_key(record): number for number, (_, record) in enumerate(_records(self.path))}
         scratch = self.path.with_name(self.path.name + ".tmp")
-        with scratch.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            for number, (_, record) in enumerate(_records(self.path)):
-                key = _key(record)
-                if last[key] == number:
-                    found = {} if key is None else {"answer": self.responses[key].answer}
-                    file.write(_line(record | found))
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(self.path)
+        try:
+            with scratch.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                for number, (_, record) in enumerate(_records(self.path)):
+                    key = _key(record)
+                    if last[key] == number:
+                        found = {} if key is None else {"answer": self.responses[key].answer}
+                        file.write(_line(record | found))
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(self.path)
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            logger.warning(
+                "%s keeps lines that no longer count, of each response the last one does: a copy without them cannot "
+                "be written: %s",
+                *(self.path, error),
+            )
+            return
         self._is_outdated = False
 
     def _cut_last_line(self) -> None:

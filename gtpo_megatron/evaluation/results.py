@@ -139,6 +139,7 @@ class ResultFile:
             else {
                 "against": self.config.against,
                 "num_exact": found.num_exact,
+                "num_exact_only": found.num_exact_only,
                 "matches": [asdict(m) for m in found.matches],
             },
         }

@@ -55,7 +55,7 @@ def results_table(
 def _caption(mean: Mapping[str, Any], scores: Mapping[str, Scores]) -> str | None:
     """What the mean is of, where the lines of the table do not show it."""
     parts = []
-    if any(label not in scores for label in mean["benchmarks"]):
+    if mean["num_benchmarks"] > 1 and any(label not in scores for label in mean["benchmarks"]):
         counts = (
             f"{label} ({num} problems{'' if label in scores else ', measured earlier'})"
             for label, num in mean["num_problems"].items()

@@ -68,7 +68,8 @@ def logged_provenance(log: Path) -> dict[str, Any]:
             if not is_ours:
                 continue
             if text.startswith(_VERSIONS):
-                found["versions"] = dict(part.split(" ", 1) for part in text.removeprefix(_VERSIONS).split(", "))
+                parts = [part.split(" ", 1) for part in text.removeprefix(_VERSIONS).split(", ")]
+                found["versions"] = {part[0]: part[1] for part in parts if len(part) == 2}  # a crash may have cut it
             elif of_start := _COMMIT.fullmatch(text):
                 commits[of_start["commit"]] = None
                 found |= {name: of_start[name] for name in ("python", "platform")}

@@ -204,29 +204,26 @@ class CheckpointFolder:
         logger.info("checkpoint %s is complete: %.1f MiB", final, manifest.num_bytes / 2**20)
         return final
 
-    def settle(self, step: int, *, scores: Mapping[str, float], config: CheckpointConfig) -> None:
+    def settle(self, checkpoint: Checkpoint, *, scores: Mapping[str, float], config: CheckpointConfig) -> None:
         """Adds the held-out metrics of a checkpoint's step, whose measurement had been put off.
 
-        A checkpoint without a manifest gets none; it is never the best.
+        One that was taken up without its manifest (``verify='none'``) is given none; it is never the best.
 
         Raises:
             CheckpointError: the manifest could not be replaced; the measurement stays put off.
         """
-        folder = self.path / f"step_{step}"
-        try:
-            manifest: Manifest | None = read_manifest(folder)
-        except CheckpointError as error:  # only under verify='none', which goes on from such a checkpoint
-            logger.warning("the scores of step %d are in the metrics alone: %s", step, error)
-            manifest = None
+        folder, manifest = checkpoint.path, checkpoint.manifest
         try:
             if manifest is not None:
                 files = {name: entry for name, entry in manifest.files.items() if name != UNMEASURED_FILE}
                 write_aside(folder / MANIFEST_FILE, replace(manifest, scores=dict(scores), files=files).to_json())
+            else:
+                logger.warning("%s was taken up unverified: its scores are in the metrics alone", folder)
             (folder / UNMEASURED_FILE).unlink()  # last: until then the next start measures again
             _sync_folder(folder)
         except OSError as error:
             raise CheckpointError(f"{folder} could not be given its scores: {error.strerror}") from error
-        self._drop(step, config)
+        self._drop(checkpoint.state.step, config)
 
     def _drop(self, step: int, config: CheckpointConfig) -> None:
         """Removes all but the last and the best up to this step; a later one is left from a run that went another way.

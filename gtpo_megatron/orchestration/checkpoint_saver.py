@@ -73,14 +73,14 @@ class CheckpointSaver:
         if not self._config.async_save:
             self.finish()
 
-    def settle(self, step: int, scores: Mapping[str, float]) -> None:
+    def settle(self, checkpoint: Checkpoint, scores: Mapping[str, float]) -> None:
         """Adds the held-out metrics of a saved step, whose measurement had been put off.
 
         Raises:
             CheckpointError: the checkpoint could not be changed.
         """
-        self._look_for_metric(step, scores)
-        self._folder.settle(step, scores=scores, config=self._config)
+        self._look_for_metric(checkpoint.state.step, scores)
+        self._folder.settle(checkpoint, scores=scores, config=self._config)
 
     def poll(self) -> None:
         """At a step's end: goes on with the checkpoint as far as it is without waiting.

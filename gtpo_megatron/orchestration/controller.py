@@ -133,12 +133,11 @@ class Controller:
                 self._parts.weight_sync.push(version=first)
             self._parts.turns.to_engine()
             before = after = None
-            unmeasured = checkpoint.unmeasured if checkpoint else None
-            if first == 0 or unmeasured is not None:
-                after = self._measure_at_start(first, unmeasured or {}, memory)
+            if checkpoint is None or checkpoint.unmeasured is not None:
+                after = self._measure_at_start(checkpoint, memory)
                 if after is None:
                     return self._stopped(first)  # nothing is lost: the next start begins here too
-                before = after if first == 0 else None
+                before = after if checkpoint is None else None
             for step in range(first + 1, self._config.num_steps + 1):
                 scalars = self._step(step)
                 scores: dict[str, float] = {}
@@ -163,18 +162,17 @@ class Controller:
                     return self._stopped(first)
             return RunSummary(before=before, after=after)
 
-    def _measure_at_start(
-        self, step: int, unmeasured: dict[str, float], memory: PeakMemory
-    ) -> tuple[HeldOutResult, ...] | None:
-        """Before the first step, or after the one whose measurement a stop has put off."""
-        if step:
+    def _measure_at_start(self, checkpoint: Checkpoint | None, memory: PeakMemory) -> tuple[HeldOutResult, ...] | None:
+        """Before the first step, or after that of a checkpoint, whose measurement a stop has put off."""
+        if checkpoint is not None:
             self._parts.timers.take()  # the times of this start are not the step's
         results = self._measure()
         if results is None:
             return None
-        if step:
-            self._write_row(step, unmeasured | self._parts.timers.take() | _metrics(results))
-            self._saver.settle(step, _metrics(results))
+        if checkpoint is not None:
+            row = (checkpoint.unmeasured or {}) | self._parts.timers.take() | _metrics(results)
+            self._write_row(checkpoint.state.step, row)
+            self._saver.settle(checkpoint, _metrics(results))
         else:
             contaminated = {
                 f"eval/{heldout.label}_contaminated_count": float(heldout.num_contaminated)

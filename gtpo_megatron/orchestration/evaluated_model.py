@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +95,9 @@ def _alone(target: Path) -> Iterator[None]:
             holder = os.pread(descriptor, HOLDER_BYTES, 0).decode(errors="replace")
             logger.warning("waiting for %s, which is making %s", holder or "another process", target)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        with suppress(OSError):  # a full disk: whoever waits is told less, and the conversion says what it lacks
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -61,9 +61,9 @@ def dataset_notes(found: ProblemSet, max_prompt_tokens: int) -> list[str]:
 
 
 def contamination_notes(label: str, contamination: Contamination) -> list[str]:
-    """A count, and the first pairs; nothing where nothing was found."""
+    """A count, and the first pairs; nothing where all were compared and nothing was found."""
     if not contamination.matches:
-        return []
+        return [f"contamination: {label}: {contamination}"] if contamination.num_exact_only else []
     pairs = [
         f"{match.problem_id} = {match.train_id}" if match.is_exact else f"{match.problem_id} ~ {match.train_id}"
         for match in contamination.matches[:SHOWN_MATCHES]

@@ -121,8 +121,37 @@ def test_a_problem_with_a_few_variants_in_both_sets_is_found():
     variants = [f"{one} {word}" for word in ("first", "second", "third")]
     found = find_contamination(questions_of(*[f"{one} {number}" for number in range(20)]), questions_of(*variants))
     assert [match.share for match in found.matches] == [18 / 19] * 3
-    common = questions_of(*variants, f"{one} fourth", other)  # no longer told from an instruction
-    assert not find_contamination(questions_of(one), common).matches
+    common = questions_of(*variants, f"{one} fourth", other)  # no longer told from an instruction, and said to be so
+    found = find_contamination(questions_of(one), common)
+    assert (found.matches, found.num_exact_only) == ((), 4)
+    assert str(found).endswith("; 4 were compared as a whole only")
+
+
+@pytest.mark.parametrize("num_variants", [25, 400])
+def test_a_problem_with_many_variants_in_the_training_set_is_found(num_variants):
+    """In one evaluation question each run stands once, however often the training set has it: it is no instruction."""
+    evaluation = random_questions(30, 30, 1)
+    train = [f"{question} {number}" for question in evaluation[:2] for number in range(num_variants)]
+    found = find_contamination(questions_of(*train), questions_of(*evaluation))
+    assert [(match.problem_id, match.share) for match in found.matches] == [("t0", 1.0), ("t1", 1.0)]
+    assert found.num_exact_only == 0
+
+
+def test_rows_that_repeat_a_question_count_once():
+    (one,) = random_questions(1, 30, 1)
+    others = random_questions(40, 30, 2)
+    found = find_contamination(questions_of(*[f"{one} x"] * 30, *others), questions_of(one))
+    assert [match.share for match in found.matches] == [1.0]
+
+
+def test_a_stock_phrase_is_not_half_of_what_common_text_leaves():
+    ending = "where m and n are relatively prime positive integers find the value of m plus n"
+    opening = "let a b and c be the three sides of a right triangle with"
+    others = [f"{question} {ending}" for question in random_questions(29, 30, 1)]
+    found = find_contamination(
+        questions_of(f"{opening} area six find its perimeter"), questions_of(f"{opening} {ending}", *others)
+    )
+    assert (found.matches, found.num_exact_only) == ((), 1)
 
 
 def test_chinese_questions_are_compared_by_character():

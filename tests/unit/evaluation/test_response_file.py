@@ -1,8 +1,10 @@
+import errno
 import json
 
 import pytest
 
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.evaluation import response_file
 from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.response_file import ResponseFile, contents_of, read_responses
 from tests.unit.evaluation.makers import graded
@@ -80,6 +82,25 @@ def test_after_a_crash_the_earlier_line_goes_when_the_file_is_opened(path):
     again.close()
     assert path.read_text().splitlines(keepends=True)[:3] == [header, lines[1], later]
     assert [r.problem_id for r in read_responses(path)] == ["b", "a", "c"]
+
+
+def test_without_room_for_a_second_copy_the_file_stays_as_it_is(path, monkeypatch, caplog):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = written(path, graded("a", 0, failure="no"), graded("b", 0))
+    with monkeypatch.context() as broken:
+        file = ResponseFile(path, IDENTITY)
+        file.append(graded("a", 0, reward=1.0))
+        before = path.read_bytes()
+        broken.setattr(response_file, "_line", full)
+        file.close()
+        assert ResponseFile(path, IDENTITY).responses["a", 0].reward == 1.0, "nor does the next one need it"
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert "keeps lines that no longer count" in caplog.text
+    ResponseFile(path, IDENTITY).close()
+    assert [(r.problem_id, r.failure) for r in read_responses(path)] == [("b", None), ("a", None)]
 
 
 def test_answers_that_are_missing_are_found_when_there_is_a_function_for_them(path):

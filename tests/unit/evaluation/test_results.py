@@ -205,6 +205,17 @@ def test_a_trial_of_fewer_problems_is_averaged_with_such_trials_only(tmp_path, t
     assert read(tmp_path)["mean_over_benchmarks"]["left_out"] == left_out
 
 
+def test_a_whole_measurement_counts_though_a_trial_came_after_it(tmp_path):
+    """Its figures are kept beside those of the trial."""
+    whole = fill(benchmark(tmp_path, "aime24", 3), num=3, reward=0.0)
+    result_file(tmp_path, [whole]).write_final()
+    result_file(tmp_path, [head(whole, 1)], num_problems=1).write_final()
+    result_file(tmp_path, [fill(benchmark(tmp_path, "math500", 2), num=2)]).write_final()
+    mean = read(tmp_path)["mean_over_benchmarks"]
+    assert (mean["num_problems"], mean["left_out"]) == ({"aime24": 3, "math500": 2}, {})
+    assert mean["mean_at_k"]["mean"] == 0.5
+
+
 def test_what_has_no_figures_yet_is_left_out_too(tmp_path):
     result_file(tmp_path, [fill(benchmark(tmp_path, "aime24", 2), num=2)]).write_partial()
     result_file(tmp_path, [fill(benchmark(tmp_path, "aime25", 2), num=2)]).write_final()
@@ -301,6 +312,12 @@ def test_the_table_says_when_its_mean_counts_what_was_measured_earlier(tmp_path)
     interrupted = result_file(tmp_path, [benchmark(tmp_path, "math500", 2)])
     text = shown(interrupted.benchmarks, interrupted.write_final(), mean=interrupted.mean)
     assert f"{counts[:-1]}, measured earlier)" in " ".join(text.split())
+
+
+def test_the_table_says_nothing_of_a_mean_that_it_does_not_show(tmp_path):
+    result_file(tmp_path, [fill(benchmark(tmp_path, "aime24", 2), num=2)]).write_final()
+    interrupted = result_file(tmp_path, [benchmark(tmp_path, "math500", 2)])
+    assert "the mean" not in shown(interrupted.benchmarks, interrupted.write_final(), mean=interrupted.mean)
 
 
 def test_the_table_has_the_mean_reward_where_it_is_another_figure(tmp_path):

@@ -252,7 +252,7 @@ def test_a_measurement_is_made_up_for_without_a_manifest(tmp_path, caplog):
     summary = run(folder, World(), checkpoint, measure_every=2)
     assert summary.stopped_after is None
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3, 4]
-    assert "the scores of step 2 are in the metrics alone" in caplog.text
+    assert "step_2 was taken up unverified: its scores are in the metrics alone" in caplog.text
     assert not (folder.checkpoints.path / "step_2" / "unmeasured.json").exists()
 
 

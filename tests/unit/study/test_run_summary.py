@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pytest
 
+import recipes.study
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.run_summary import read_summaries, read_summary, summarise, write_summary
+from gtpo_megatron.study.table import arm_rows, markdown
 from tests.unit.study.makers import STUDY, finish
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "study"
@@ -60,10 +62,13 @@ def test_a_run_whose_log_does_not_say_has_no_commit_rather_than_this_one(tmp_pat
     assert summarise(planned, tmp_path / "run").commit == "unknown (log.txt does not say)"
 
 
-def test_committed_summaries_are_read_as_they_are():
-    for summary in read_summaries(RESULTS):
-        plain = json.loads((RESULTS / f"{summary.name}.json").read_text())
-        assert (summary.fingerprint, summary.commit) == (plain["fingerprint"], plain["provenance"]["commit"])
+def test_the_committed_study_is_whole_and_its_table_of_its_runs():
+    study = recipes.study.study()
+    summaries = read_summaries(RESULTS)
+    expected = {(arm, seed, study.num_steps) for arm in study.default_arms for seed in range(study.num_seeds)}
+    assert {(summary.arm, summary.seed, summary.num_steps) for summary in summaries} == expected
+    rows = arm_rows(study, summaries, [arm.name for arm in study.arms])
+    assert (RESULTS / "table.md").read_text() == markdown(study, rows, summaries)
 
 
 def test_a_run_that_has_not_finished_has_no_summary(tmp_path, planned):
