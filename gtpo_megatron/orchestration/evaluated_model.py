@@ -95,6 +95,11 @@ def _alone(target: Path) -> Iterator[None]:
             holder = os.pread(descriptor, HOLDER_BYTES, 0).decode(errors="replace")
             logger.warning("waiting for %s, which is making %s", holder or "another process", target)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise ConfigError(
+                f"{target.parent} cannot be locked: {error.strerror}; the checkpoint would be converted into it by one "
+                "process at a time: convert it elsewhere with tools/convert_checkpoint.py megatron-to-hf"
+            ) from error
         with suppress(OSError):  # a full disk: whoever waits is told less, and the conversion says what it lacks
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

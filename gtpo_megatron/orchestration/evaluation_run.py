@@ -228,6 +228,11 @@ def _locked(output: Path) -> Iterator[None]:
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigError(f"output folder {output} is in use by another evaluation; wait for it or stop it") from error
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"output folder {output} cannot be locked: {error.strerror}; choose an --output on a file system with locks"
+        ) from error
     try:
         yield
     finally:

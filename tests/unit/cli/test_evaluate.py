@@ -1,6 +1,8 @@
 """``gtpo-megatron evaluate`` and ``contamination``: what is asked for, and mistakes found before anything starts."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -74,7 +76,7 @@ def test_bad_benchmark_files_are_named_by_line(capsys, tmp_path):
         assert message in complaint(capsys, MODEL, "--benchmarks", f"aime24={path}", *SHORT)[1]
 
 
-def test_a_folder_in_use_or_not_writable_is_said(capsys, tmp_path):
+def test_a_folder_in_use_not_writable_or_without_locks_is_said(capsys, tmp_path, monkeypatch):
     path = rows(tmp_path, {"problem": "1+1?", "answer": "2"})
     (tmp_path / "file").write_text("")
     arguments = (MODEL, "--benchmarks", f"aime24={path}", *SHORT, "--output")
@@ -83,6 +85,13 @@ def test_a_folder_in_use_or_not_writable_is_said(capsys, tmp_path):
 
     with _locked(tmp_path / "out"):
         assert "is in use by another evaluation" in complaint(capsys, *arguments, str(tmp_path / "out"))[1]
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert "cannot be locked: No locks available" in complaint(capsys, *arguments, str(tmp_path / "out"))[1]
+
+
+def no_locks(descriptor, operation):
+    """What a file system without locks answers."""
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def test_help_lists_the_options(capsys):

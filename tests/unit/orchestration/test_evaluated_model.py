@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import os
 import shutil
 import socket
@@ -103,6 +104,16 @@ def test_a_run_folder_that_cannot_be_written_is_said(tmp_path, run):
     checkpoint(tmp_path, run, "step_4")
     (tmp_path / "evaluations").write_text("")
     with pytest.raises(ConfigError, match=r"evaluations/step_4 cannot be written: .*convert elsewhere"):
+        find_model(tmp_path, "step_4", run)
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, run, monkeypatch):
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    checkpoint(tmp_path, run, "step_4")
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(ConfigError, match=r"step_4 cannot be locked: No locks available; .*convert it elsewhere"):
         find_model(tmp_path, "step_4", run)
 
 
