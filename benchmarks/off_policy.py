@@ -84,7 +84,8 @@ class Sleeper:
         )
         return RolloutHandle(payload=batch, **rollout_summary(batch))
 
-    def unattended(self) -> "Sleeper":
+    def unattended(self, *, step: int = 0) -> "Sleeper":
+        del step
         return self
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:

@@ -54,8 +54,9 @@ class LocalEngine:
         """Takes GPU memory back."""
         self._engine.wake(what)
 
-    def unattended(self) -> "LocalEngine":
-        """Itself: it cannot die alone."""
+    def unattended(self, *, step: int = 0) -> "LocalEngine":
+        """Itself: it cannot die alone, and has one step's requests at a time."""
+        del step
         return self
 
     def replace_lost(self) -> bool:

@@ -87,8 +87,12 @@ class Engine(Protocol):
         """Takes GPU memory back."""
         ...
 
-    def unattended(self) -> "Engine":
-        """The same engines for a thread beside the trainer's: a death raises EngineLostError instead of a restart."""
+    def unattended(self, *, step: int = 0) -> "Engine":
+        """The same engines for a thread beside the trainer's: a death raises EngineLostError instead of a restart.
+
+        Args:
+            step: that samples with them; where the requests of several are in flight, the earliest step's come first.
+        """
         ...
 
     def replace_lost(self) -> bool:

@@ -137,7 +137,7 @@ class RolloutPipeline:
             earlier = self._running[max(self._running)]
         timers = StageTimers()
         # an engine that dies now must wait for its weights until the trainer has some to give
-        parts = dataclasses.replace(self._parts, timers=timers, engine=self._parts.engine.unattended())
+        parts = dataclasses.replace(self._parts, timers=timers, engine=self._parts.engine.unattended(step=step))
 
         def sample() -> Sampled:
             if earlier is not None:

@@ -73,6 +73,7 @@ class RayEngines:
         self._deadline_s = deadline_s
         self._version = 0
         self._is_attended = True
+        self._step = 0
         self._max_spread = max_spread
         # by index the process that died: the one that has taken its place since is not lost
         self._lost: dict[int, Any] = {}
@@ -104,6 +105,7 @@ class RayEngines:
                 {self._names[index]: [requests[row] for row in shares[index]] for index in processes},
                 sampling,
                 seed,
+                priority=self._step,
                 deadline_s=self._deadline_s,
             )
             found = {index_of[name]: ((batch,), summary) for name, (batch, summary) in answers.items()}
@@ -201,10 +203,11 @@ class RayEngines:
         """All engines."""
         self._ask("memory", lambda _, process: (process.wake.remote(what),))
 
-    def unattended(self) -> "RayEngines":
-        """The same engines; a death is only reported."""
+    def unattended(self, *, step: int = 0) -> "RayEngines":
+        """The same engines; a death is only reported. Requests for an earlier step go before those for a later one."""
         twin = copy.copy(self)
         twin._is_attended = False
+        twin._step = step
         return twin
 
     def replace_lost(self) -> bool:

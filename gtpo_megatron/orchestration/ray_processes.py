@@ -183,9 +183,9 @@ class EngineProcess(_Process):
         return batch, rollout_summary(batch)
 
     @_ends_with_a_worker
-    def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> int:
+    def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int, priority: int) -> int:
         """Starts to sample; the ticket to ask for the responses with."""
-        ticket: int = self._engine.begin(requests, sampling, seed=seed)
+        ticket: int = self._engine.begin(requests, sampling, seed=seed, priority=priority)
         return ticket
 
     @_ends_with_a_worker

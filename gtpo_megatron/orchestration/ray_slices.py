@@ -22,6 +22,7 @@ def sample_in_slices(
     sampling: SamplingConfig,
     seed: int,
     *,
+    priority: int,
     deadline_s: float,
 ) -> tuple[dict[str, tuple[Any, Any]], frozenset[str]]:
     """Samples on several engines at once; each goes on whatever the others do.
@@ -31,6 +32,7 @@ def sample_in_slices(
         shares: requests of each.
         sampling: the distribution.
         seed: of the run.
+        priority: of the requests among others that are in flight; the lowest number comes first.
         deadline_s: longest time for one call.
 
     Returns:
@@ -40,7 +42,7 @@ def sample_in_slices(
         WorkerError: an engine raised, or has not answered in time.
         GTPOError: of the type that an engine raised on purpose.
     """
-    begun = {name: process.begin.remote(shares[name], sampling, seed) for name, process in processes.items()}
+    begun = {name: process.begin.remote(shares[name], sampling, seed, priority) for name, process in processes.items()}
     tickets, dead = collect_survivors(begun, stage="rollout", deadline_s=deadline_s)
 
     def slice_of(name: str) -> tuple[Any, Any]:

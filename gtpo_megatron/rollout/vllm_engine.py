@@ -75,6 +75,8 @@ class VllmEngine:
             enable_chunked_prefill=torch.cuda.is_available(),
             enforce_eager=not torch.cuda.is_available(),
             enable_prefix_caching=True,
+            # two steps' requests may be in flight: what the next one waits for comes first, its refills too
+            scheduling_policy="priority" if config.partial else "fcfs",
             generation_config="vllm",  # the folder's generation_config must not change the sampling distribution
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
@@ -117,8 +119,16 @@ class VllmEngine:
         assert batch is not None, "without a limit it comes back with the batch"
         return batch
 
-    def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int) -> int:
+    def begin(
+        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int, priority: int = 0
+    ) -> int:
         """Hands requests to vLLM; ``advance`` lets it work on them.
+
+        Args:
+            requests: one response each.
+            sampling: the distribution.
+            seed: of the run.
+            priority: with ``rollout.partial``, those with the lowest number come first, whenever they were begun.
 
         Returns:
             The ticket to ask for the responses with.
@@ -127,7 +137,9 @@ class VllmEngine:
             RolloutError: the engine has no usable weights.
         """
         self._check_weights()
-        return self._in_flight.add(requests, self._add(requests, sampling, seed), version=self._version)
+        return self._in_flight.add(
+            requests, self._add(requests, sampling, seed, priority=priority), version=self._version
+        )
 
     def advance(self, ticket: int, *, limit_s: float) -> RolloutBatch | None:
         """Works on everything that is in flight, for some time or until a batch is whole.
@@ -179,7 +191,13 @@ class VllmEngine:
             )
 
     def _add(
-        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int, *, with_logprobs: bool = True
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingConfig,
+        seed: int,
+        *,
+        with_logprobs: bool = True,
+        priority: int = 0,
     ) -> int:
         """Hands requests to vLLM, which numbers them on; returns the first number."""
         from vllm import SamplingParams
@@ -205,7 +223,9 @@ class VllmEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 extra_args={REQUEST_KEY: number} if self._keeps_entropies else None,
             )
-            self._llm.llm_engine.add_request(str(number), tokens_input(list(request.prompt_ids)), params)
+            self._llm.llm_engine.add_request(
+                str(number), tokens_input(list(request.prompt_ids)), params, priority=priority
+            )
         return first
 
     def _take_entropies(self, numbers: Sequence[int]) -> list[list[float]]:

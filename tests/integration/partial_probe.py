@@ -56,7 +56,8 @@ def main(folder: Path, sampler_tp: int) -> None:
     requests = [SampleRequest(prompt_ids=tuple(row), group_id=group, sample=0) for group, row in enumerate(prompts)]
     sampling = SamplingConfig(max_response_tokens=RESPONSE_TOKENS)
     half = NUM_PROMPTS // 2
-    tickets = [engine.begin(some, sampling, seed=3) for some in (requests[:half], requests[half:])]
+    late = engine.begin(requests[half:], sampling, seed=3, priority=2)  # begun first, but wanted last
+    tickets = [engine.begin(requests[:half], sampling, seed=3, priority=1), late]
     for _ in range(NUM_STEPS):
         assert engine.advance(tickets[0], limit_s=0) is None
     with ThreadPoolExecutor(2) as pool:

@@ -49,9 +49,9 @@ class Engine:
         batch = self._batch(requests, seed)
         return batch, rollout_summary(batch)
 
-    def begin(self, requests, sampling, seed):
+    def begin(self, requests, sampling, seed, priority):
         self.begun[len(self.begun)] = self.version, requests, seed
-        (self.notes / f"{self.index} has begun").touch()
+        (self.notes / f"{self.index} has begun").write_text(str(priority))
         return len(self.begun) - 1
 
     def advance(self, ticket, limit_s):
@@ -156,7 +156,7 @@ class World:
             (self._notes / f"{index} has begun").unlink(missing_ok=True)
         (self._notes / "hold").touch()
         with ThreadPoolExecutor(1) as pool:
-            unattended = self.fleet.unattended()
+            unattended = self.fleet.unattended(step=3)
             future = pool.submit(unattended.generate, PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
             try:
                 self.wait_until(lambda: all((self._notes / f"{index} has begun").exists() for index in range(2)))
@@ -282,6 +282,7 @@ def test_a_push_gets_in_between_two_slices(tmp_path):
     with world.sampling() as sampling:
         world.push(6)
     handle = sampling.result()
+    assert [(tmp_path / f"{index} has begun").read_text() for index in range(2)] == ["3", "3"]  # the step's
     assert handle.policy_version == 5
     assert handle.is_multi_version.all()
     batch = handle.payload.gather()

@@ -119,6 +119,21 @@ def test_the_step_after_next_is_begun_while_the_last_responses_of_the_next_are_w
     ]
 
 
+def test_engines_know_for_which_step_they_sample():
+    """The threads of two steps hand their requests over in any order; those of the earlier step come first."""
+    world, told = Mixing(), []
+
+    def unattended(*, step):
+        told.append(step)
+        return world
+
+    world.unattended = unattended
+    _, step = loop(world, max_staleness=1, partial=True)
+    for number in (1, 2, 3):
+        step(number)
+    assert told == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("dies", "is_replaced_by_push", "expected"),
     [
