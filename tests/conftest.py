@@ -6,8 +6,13 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+# an example that waits for a busy machine is not a slow one
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 # A shell that starts the tests in the background makes them ignore Ctrl-C, and with them every program that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from gtpo_megatron.errors import GTPOError, WorkerError
 
-GRACE_S = 5.0
+GRACE_S = 10.0
 """How long to listen on after the first failure: a dead process's peers may report their broken collectives first."""
 
 MAX_REASON_CHARACTERS = 400

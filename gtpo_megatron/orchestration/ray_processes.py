@@ -14,6 +14,7 @@ from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.distributed.meeting_point import MeetingPoint
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.parts import rollout_summary
 from gtpo_megatron.orchestration.rollout_parts import RolloutParts
@@ -62,13 +63,11 @@ class RankProcess(_Process):
         self._actor: Any = None
 
     def meeting_point(self) -> str:
-        """An address on this node where the ranks can meet."""
+        """An address on this node where the ranks can meet, with this one as rank 0."""
         import ray
 
-        host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{host}:{probe.getsockname()[1]}"
+        self._meeting_point = MeetingPoint(ray.util.get_node_ip_address())
+        return self._meeting_point.init_method
 
     def gpu_ids(self) -> list[int]:
         """That Ray gave to this process."""

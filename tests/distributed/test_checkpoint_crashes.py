@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -33,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
 ]
 
-NUM_STEPS = 6
+NUM_STEPS = 8
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +230,19 @@ def finished(ranks, timeout_s):
     return all(process.exitcode == 0 for process in ranks)
 
 
+def moment(checkpoints, step):
+    """How far a step's checkpoint is; one that is saved may never have been seen half-way on a busy machine."""
+    try:
+        entries = [entry.name for entry in os.scandir(checkpoints)]
+        if any(int(name.removeprefix("step_")) >= step for name in entries if re.fullmatch(r"step_\d+", name)):
+            return "saved"
+        partial = [name for name in entries if re.fullmatch(rf"\.step_{step}\..*\.partial", name)]
+        files = [entry.name for name in partial for entry in os.scandir(checkpoints / name)]
+    except FileNotFoundError:  # not made yet, or named meanwhile
+        return None
+    return "saving" if any(name.endswith(".distcp") for name in files) else None
+
+
 def kill_when(ranks, chooser, folder):
     """SIGKILL to a random rank at a random moment: in a step, or while a checkpoint is being written."""
     checkpoints = folder / "checkpoints"
@@ -236,17 +250,17 @@ def kill_when(ranks, chooser, folder):
     first = latest.state.step if latest else 0
     step = chooser.randint(first + 1, min(first + 2, NUM_STEPS - 1))
     wants_save = chooser.random() < 0.5
-    pattern = f".step_{step}.*.partial/*.distcp" if wants_save else f"step_{step}"
     deadline = time.monotonic() + 120
-    while not list(checkpoints.glob(pattern)) and time.monotonic() < deadline:
+    while (seen := moment(checkpoints, step)) is None or (seen == "saving" and not wants_save):
         assert all(process.is_alive() for process in ranks)
+        assert time.monotonic() < deadline
         time.sleep(0.001)
     time.sleep(chooser.uniform(0, 0.05))
     os.kill(chooser.choice(ranks).pid, signal.SIGKILL)
     for process in ranks:  # which the driver does when it has seen one die
         process.kill()
         process.join()
-    return step, "save" if wants_save else "step"
+    return step, seen
 
 
 @pytest.mark.slow

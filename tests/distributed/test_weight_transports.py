@@ -177,13 +177,13 @@ def without_rank_1(index, _, __, ends):
 def test_who_does_not_send_is_named_by_the_deadline(transport, make_ends):
     arch = architecture()
     layout = push_layout(arch, tp=2, workers=1, bucket_bytes=256, itemsize=2, padded_vocab_size=14)
-    ends = make_ends(transport, arch, layout, deadline_s=2.0)
-    answers = run_processes(without_rank_1, 3, ends, timeout_s=40)
+    ends = make_ends(transport, arch, layout, deadline_s=6.0)
+    answers = run_processes(without_rank_1, 3, ends, timeout_s=60)
     assert f"transport {transport}" in answers[2]
     told = (
         answers[0] if transport == "relay" else answers[2]
     )  # the worker sees its own rank only, which says who it missed
-    assert re.search(r"worker 0:? (bucket \d+ )?did not come from rank 1 within 2 s.*must not be used", told), answers
+    assert re.search(r"worker 0:? (bucket \d+ )?did not come from rank 1 within 6 s.*must not be used", told), answers
 
 
 class KilledInMidPush:
@@ -224,7 +224,7 @@ def test_a_rank_that_is_killed_in_mid_push_is_named(transport, make_ends):
         index, text = answers.get()
         told[index] = text
     who = told[0] if transport == "relay" else told[2]  # a relayed worker sees its own rank only
-    assert re.search(r"(bucket \d+|worker 0) .*did not come from rank 1 .*must not be used", who), told
+    assert re.search(r"(bucket \d+|worker 0) .*did not come from rank 1\b.*must not be used", who), told
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "files"])

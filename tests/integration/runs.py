@@ -24,6 +24,10 @@ SMALL = [
 """Overrides that make a step take a second; starting the processes is what such a run costs."""
 
 
+STARTED: list[subprocess.Popen] = []
+"""Commands of the test that runs now; what is left of them at its end is killed (``conftest.py``)."""
+
+
 class Run:
     """One invocation of ``gtpo-megatron train``."""
 
@@ -36,6 +40,7 @@ class Run:
         command += ["--run-dir", str(folder), "--num-steps", str(num_steps), *SMALL, *overrides]
         with self._output.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        STARTED.append(self.process)
 
     @property
     def output(self) -> str:

@@ -17,20 +17,10 @@ from gtpo_megatron.evaluation.response_file import read_responses
 from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.integration.runs import STARTED
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
-STARTED = []
 PROBLEMS = 200  # so many that a signal after the first responses comes long before the last
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left():
-    """A test that fails half-way leaves no engine behind."""
-    yield
-    while STARTED:
-        process = STARTED.pop()
-        process.kill()
-        process.wait()
 
 
 COMMAND = str(Path(sys.executable).with_name("gtpo-megatron"))

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),  # of TensorBoard's readers
 ]
 
@@ -41,7 +41,7 @@ def _start_head(tmp_path_factory):
     log = tmp_path_factory.mktemp("ray") / "head.log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -59,7 +59,7 @@ def test_a_run_there_that_is_asked_to_stop(head, tmp_path):
     run.wait_for(r"step 1/30")
     assert read_status(run.folder).state == "running"
     (run.folder / "stop_requested").write_text("the test\n", encoding="utf-8")
-    assert run.wait(120) == 75, run.output[-3000:]
+    assert run.wait() == 75, run.output[-3000:]
     status = read_status(run.folder)
     assert (status.state, status.checkpoint_step) == ("stopped", steps(run.folder)[-1]["step"])
     assert status.step < 30
@@ -73,13 +73,13 @@ def test_nodes_that_never_join(head, tmp_path):
         tmp_path / "run",
         *("--cluster.address", head, "--cluster.num-nodes", "2", "--cluster.start-deadline-s", "2"),
     )
-    assert run.wait(120) == 1
+    assert run.wait() == 1
     assert "1 of cluster.num_nodes=2 nodes have joined" in run.output.splitlines()[-1]
 
 
 def test_a_dead_head(tmp_path):
     run = Run(tmp_path / "run", "--cluster.address", "127.0.0.1:1")
-    assert run.wait(120) == 1
+    assert run.wait() == 1
     last = run.output.splitlines()[-1]
     assert "the Ray head at cluster.address='127.0.0.1:1' does not answer: " in last
     assert "Connection refused" in last

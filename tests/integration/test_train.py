@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import psutil
 import pytest
@@ -18,9 +17,12 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2400),
     pytest.mark.filterwarnings("ignore"),  # of TensorBoard's and transformers' readers
 ]
+
+ENDS_S = 200.0
+"""A run that has lost a process ends in seconds; on a busy machine in more, but before ``cluster.stage_deadline_s``."""
 
 
 def test_two_steps_leave_a_whole_run_folder(tmp_path):
@@ -60,9 +62,7 @@ def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path):
     engines = re.findall(r"rollout engine: process (\d+) on", broken.output)
     assert len(engines) == 2
     psutil.Process(int(engines[-1])).kill()
-    start = time.monotonic()
-    assert broken.wait(60) != 0
-    assert time.monotonic() - start < 60
+    assert broken.wait(ENDS_S) != 0
     assert "after 1 restarts in this run" in broken.output
     restarts = {
         row["step"]: row["health/engine_restarts_count"] for row in read_metrics(broken.folder / "metrics.jsonl")[1:]
@@ -86,7 +86,7 @@ def test_a_rank_that_dies_is_named(tmp_path):
     rank = run.pid_of("rank 1")
     run.wait_for(r"step 1/50")
     psutil.Process(rank).kill()
-    assert run.wait(60) == 1
+    assert run.wait(ENDS_S) == 1
     last = run.output.strip().splitlines()[-1]
     assert "rank 1" in last
     assert "died" in last

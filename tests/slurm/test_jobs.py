@@ -91,7 +91,7 @@ def assert_the_folder_is_whole(launch):
 
 def test_jobs_that_fail_say_why_and_leave_nothing(slurm):
     """A refused configuration, an interpreter without the package, a port in use; and one that is cancelled."""
-    cancelled = slurm.launch("cancelled", num_steps=50)
+    cancelled = slurm.launch("cancelled", num_steps=1000)
     failing = {
         "would end in the same way": slurm.launch("refused", "--data.prompts-per-step", "1000000"),
         "has no gtpo_megatron": slurm.launch("bare", "--python", "/bin/false"),

@@ -178,7 +178,7 @@ def assert_credit(config: GTPOConfig | GRPOSConfig, batch: Batch, wanted: tuple[
 wide = st.floats(0.05, 8.0).map(lambda v: float(torch.tensor(v, dtype=torch.float32)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(batches(values=wide), options(GTPOConfig, entropy_axis=st.sampled_from(["position", "response", "matrix"])))
 def test_gtpo_equals_the_loops(batch: Batch, chosen: dict) -> None:
     config = GTPOConfig(**resolve(chosen, "alpha"))
@@ -186,7 +186,7 @@ def test_gtpo_equals_the_loops(batch: Batch, chosen: dict) -> None:
     assert_credit(config, batch, wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches(values=wide), options(GRPOSConfig, sequence_entropy_mean=st.sampled_from(["arithmetic", "geometric"])))
 def test_grpo_s_equals_the_loops(batch: Batch, chosen: dict) -> None:
     config = GRPOSConfig(**resolve(chosen, "beta"))
@@ -203,7 +203,7 @@ def test_grpo_s_equals_the_loops(batch: Batch, chosen: dict) -> None:
     assert_credit(config, batch, (repeat[0], repeat[1]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     batches(), st.randoms(use_true_random=False), st.integers(0, 5), st.sampled_from([0.0, math.nan, math.inf, -9.0])
 )
@@ -221,7 +221,7 @@ def test_permutation_padding_and_labels_change_no_bit(batch: Batch, random, extr
         assert not other.advantages[:, width:].any()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batches())
 def test_conservation(batch: Batch) -> None:
     arguments = batch.arguments()
@@ -242,7 +242,7 @@ def test_conservation(batch: Batch) -> None:
     close(s6[:, :1].sum(), 1.5 * ((correct & live).sum() - (~correct & live).sum()))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batches(), st.sampled_from(["v1", "v6"]), st.sampled_from(["joint_zero", "combined"]), st.booleans())
 def test_without_entropy_it_is_the_standardised_outcome(
     batch: Batch, formulation: str, pool: str, constant: bool

@@ -20,7 +20,7 @@ def test_integers_keep_the_order(values: list[float]) -> None:
     assert torch.equal(keys[:, None] == keys, tensor[:, None] == tensor)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2**33 - 1), st.booleans()), min_size=1, max_size=30), st.integers(0, 32))
 def test_largest_of_the_candidates(rows: list[tuple[int, bool]], count: int) -> None:
     keys = torch.tensor([[key for key, _ in rows]])

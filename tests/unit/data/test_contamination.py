@@ -171,9 +171,9 @@ def test_a_whole_training_set_takes_seconds():
     vocabulary = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(3000)]
     questions = [" ".join(rng.choices(vocabulary, k=80)) for _ in range(4500)]
     evaluation = questions_of(*questions[:100], *questions[-100:])
-    start = time.perf_counter()
+    start = time.process_time()  # what the machine does besides is not counted
     found = find_contamination(questions_of(*questions[:4000]), evaluation)
-    assert time.perf_counter() - start < 5.0  # 0.3 s on a quiet machine
+    assert time.process_time() - start < 5.0  # 0.3 s on a quiet machine
     assert found.num_exact == 100
 
 

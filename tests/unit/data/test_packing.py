@@ -29,7 +29,7 @@ def batch_of(lengths):
 ROWS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=ROWS, budget=st.integers(1, 40), multiple=st.sampled_from([1, 2, 4]))
 def test_every_token_is_packed_and_scored_once(lengths, budget, multiple):
     batch = batch_of(lengths)
@@ -55,7 +55,7 @@ def test_every_token_is_packed_and_scored_once(lengths, budget, multiple):
     assert torch.equal(scored, batch.response_mask.long())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(1, 30), max_size=20), budget=st.integers(1, 60))
 def test_micro_batches_keep_the_budget(lengths, budget):
     bins = plan_micro_batches(lengths, budget)
@@ -63,7 +63,7 @@ def test_micro_batches_keep_the_budget(lengths, budget):
     assert all(sum(lengths[row] for row in rows) <= budget or len(rows) == 1 for rows in bins)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=ROWS,
     budget=st.integers(1, 40),

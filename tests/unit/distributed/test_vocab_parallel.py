@@ -30,7 +30,7 @@ def narrow_tiles(monkeypatch):
 
 
 @pytest.mark.usefixtures("narrow_tiles")
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     tokens=st.integers(1, 9),
     vocab=st.integers(1, 19),

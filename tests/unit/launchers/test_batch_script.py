@@ -169,7 +169,7 @@ def test_the_warning_becomes_a_file_and_the_job_goes_on_later(job):
 
 def test_a_limit_shorter_than_a_step_is_said(job):
     process = job(DRIVER_STATUS=75, WAIT_FOR_STOP=1)
-    time.sleep(0.5)
+    until_exists(job.launch / "waiting")
     process.send_signal(signal.SIGUSR1)
     code, output = ended(process)
     assert (code, requeued(job)) == (75, False)

@@ -76,6 +76,7 @@ def test_a_node_that_is_told_to_end_waits_until_the_driver_has_saved(start):
     """A preemption's TERM comes to all nodes; the driver needs the ranks of all of them to save."""
     head, worker = start(0), start(1)
     until((start.launch / "driving").exists)
+    until(lambda: list(start.launch.glob("ray-*-node1.log")))  # it listens to signals by then
     for process in (head, worker):
         process.send_signal(signal.SIGTERM)
     until((start.launch / "saving").exists)

@@ -64,7 +64,7 @@ def browse(folder, *, width, flags=()):
         "--enable-logging=stderr", "--virtual-time-budget=12000", f"--user-data-dir={folder / 'profile'}", *flags,
         "--dump-dom", f"file://{folder}/frame.html",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     facts = dict(fact.split("=") for fact in title.group(1).split()) if title else {}
     return facts, [line for line in done.stderr.splitlines() if "CONSOLE" in line]

@@ -197,7 +197,7 @@ def browse(report, profile):
         done = subprocess.run(
             [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
              "--virtual-time-budget=15000", f"--user-data-dir={profile}", "--dump-dom", server.url],
-            capture_output=True, text=True, timeout=50, check=True,
+            capture_output=True, text=True, timeout=150, check=True,
         )  # fmt: skip
     finally:
         server.close()

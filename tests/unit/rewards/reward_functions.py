@@ -46,6 +46,9 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
         child = subprocess.Popen(["sleep", "60"])
         Path(rest).write_text(f"{os.getpid()} {child.pid}")
         time.sleep(60)
+    if word == "wait-for":
+        while not Path(rest).exists():
+            time.sleep(0.01)
     if word == "tell-pid":
         Path(rest).write_text(str(os.getpid()))
     return 1.0

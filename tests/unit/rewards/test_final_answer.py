@@ -75,6 +75,6 @@ BLOWN_UP = ["Answer:" + " " * 10**6, "answer" + "\t" * 10**6, "\n" * 10**6, "Ans
 
 @pytest.mark.parametrize("text", [*BLOWN_UP, "\\boxed{" * 300_000, "*" * 10**6 + "answer"], ids=range(7))
 def test_megabytes_take_no_longer_than_prose(text):
-    start = time.perf_counter()
+    start = time.process_time()
     final_answer(text)
-    assert time.perf_counter() - start < 5.0  # 0.3 s at most; quadratic time would be hours
+    assert time.process_time() - start < 5.0  # 0.3 s at most; quadratic time would be hours

@@ -122,10 +122,10 @@ def test_only_the_last_box_counts_and_an_answer_outside_a_box_does_not():
 
 
 def test_megabytes_of_open_boxes_and_a_huge_box_are_wrong_at_once():
-    start = time.perf_counter()
+    start = time.process_time()
     assert math_answer("\\boxed{" * 300_000, "4") == 0.0
     assert math_answer("\\boxed{" + "9" * 1_000_000 + "}", "4") == 0.0
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 @pytest.mark.parametrize("answer", ["", "  ", "$$", r"\boxed{ }"])
@@ -152,7 +152,7 @@ def test_a_reference_that_says_nothing_to_the_parser_is_an_error(answer):
         math_answer(r"\boxed{4}", answer)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(-(10**9) + 1, 10**9 - 1), st.one_of(st.none(), st.integers(-3, 3)))
 def test_the_integer_short_cut_agrees_with_math_verify(answer, offset):
     given_answer = -answer if offset is None else answer + offset

@@ -47,9 +47,9 @@ def test_a_wrong_name_fails_before_anything_is_sampled(num_workers):
 
 def test_an_expression_that_hangs_the_solver_costs_its_limit_once():
     tower = r"\boxed{9^{9^{9^{9}}}+1}"
-    with RewardScorer(MATH, num_workers=2, timeout_s=3.0) as scorer:
+    with RewardScorer(MATH, num_workers=2, timeout_s=8.0) as scorer:
         start = time.monotonic()
         batch = scorer.score([tower, *[r"\boxed{\frac12}"] * 50], ["4", *["0.5"] * 50])
-        assert time.monotonic() - start < 8.0
+        assert time.monotonic() - start < 15.0
     assert batch.rewards.tolist() == [0.0] + [1.0] * 50
     assert batch.failed.tolist() == [True] + [False] * 50

@@ -58,7 +58,7 @@ def deliver(arch, layout):
         yield stream, tensors, got, times
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tp=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),

@@ -80,7 +80,7 @@ def filled(plan, tensors):
     return parameters
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     family=st.sampled_from(sorted(LAYER_TABLES)),
     tensor_size=st.sampled_from([1, 2, 4]),
