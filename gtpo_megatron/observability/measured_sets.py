@@ -1,11 +1,15 @@
 """Which held-out sets were measured, in the order in which a reader is told of them."""
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.observability.finite import finite
 from gtpo_megatron.observability.run_folder import RunData
 
 _MEAN = re.compile(r"eval/([a-z0-9_]+)_mean_at_k")
@@ -50,18 +54,45 @@ def measured_sets(runs: Sequence[RunData]) -> list[str]:
     return [label for label in labels if any(run.values(mean_metric(label)) for run in runs)]
 
 
-def benchmark_means(run: RunData, labels: Sequence[str]) -> tuple[int, list[float]]:
-    """The plain mean of mean@k over benchmarks, at the steps that measured all of them.
+def interval(row: Mapping[str, Any], label: str) -> tuple[float, float]:
+    """The 95% interval of a set's mean@k in one line of metrics; NaN where it is not there."""
+    low, high = (finite(row.get(f"eval/{label}_interval_{end}")) for end in ("low", "high"))
+    return (math.nan, math.nan) if low is None or high is None else (low, high)
 
-    Args:
-        run: whose metrics are read.
-        labels: of the sets that it was measured on; its own held-out set is no benchmark.
 
-    Returns:
-        How many benchmarks, and their means by ascending step; none where there are fewer than two benchmarks.
+@dataclass(frozen=True, slots=True)
+class BenchmarkMean:
+    """The plain mean of mean@k over benchmarks, with its 95% interval; NaN where an interval of theirs is not there.
+
+    The metrics have the interval ``[l_i, u_i]`` of each benchmark's mean ``m_i``, but no longer its problems. Those of
+    different benchmarks are independent, so the distances to the ends add up in squares (Zou and Donner 2008):
+    ``mean - sqrt(sum (m_i - l_i)^2) / n`` and ``mean + sqrt(sum (u_i - m_i)^2) / n``. ``evaluate`` has the problems,
+    and draws them again instead.
     """
-    series = [dict(zip(*run.series(mean_metric(label)), strict=True)) for label in labels if label != HELDOUT]
-    if len(series) < 2:
-        return len(series), []
-    steps = sorted(set.intersection(*(set(each) for each in series)))
-    return len(series), [sum(each[step] for each in series) / len(series) for step in steps]
+
+    mean: float
+    interval: tuple[float, float]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], labels: Sequence[str]) -> "BenchmarkMean | None":
+        """From one line of metrics; None where a benchmark is missing, or there are fewer than two.
+
+        Args:
+            row: metrics by name.
+            labels: of sets; the run's own held-out set is no benchmark.
+        """
+        benchmarks = [label for label in labels if label != HELDOUT]
+        means = [mean for label in benchmarks if (mean := finite(row.get(mean_metric(label)))) is not None]
+        if len(means) < max(2, len(benchmarks)):
+            return None
+        ends = [interval(row, label) for label in benchmarks]
+        mean = sum(means) / len(means)
+        below = math.hypot(*(own - low for own, (low, _) in zip(means, ends, strict=True))) / len(means)
+        above = math.hypot(*(high - own for own, (_, high) in zip(means, ends, strict=True))) / len(means)
+        return cls(mean, (mean - below, mean + above))
+
+
+def benchmark_means(run: RunData, labels: Sequence[str]) -> tuple[int, list[BenchmarkMean]]:
+    """How many of some sets are benchmarks, and their means at the steps that measured all of them."""
+    means = (BenchmarkMean.of(row, labels) for row in run.metrics)
+    return sum(label != HELDOUT for label in labels), [mean for mean in means if mean is not None]

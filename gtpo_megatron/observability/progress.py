@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gtpo_megatron.config.evaluation import HELDOUT
-from gtpo_megatron.observability.measured_sets import labels_among, mean_metric, set_name
+from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, labels_among, mean_metric, set_name
 
 REFRESHES_PER_S = 2.0
 """Enough for a clock that counts seconds; more only flickers over a slow connection."""
@@ -98,7 +98,7 @@ class TrainingDisplay:
         self._step_seconds: deque[float] = deque(maxlen=STEPS_FOR_TIME_LEFT)
         self._history: defaultdict[str, list[float]] = defaultdict(list)
         self._sets: list[str] = []
-        self._interval = (math.nan, math.nan)
+        self._intervals: dict[str, tuple[float, float]] = {}
         self._outcome: str | None = None
         self._live: Live | None = None
 
@@ -146,11 +146,10 @@ class TrainingDisplay:
         self._step_start = now
         if measured := labels_among(scalars):
             self._sets = measured
-            benchmarks = [scalars[mean_metric(label)] for label in measured if label != HELDOUT]
-            if len(benchmarks) > 1:
-                scalars = {**scalars, _SETS_MEAN: sum(benchmarks) / len(benchmarks)}
-            low, high = (scalars.get(f"eval/{measured[0]}_interval_{end}") for end in ("low", "high"))
-            self._interval = (math.nan if low is None else low, math.nan if high is None else high)
+            self._intervals = {mean_metric(measured[0]): interval(scalars, measured[0])}
+            if (overall := BenchmarkMean.of(scalars, measured)) is not None:
+                scalars = {**scalars, _SETS_MEAN: overall.mean}
+                self._intervals[_SETS_MEAN] = overall.interval
         for row in self._rows:
             if row.name in scalars:
                 self._history[row.name].append(float(scalars[row.name]))
@@ -178,9 +177,6 @@ class TrainingDisplay:
         if num_benchmarks > 1:
             accuracy.append(_Row(_SETS_MEAN, f"mean of {num_benchmarks} sets", _percent))
         return [_REWARD, *(accuracy or [_NO_ACCURACY]), *_ROWS]
-
-    def _is_first_set(self, row: _Row) -> bool:
-        return bool(self._sets) and row.name == mean_metric(self._sets[0])
 
     # ---------------------------------------------------------------------------------------------------- plain lines
 
@@ -272,9 +268,8 @@ class TrainingDisplay:
         if not math.isfinite(values[-1]):
             return str(values[-1])
         written = row.write(values[-1])
-        if self._is_first_set(row) and all(map(math.isfinite, self._interval)):
-            return f"{written} [{100 * self._interval[0]:.1f}, {100 * self._interval[1]:.1f}]"
-        return written
+        low, high = self._intervals.get(row.name, (math.nan, math.nan))
+        return f"{written} [{100 * low:.1f}, {100 * high:.1f}]" if math.isfinite(low + high) else written
 
 
 def duration(seconds: float) -> str:

@@ -1,11 +1,13 @@
 """The headline numbers of a report: one card each for a single run, one row a run for several."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from gtpo_megatron.config.evaluation import HELDOUT
-from gtpo_megatron.observability.measured_sets import benchmark_means, mean_metric, measured_sets, set_name
+from gtpo_megatron.observability.finite import finite
+from gtpo_megatron.observability.measured_sets import benchmark_means, interval, mean_metric, measured_sets, set_name
 from gtpo_megatron.observability.progress import duration
 from gtpo_megatron.observability.run_folder import RunData
 
@@ -95,18 +97,26 @@ def _accuracy_about(run: RunData, label: str) -> str:
     means = run.values(mean_metric(label))
     if not means:
         return "not measured"
-    lows, highs = run.values(f"eval/{label}_interval_low"), run.values(f"eval/{label}_interval_high")
     samples = run.setting("evaluation.samples")
     about = f"mean@{samples if isinstance(samples, int) else 'k'}"
     if len(means) > 1:
         about += f", {100 * (means[-1] - means[0]):+.1f} points"
-    if len(lows) == len(highs) == len(means):
-        shown = [f"[{100 * lows[i]:.1f}, {100 * highs[i]:.1f}]" for i in ([0] if len(means) == 1 else [0, -1])]
-        about += "; 95% intervals " + " and ".join(shown)
+    about += _intervals(
+        [interval(row, label) for row in run.metrics if finite(row.get(mean_metric(label))) is not None]
+    )
     num_benchmarks, overall = benchmark_means(run, measured_sets([run]))
     if overall:
-        about += f"; mean of {num_benchmarks} sets {_ends(overall, _percent)}"
+        about += f"; mean of {num_benchmarks} sets {_ends([each.mean for each in overall], _percent)}"
+        about += _intervals([each.interval for each in overall])
     return about
+
+
+def _intervals(intervals: Sequence[tuple[float, float]]) -> str:
+    """Of the first and the last measurement, or of the only one; nothing where an end is unknown."""
+    if not all(math.isfinite(end) for ends in intervals for end in ends):
+        return ""
+    shown = [f"[{100 * low:.1f}, {100 * high:.1f}]" for low, high in intervals[:: max(1, len(intervals) - 1)]]
+    return ("; 95% interval " if len(shown) == 1 else "; 95% intervals ") + " and ".join(shown)
 
 
 def _reward_value(run: RunData) -> str:

@@ -153,16 +153,22 @@ def test_accuracy_goes_by_the_name_of_the_first_set_that_was_measured(measured, 
     assert "accuracy" not in frame
 
 
-def test_the_interval_is_that_of_the_first_set():
-    bounds = {f"eval/{label}_interval_{end}": 0.01 for label in ("aime25", "heldout") for end in ("low", "high")}
-    measured = (
-        sets(aime24=0.25, aime25=0.5) | bounds | {"eval/aime24_interval_low": 0.2, "eval/aime24_interval_high": 0.3}
-    )
+def test_the_first_set_and_the_mean_of_all_have_intervals():
+    """Those of independent sets: 0.05 and 0.12 below, 0.05 and 0 above make 0.13 / 2 and 0.05 / 2."""
+    bounds = {"aime24": (0.2, 0.3), "aime25": (0.38, 0.5), "heldout": (0.0, 1.0)}
+    ends = {
+        f"eval/{label}_interval_{end}": pair[end == "high"] for label, pair in bounds.items() for end in ("low", "high")
+    }
+    measured = sets(aime24=0.25, aime25=0.5) | ends
     stream = io.StringIO()
     plain, _ = display(stream)
     with plain:
         plain.step_done(0, measured)
-    assert "aime24 25.0% [20.0, 30.0] · mean of 2 sets 37.5%\n" in stream.getvalue()
+    assert "aime24 25.0% [20.0, 30.0] · mean of 2 sets 37.5% [31.0, 40.0]\n" in stream.getvalue()
+    del measured["eval/aime25_interval_low"]
+    with plain:
+        plain.step_done(1, measured)
+    assert stream.getvalue().count("mean of 2 sets 37.5% · ") == 1
 
 
 def test_a_gap_past_the_limit_and_a_nan_are_alarms():

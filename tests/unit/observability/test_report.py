@@ -138,7 +138,7 @@ def test_a_run_on_benchmarks_alone_has_its_accuracy_by_their_names(tmp_path):
     assert page.figures["accuracy-aime24"]["data"][0]["y"] == pytest.approx([0.21, 0.32])
     assert page.figures["best-of-aime24"]["data"][0]["y"] == pytest.approx([0.51, 0.62])
     assert "Accuracy on math500 31.0% → 42.0%" in re.sub(r"(math500)(\d)", r"\1 \2", page.text)
-    assert "[39.0, 44.0]; mean of 2 sets 26.0% → 37.0%" in page.text
+    assert "[39.0, 44.0]; mean of 2 sets 26.0% → 37.0%; 95% intervals [23.9, 27.4] and [34.9, 38.4]" in page.text
     for sentence in ("not measured", "Held-out accuracy", "held out"):
         assert sentence not in page.text
 
