@@ -53,7 +53,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
     """
     inputs = check_inputs(config)
     folder = RunFolder(run_dir)
-    folder.open(config, resume=resume)
+    folder.open(config, resume=resume, contents=inputs.contents)
     set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
     log_provenance(config)
     with ExitStack() as stack:

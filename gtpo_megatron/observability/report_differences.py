@@ -6,6 +6,7 @@ A run whose configuration does not say, because it is of an older version, is le
 from collections.abc import Sequence
 from typing import Any
 
+from gtpo_megatron.observability.data_file import heldout_name
 from gtpo_megatron.observability.measured_sets import configured_sets, mean_metric, measured_sets, set_name
 from gtpo_megatron.observability.run_folder import RunData
 
@@ -25,16 +26,25 @@ def differences(runs: Sequence[RunData]) -> list[str]:
 def _of_sets(runs: Sequence[RunData]) -> list[str]:
     remarks = []
     for label in measured_sets(runs):
-        measured = [(run.name, configured_sets(run).get(label)) for run in runs if run.values(mean_metric(label))]
-        sources = [(name, ref.path or str(ref)) for name, ref in measured if ref]
-        short = [(name, source.rpartition("/")[2]) for name, source in sources]
-        is_told_apart = len({source for _, source in short}) == len({source for _, source in sources})
-        if text := _by_value(short if is_told_apart else sources):
+        measuring = [run for run in runs if run.values(mean_metric(label))]
+        known = [(run.name, content) for run in measuring if (content := run.contents.get(heldout_name(label)))]
+        refs = [(run.name, ref) for run in measuring if (ref := configured_sets(run).get(label))]
+        if len(known) == len(measuring):
+            if len({content.content_sha256 for _, content in known}) > 1:
+                text = _by_value([(name, str(content)) for name, content in known])
+                remarks.append(f"The {set_name(label)} problems differ, and the accuracies do not compare: {text}.")
+        elif text := _by_value(_short([(name, ref.path or str(ref)) for name, ref in refs])):
             remarks.append(
                 f"The {set_name(label)} problems come from different sources: {text}. Unless these hold the same "
                 "problems, the accuracies do not compare."
             )
     return remarks
+
+
+def _short(sources: _Said) -> _Said:
+    """Without folders, where that tells them apart."""
+    short = [(name, source.rpartition("/")[2]) for name, source in sources]
+    return short if len({source for _, source in short}) == len({source for _, source in sources}) else sources
 
 
 def _of_evaluation(runs: Sequence[RunData]) -> list[str]:

@@ -5,13 +5,14 @@ plain values, a cut last line is left out, and what cannot be read becomes a rem
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.data_file import DataContent, read_contents
 from gtpo_megatron.observability.finite import finite
 from gtpo_megatron.observability.group_reader import GroupReader
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_what_there_is
@@ -33,6 +34,7 @@ class RunData:
         metrics: one mapping a step, see ``metrics_file.read_metrics``.
         groups: sampled groups by ascending step.
         remarks: sentences on what could not be read.
+        contents: of its data sets, by their names in ``data.json``; empty for a run of an older version.
     """
 
     name: str
@@ -41,6 +43,7 @@ class RunData:
     metrics: list[dict[str, Any]]
     groups: tuple[SampledGroup, ...]
     remarks: tuple[str, ...]
+    contents: dict[str, DataContent] = field(default_factory=dict)
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric; steps at which it is absent or was not a number are left out."""
@@ -114,6 +117,7 @@ def _read_run(folder: Path, name: str, reader: GroupReader) -> RunData:
         metrics=metrics,
         groups=groups,
         remarks=tuple(remarks),
+        contents=read_contents(folder),
     )
 
 

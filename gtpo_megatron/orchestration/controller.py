@@ -2,9 +2,9 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, TokenRecord
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.evaluation.evaluator import HeldOutResult, HeldOutSet, evaluate
+from gtpo_megatron.observability.data_file import DataContent
 from gtpo_megatron.observability.memory import PeakMemory
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -43,12 +44,14 @@ class RunInputs:
         train: problems to learn from.
         heldout: sets to measure on.
         notes: what was noticed while reading, for the person who starts the run.
+        contents: of every data set, by its name in ``data.json``.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: Sequence[Problem]
     heldout: Sequence[HeldOutSet]
     notes: Sequence[str] = ()
+    contents: Mapping[str, DataContent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

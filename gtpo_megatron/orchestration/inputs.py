@@ -6,6 +6,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
+from gtpo_megatron.observability.data_file import TRAIN, DataContent, heldout_name
 from gtpo_megatron.orchestration.controller import RunInputs
 
 SHOWN_MATCHES = 3
@@ -24,6 +25,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
         data.train, tokenizer, max_prompt_tokens=data.max_prompt_tokens, verbatim_text=data.verbatim_text
     )
     notes = dataset_notes(training, data.max_prompt_tokens)
+    contents = {TRAIN: _content(training)}
     heldout = []
     for label, ref in evaluation.sets.items():
         found = load_problems(
@@ -34,6 +36,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
             template=evaluation.prompt_template,
         ).head(evaluation.num_problems)
         notes += dataset_notes(found, data.max_prompt_tokens)
+        contents[heldout_name(label)] = _content(found)
         num_contaminated = 0
         if data.contamination_ngram_words:
             contamination = find_contamination(
@@ -42,7 +45,13 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
             notes += contamination_notes(label, contamination)
             num_contaminated = len(contamination.matches)
         heldout.append(HeldOutSet(label=label, problems=found.problems, num_contaminated=num_contaminated))
-    return RunInputs(tokenizer=tokenizer, train=training.problems, heldout=tuple(heldout), notes=tuple(notes))
+    return RunInputs(
+        tokenizer=tokenizer, train=training.problems, heldout=tuple(heldout), notes=tuple(notes), contents=contents
+    )
+
+
+def _content(found: ProblemSet) -> DataContent:
+    return DataContent(origin=found.origin, problems=len(found.problems), content_sha256=found.content_sha256)
 
 
 def dataset_notes(found: ProblemSet, max_prompt_tokens: int) -> list[str]:

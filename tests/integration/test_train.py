@@ -34,7 +34,7 @@ def test_two_steps_leave_a_whole_run_folder(tmp_path):
     assert "before: held-out mean@2" in run.output
     assert "after:  held-out mean@2" in run.output
     names = {path.name.split(".")[0] for path in run.folder.iterdir()}
-    assert names >= {"config", "metrics", "events", "rollouts", "checkpoints", "hf", "report", "log"}
+    assert names >= {"config", "data", "metrics", "events", "rollouts", "checkpoints", "hf", "report", "log"}
     rows = steps(run.folder)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows[1:]:

@@ -79,7 +79,18 @@ def test_a_broken_run_equals_an_unbroken_one_beside_it(slurm):
 
 def assert_the_folder_is_whole(launch):
     names = {path.name.split(".")[0] for path in launch.run_dir.iterdir()}
-    assert names >= {"config", "metrics", "events", "rollouts", "checkpoints", "report", "log", "launch", "logs"}
+    assert names >= {
+        "config",
+        "data",
+        "metrics",
+        "events",
+        "rollouts",
+        "checkpoints",
+        "report",
+        "log",
+        "launch",
+        "logs",
+    }
     log = (launch.run_dir / "log.txt").read_text(encoding="utf-8")
     assert "2 nodes have joined the Ray head at 10." in log
     assert "ranks on node0: 0; node1: 1; engines on node0" in log

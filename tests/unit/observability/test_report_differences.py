@@ -1,7 +1,9 @@
+import dataclasses
 from copy import deepcopy
 
 import pytest
 
+from gtpo_megatron.observability.data_file import DataContent
 from gtpo_megatron.observability.report_differences import differences
 from gtpo_megatron.observability.report_page import content
 from gtpo_megatron.observability.run_folder import read_runs
@@ -61,6 +63,23 @@ def test_one_difference_is_one_remark_with_the_values_by_run(tmp_path, path, val
     (remark,) = differences(runs(tmp_path, ALL, changed(path, value), ALL))
     for text in texts:
         assert text in remark
+
+
+def with_content(run, digit, origin="data/heldout.jsonl"):
+    own = DataContent(origin=origin, problems=3, content_sha256=digit * 64)
+    return dataclasses.replace(run, contents={"eval/heldout": own})
+
+
+def test_problems_are_told_apart_by_their_content_where_it_is_known(tmp_path):
+    """One set in two places is the same; one file that was changed between two runs is not."""
+    here, there = runs(tmp_path / "a", ALL, changed("evaluation.path", "other/heldout.jsonl"), labels=("heldout",))
+    assert differences([with_content(here, "a"), with_content(there, "a", "other/heldout.jsonl")]) == []
+    before, after = runs(tmp_path / "b", ALL, ALL, labels=("heldout",))
+    assert differences([with_content(before, "a"), with_content(after, "b")]) == [
+        "The held-out problems differ, and the accuracies do not compare: data/heldout.jsonl with content "
+        f"{'a' * 16} (run0), data/heldout.jsonl with content {'b' * 16} (run1)."
+    ]
+    assert differences([with_content(before, "a"), after]) == []  # of an older version: only its path is known
 
 
 def test_what_is_alike_or_drawn_nowhere_is_no_remark(tmp_path):

@@ -33,6 +33,11 @@ def test_what_is_in_both_sets_is_counted_and_named(tmp_path):
     assert [heldout.num_contaminated for heldout in found.heldout] == [4, 4]
     assert [len(heldout.problems) for heldout in found.heldout] == [5, 5]
     assert len(found.train) == 5
+    assert list(found.contents) == ["train", "eval/heldout", "eval/mine"]
+    assert {name: content.problems for name, content in found.contents.items()} == {
+        **{"train": 5, "eval/heldout": 5, "eval/mine": 5}
+    }
+    assert found.contents["eval/mine"] == found.contents["eval/heldout"] != found.contents["train"]
     notes = "\n".join(found.notes)
     assert "train.jsonl: 1 of 6 rows repeat an earlier prompt: left out" in notes
     assert "held.jsonl: 1 prompts are longer than 40 tokens: dropped" in notes

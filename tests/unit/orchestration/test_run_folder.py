@@ -8,6 +8,7 @@ import pytest
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.observability.data_file import DataContent, read_contents
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from recipes import tiny_cpu
 
@@ -34,6 +35,45 @@ def test_another_configuration_is_refused_and_the_old_one_kept(folder):
     with pytest.raises(ConfigError, match="another configuration: seed: 0 -> 3"):
         folder.open(tiny_cpu.gtpo(seed=3), resume=True)
     assert load_config(folder.config_file).seed == 0
+
+
+def contents(**digits):
+    return {
+        name.replace("_", "/"): DataContent(origin=f"/data/{name}.jsonl", problems=3, content_sha256=digit * 64)
+        for name, digit in digits.items()
+    }
+
+
+def test_a_run_that_goes_on_has_the_data_it_began_with(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open(tiny_cpu.gtpo(), resume=False, contents=contents(train="a", eval_heldout="b"))
+    assert read_contents(tmp_path) == contents(train="a", eval_heldout="b")
+    folder.open(tiny_cpu.gtpo(num_steps=50), resume=True, contents=contents(train="a", eval_heldout="b"))
+    other = contents(train="c", eval_heldout="b")
+    with pytest.raises(
+        ConfigError, match=r"other data: train was /data/train.jsonl with content a{16}, is now .* c{16};"
+    ):
+        folder.open(tiny_cpu.gtpo(num_steps=60), resume=True, contents=other)
+    assert load_config(folder.config_file).num_steps == 50
+    with pytest.raises(ConfigError, match="eval/heldout was .*remove .*data.json first"):
+        folder.open(tiny_cpu.gtpo(), resume=True, contents=contents(train="a", eval_heldout="d"))
+    (tmp_path / "data.json").unlink()  # it is meant, or the run is of an older version
+    folder.open(tiny_cpu.gtpo(), resume=True, contents=other)
+    assert read_contents(tmp_path) == other
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '{"train": 3}', '{"train": {"origin": "x"}}', '{"train": {"problems": []}}']
+)
+def test_a_record_of_data_that_cannot_be_read_is_written_anew(tmp_path, text):
+    (tmp_path / "data.json").write_text(text)
+    assert read_contents(tmp_path) == {}
+    folder = RunFolder(tmp_path)
+    folder.open(tiny_cpu.gtpo(), resume=True, contents=contents(train="a"))
+    folder.open(tiny_cpu.gtpo(), resume=True, contents=contents(train="a"))
+    folder.close()
+    assert read_contents(tmp_path) == contents(train="a")
 
 
 def test_a_longer_run_goes_on(folder):

@@ -1,0 +1,63 @@
+"""``data.json``: which problems a run learns from and is measured on, told apart by their content.
+
+::
+
+    {"train": {"origin": "/data/dapo.parquet", "problems": 17398, "content_sha256": "6f3a..."},
+     "eval/aime24": {"origin": ..., "problems": 30, "content_sha256": ...}}
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+DATA_FILE = "data.json"
+
+SHOWN_DIGITS = 16
+"""Of a content's hash, as in ``log.txt``."""
+
+TRAIN = "train"
+"""Name of the training set; the others are named as their metrics begin: ``eval/aime24``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataContent:
+    """What a data set held when a run read it.
+
+    Attributes:
+        origin: the file, or the hub's repository and commit.
+        problems: how many of them are used.
+        content_sha256: of ids, prompts and answers.
+    """
+
+    origin: str
+    problems: int
+    content_sha256: str
+
+    def __str__(self) -> str:
+        """For a sentence."""
+        return f"{self.origin} with content {self.content_sha256[:SHOWN_DIGITS]}"
+
+
+def heldout_name(label: str) -> str:
+    """Name of a held-out set by its label."""
+    return f"eval/{label}"
+
+
+def contents_text(contents: Mapping[str, DataContent]) -> str:
+    """The file's text."""
+    return json.dumps({name: asdict(content) for name, content in contents.items()}, indent=2) + "\n"
+
+
+def read_contents(folder: Path) -> dict[str, DataContent]:
+    """What the file in a run folder says; empty where there is none, or none that can be read."""
+    try:
+        rows = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
+        return {
+            str(name): DataContent(
+                origin=str(row["origin"]), problems=int(row["problems"]), content_sha256=str(row["content_sha256"])
+            )
+            for name, row in rows.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
