@@ -10,6 +10,7 @@ from rich.console import Console
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
+from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, truncate_after
@@ -53,7 +54,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
     """
     inputs = check_inputs(config)
     folder = RunFolder(run_dir)
-    folder.open(config, resume=resume, contents=inputs.contents)
+    folder.open(config, resume=resume)
     set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
     log_provenance(config)
     with ExitStack() as stack:
@@ -65,6 +66,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         check_disk_space(config, architecture, run_dir, used_bytes=folder.checkpoints.num_bytes)
         checkpoint = folder.checkpoints.latest(config.checkpoint.verify) if resume else None
         first = checkpoint.state.step if checkpoint else 0
+        if checkpoint:
+            PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
+        folder.record_data(inputs.contents, goes_on=checkpoint is not None)
         notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
         if checkpoint:
             truncate_after(run_dir / METRICS_FILE, checkpoint.last_row)

@@ -1,5 +1,6 @@
 """Stage 1 of the path of data: a data set becomes tokenised problems."""
 
+import hashlib
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -45,6 +46,17 @@ class ProblemSet:
     num_conflicting: int
     num_dropped_long: int
     content_sha256: str
+
+    @property
+    def used_sha256(self) -> str:
+        """Of the questions and answers of the problems, in their order.
+
+        The same for every tokenizer and template, wherever the rows lie and whatever they are called.
+        """
+        digest = hashlib.sha256()
+        for problem, question in zip(self.problems, self.questions, strict=True):
+            digest.update(f"{question}\0{problem.answer}\0".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
 
     @property
     def comparable(self) -> Questions:

@@ -8,7 +8,7 @@ class MeetingPoint:
 
     A port that is only looked up and given back can be taken by another process while the ranks still load their
     libraries; then they do not meet, or meet strangers. This process must be rank 0, as the host of a ``tcp://``
-    address always is.
+    address always is, and have one such object.
 
     Args:
         host: this machine's name or address, as the other ranks reach it.
@@ -19,4 +19,4 @@ class MeetingPoint:
 
     def __init__(self, host: str) -> None:
         self._store = TCPStore(host, 0, None, is_master=True, wait_for_workers=False, multi_tenant=True)
-        self.init_method = f"tcp://{host}:{self._store.port}"
+        self.init_method = f"tcp://{f'[{host}]' if ':' in host else host}:{self._store.port}"

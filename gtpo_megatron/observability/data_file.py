@@ -22,12 +22,12 @@ TRAIN = "train"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataContent:
-    """What a data set held when a run read it.
+    """What a run uses of a data set.
 
     Attributes:
         origin: the file, or the hub's repository and commit.
-        problems: how many of them are used.
-        content_sha256: of ids, prompts and answers.
+        problems: how many.
+        content_sha256: of their questions and answers, in order.
     """
 
     origin: str

@@ -67,7 +67,8 @@ class BenchmarkMean:
     The metrics have the interval ``[l_i, u_i]`` of each benchmark's mean ``m_i``, but no longer its problems. Those of
     different benchmarks are independent, so the distances to the ends add up in squares (Zou and Donner 2008):
     ``mean - sqrt(sum (m_i - l_i)^2) / n`` and ``mean + sqrt(sum (u_i - m_i)^2) / n``. ``evaluate`` has the problems,
-    and draws them again instead.
+    and draws them again instead. A benchmark without any correct answer, or without a wrong one, has an interval of no
+    width, as a bootstrap gives it: the mean's is then too narrow.
     """
 
     mean: float

@@ -90,11 +90,7 @@ def _alone(target: Path) -> Iterator[None]:
         ) from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, HOLDER_BYTES, 0).decode(errors="replace")
-            logger.warning("waiting for %s, which is making %s", holder or "another process", target)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait_for_lock(descriptor, target)
         except OSError as error:
             raise ConfigError(
                 f"{target.parent} cannot be locked: {error.strerror}; the checkpoint would be converted into it by one "
@@ -106,6 +102,15 @@ def _alone(target: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, target: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, HOLDER_BYTES, 0).decode(errors="replace")
+        logger.warning("waiting for %s, which is making %s", holder or "another process", target)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _checkpoint(folder: Path, name: str) -> Path:

@@ -91,7 +91,8 @@ class Engine(Protocol):
         """The same engines for a thread beside the trainer's: a death raises EngineLostError instead of a restart.
 
         Args:
-            step: that samples with them; where the requests of several are in flight, the earliest step's come first.
+            step: that samples with them. Of the requests that wait for a place in an engine, the earliest step's come
+                first, after those of who is attended, for whom the trainer waits.
         """
         ...
 

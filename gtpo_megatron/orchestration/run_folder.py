@@ -12,7 +12,7 @@ from pathlib import Path
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import difference, load_config, to_yaml
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.observability.data_file import DATA_FILE, DataContent, contents_text, read_contents
+from gtpo_megatron.observability.data_file import DATA_FILE, TRAIN, DataContent, contents_text, read_contents
 from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder, write_aside
 
@@ -54,29 +54,48 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._lock_descriptor: int | None = None
 
-    def open(self, config: RunConfig, *, resume: bool, contents: Mapping[str, DataContent] | None = None) -> None:
+    def open(self, config: RunConfig, *, resume: bool) -> None:
         """Creates the folder for a new run, or checks that it belongs to this one.
 
-        Args:
-            config: of the run.
-            resume: go on with the run that it holds.
-            contents: of the run's data sets, by name; None leaves them aside.
-
         Raises:
-            ConfigError: it holds a run and ``resume`` is not asked for, or another run than this, or one on other data.
+            ConfigError: it holds a run and ``resume`` is not asked for, or another run than this.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
             if self.config_file.exists():
                 self._check_same_run(config, resume=resume)
-                self._check_same_data(contents or {})
             write_aside(self.config_file, to_yaml(config))
-            if contents:
-                write_aside(self.path / DATA_FILE, contents_text(contents))
             run_state.record_start(self.path)
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
+
+    def record_data(self, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
+        """Writes down which problems the run uses.
+
+        Args:
+            contents: of its data sets, by name.
+            goes_on: from a checkpoint. What was measured before it must then be of the same held-out problems; the
+                training set is the sampler's to compare.
+
+        Raises:
+            ConfigError: a held-out set has other problems than those before.
+        """
+        before = read_contents(self.path) if goes_on else {}
+        changed = [
+            f"{name} was {before[name]}, is now {now}"
+            for name, now in contents.items()
+            if name != TRAIN and name in before and before[name].content_sha256 != now.content_sha256
+        ]
+        if changed:
+            raise ConfigError(
+                f"run folder {self.path} holds a run that was measured on other problems: {'; '.join(changed)}; bring "
+                f"them back, or choose another folder; if the change is meant, remove {self.path / DATA_FILE} first"
+            )
+        try:
+            write_aside(self.path / DATA_FILE, contents_text(contents))
+        except OSError as error:
+            raise ConfigError(f"{self.path / DATA_FILE} cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         """Lets another process use the folder; the end of this process does so too, however it comes."""
@@ -102,18 +121,4 @@ class RunFolder:
             raise ConfigError(
                 f"run folder {self.path} holds a run with another configuration: {'; '.join(forbidden)}; "
                 f"go on with the old values, or choose another folder"
-            )
-
-    def _check_same_data(self, contents: Mapping[str, DataContent]) -> None:
-        """A sampler that goes on counts rows, and a curve compares measurements: both want the rows they began with."""
-        before = read_contents(self.path)
-        changed = [
-            f"{name} was {before[name]}, is now {now}"
-            for name, now in contents.items()
-            if name in before and before[name].content_sha256 != now.content_sha256
-        ]
-        if changed:
-            raise ConfigError(
-                f"run folder {self.path} holds a run on other data: {'; '.join(changed)}; go on with the old rows, or "
-                f"choose another folder; if the change is meant, remove {self.path / DATA_FILE} first"
             )

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
 ]
 
-NUM_STEPS = 8
+NUM_STEPS = 10
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_a_writer_that_is_killed_is_told_and_nothing_is_named(model, tmp_path):
 
 # ------------------------------------------------------------------------------------------ kills at random points
 def train(rank, init_method, config, folder):
-    """A run of six steps that saves each one in the background and goes on from what is there."""
+    """A run of some steps that saves each one in the background and goes on from what is there."""
     torch.set_num_threads(1)
     actor = start(rank, init_method, config)
     checkpoints = saver(actor, folder / "checkpoints")

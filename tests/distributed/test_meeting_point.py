@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gtpo_megatron.distributed.meeting_point import MeetingPoint
+from gtpo_megatron.orchestration.ray_processes import RankProcess
 from tests.dist_utils import run_processes
 
 
@@ -28,6 +29,16 @@ def meet(rank, world_size, _, told):
     dist.all_reduce(total)
     dist.destroy_process_group()
     return total.item()
+
+
+def test_a_rank_process_keeps_the_port_that_it_tells(monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    rank = RankProcess.__new__(RankProcess)
+    port = int(rank.meeting_point().rpartition(":")[2])
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
 
 
 def test_ranks_meet_at_a_port_that_was_never_free_again(tmp_path):

@@ -57,6 +57,7 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
                 link.push(reference, pool, len(LAYOUTS) + 1 + index)
                 if index + 1 in (num_more // 10, num_more):
                     memory.append(memory_of_all())
+            assert memory[0] > 0, "the kernel tells no anonymous and shared memory apart"
             print(json.dumps({"bytes_early": memory[0], "bytes_late": memory[1]}), flush=True)
 
 

@@ -79,7 +79,7 @@ def test_nodes_that_never_join(head, tmp_path):
 
 def test_a_dead_head(tmp_path):
     run = Run(tmp_path / "run", "--cluster.address", "127.0.0.1:1")
-    assert run.wait() == 1
+    assert run.wait(250) == 1  # not only at ``start_deadline_s=300``
     last = run.output.splitlines()[-1]
     assert "the Ray head at cluster.address='127.0.0.1:1' does not answer: " in last
     assert "Connection refused" in last

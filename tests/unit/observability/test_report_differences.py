@@ -80,6 +80,10 @@ def test_problems_are_told_apart_by_their_content_where_it_is_known(tmp_path):
         f"{'a' * 16} (run0), data/heldout.jsonl with content {'b' * 16} (run1)."
     ]
     assert differences([with_content(before, "a"), after]) == []  # of an older version: only its path is known
+    older = dataclasses.replace(after, name="older")
+    assert differences([with_content(before, "a"), older, with_content(after, "b")]) == differences(
+        [with_content(before, "a"), with_content(after, "b")]
+    )
 
 
 def test_what_is_alike_or_drawn_nowhere_is_no_remark(tmp_path):

@@ -34,15 +34,28 @@ def test_what_is_in_both_sets_is_counted_and_named(tmp_path):
     assert [len(heldout.problems) for heldout in found.heldout] == [5, 5]
     assert len(found.train) == 5
     assert list(found.contents) == ["train", "eval/heldout", "eval/mine"]
-    assert {name: content.problems for name, content in found.contents.items()} == {
-        **{"train": 5, "eval/heldout": 5, "eval/mine": 5}
-    }
-    assert found.contents["eval/mine"] == found.contents["eval/heldout"] != found.contents["train"]
+    assert [content.problems for content in found.contents.values()] == [5, 5, 5]
+    assert found.contents["eval/mine"] == found.contents["eval/heldout"]
     notes = "\n".join(found.notes)
     assert "train.jsonl: 1 of 6 rows repeat an earlier prompt: left out" in notes
     assert "held.jsonl: 1 prompts are longer than 40 tokens: dropped" in notes
     assert "contamination: heldout: 4 of 5 problems are in the training set (4 the same question" in notes
     assert "held-1+1? = train-1+1 ?, held-2+2? = train-2+2?, held-4+4? = train-4 + 4?, ..." in notes
+
+
+def content_of(tmp_path, name, *questions, **evaluation):
+    return inputs(tmp_path, ("7",), path=write(tmp_path / name, *questions), **evaluation).contents["eval/heldout"]
+
+
+def test_a_set_is_known_by_the_problems_that_are_used_of_it(tmp_path):
+    """Ids and names of files are no part of a problem, and what comes behind the last one that is used is not used."""
+    first = content_of(tmp_path, "held.jsonl", "1+1?", "2+2?")
+    other_name = content_of(tmp_path, "other.jsonl", "1+1?", "2+2?", "3+3?", num_problems=2)
+    assert (first.problems, first.content_sha256) == (other_name.problems, other_name.content_sha256)
+    for questions in (("1+1?", "2+3?"), ("2+2?", "1+1?"), ("1+1?",), ("1+1?", "9" * 90, "2+2?", "3+3?")):
+        assert content_of(tmp_path, "held.jsonl", *questions).content_sha256 != first.content_sha256
+    too_long = content_of(tmp_path, "held.jsonl", "1+1?", "9" * 90, "2+2?")
+    assert too_long.content_sha256 == first.content_sha256
 
 
 def test_clean_sets_leave_no_note(tmp_path):

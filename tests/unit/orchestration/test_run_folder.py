@@ -44,36 +44,36 @@ def contents(**digits):
     }
 
 
-def test_a_run_that_goes_on_has_the_data_it_began_with(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.open(tiny_cpu.gtpo(), resume=False, contents=contents(train="a", eval_heldout="b"))
-    assert read_contents(tmp_path) == contents(train="a", eval_heldout="b")
-    folder.open(tiny_cpu.gtpo(num_steps=50), resume=True, contents=contents(train="a", eval_heldout="b"))
-    other = contents(train="c", eval_heldout="b")
+def test_a_run_that_goes_on_is_measured_on_the_problems_that_it_was_measured_on(folder):
+    folder.record_data(contents(train="a", eval_heldout="b"), goes_on=False)
+    assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
+    folder.record_data(contents(train="a", eval_heldout="b"), goes_on=True)
+    other = contents(train="a", eval_heldout="d")
     with pytest.raises(
-        ConfigError, match=r"other data: train was /data/train.jsonl with content a{16}, is now .* c{16};"
+        ConfigError,
+        match=r"eval/heldout was /data/eval_heldout.jsonl with content b{16}, is now .* d{16}; .*remove .*data",
     ):
-        folder.open(tiny_cpu.gtpo(num_steps=60), resume=True, contents=other)
-    assert load_config(folder.config_file).num_steps == 50
-    with pytest.raises(ConfigError, match="eval/heldout was .*remove .*data.json first"):
-        folder.open(tiny_cpu.gtpo(), resume=True, contents=contents(train="a", eval_heldout="d"))
-    (tmp_path / "data.json").unlink()  # it is meant, or the run is of an older version
-    folder.open(tiny_cpu.gtpo(), resume=True, contents=other)
-    assert read_contents(tmp_path) == other
-    folder.close()
+        folder.record_data(other, goes_on=True)
+    assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
+    (folder.path / "data.json").unlink()  # it is meant, or the run is of an older version
+    folder.record_data(other, goes_on=True)
+    assert read_contents(folder.path) == other
+
+
+def test_what_nothing_was_measured_on_may_change(folder):
+    folder.record_data(contents(train="a", eval_heldout="b"), goes_on=False)
+    folder.record_data(contents(train="c", eval_heldout="d"), goes_on=False)
+    assert read_contents(folder.path) == contents(train="c", eval_heldout="d")
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "3", '{"train": 3}', '{"train": {"origin": "x"}}', '{"train": {"problems": []}}']
 )
-def test_a_record_of_data_that_cannot_be_read_is_written_anew(tmp_path, text):
-    (tmp_path / "data.json").write_text(text)
-    assert read_contents(tmp_path) == {}
-    folder = RunFolder(tmp_path)
-    folder.open(tiny_cpu.gtpo(), resume=True, contents=contents(train="a"))
-    folder.open(tiny_cpu.gtpo(), resume=True, contents=contents(train="a"))
-    folder.close()
-    assert read_contents(tmp_path) == contents(train="a")
+def test_a_record_of_data_that_cannot_be_read_is_written_anew(folder, text):
+    (folder.path / "data.json").write_text(text)
+    assert read_contents(folder.path) == {}
+    folder.record_data(contents(train="a"), goes_on=True)
+    assert read_contents(folder.path) == contents(train="a")
 
 
 def test_a_longer_run_goes_on(folder):
