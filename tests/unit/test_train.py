@@ -1,10 +1,84 @@
 """What ``train`` does around a run; whole runs are in tests/integration."""
 
+import dataclasses
+import io
+import json
+
 import pytest
+from rich.console import Console
 
 from gtpo_megatron import train
+from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.observability.data_file import read_contents
+from gtpo_megatron.orchestration.checkpoint_folder import DriverState
 from gtpo_megatron.orchestration.run_folder import RunFolder
+from recipes import tiny_cpu
 from tests.unit.observability.run_folders import make_run
+from tests.unit.orchestration import checkpoints
+
+
+class StartedError(Exception):
+    """Instead of processes: all that comes before them went well."""
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Begins a run on these questions, or goes on with it, up to the start of its processes; then saves ``step``."""
+
+    def write(name, questions):
+        rows = [json.dumps({"prompt": question, "answer": "1"}) for question in questions]
+        (tmp_path / name).write_text("\n".join(rows), encoding="utf-8")
+        return str(tmp_path / name)
+
+    def started(*_):
+        raise StartedError
+
+    def begin(train_questions, heldout_questions, *, resume=True, step=0):
+        config = tiny_cpu.gtpo()
+        data = dataclasses.replace(config.data, train_path=write("train.jsonl", train_questions), prompts_per_step=2)
+        heldout = dataclasses.replace(config.evaluation, path=write("heldout.jsonl", heldout_questions))
+        config = dataclasses.replace(config, data=data, evaluation=heldout)
+        with pytest.raises(StartedError):
+            train.train(config, run_dir=tmp_path / "run", resume=resume, console=Console(file=io.StringIO()))
+        if step:
+            sampler = train.PromptSampler(train.check_inputs(config).train, config.seed)
+            monkeypatch.setattr(
+                checkpoints, "state", lambda step: DriverState(step=step, sampler=sampler.state_dict(), counters={})
+            )
+            checkpoints.save(RunFolder(tmp_path / "run").checkpoints, step)
+        return read_contents(tmp_path / "run")
+
+    monkeypatch.setattr(train, "ray_parts", started)
+    monkeypatch.setattr(train, "truncate_after", lambda *_: None)
+    return begin
+
+
+TRAIN, HELDOUT = ("1+1?", "2+2?", "3+3?"), ("4+4?", "5+5?")
+
+
+def test_other_problems_than_those_of_the_checkpoint_are_refused_before_any_process(begin, tmp_path):
+    first = begin(TRAIN, HELDOUT, resume=False, step=2)
+    assert list(first) == ["train", "eval/heldout"]
+    with pytest.raises(CheckpointError, match="sampler state of another run: its fingerprint"):
+        begin(("1+1?", "2+2?", "3+4?"), HELDOUT)
+    with pytest.raises(ConfigError, match="measured on other problems: eval/heldout was "):
+        begin(TRAIN, ("4+4?", "5+6?"))
+    assert begin(TRAIN, HELDOUT) == first, "what is refused leaves no trace"
+
+
+def test_an_older_run_with_other_problems_does_not_leave_them_as_its_own(begin, tmp_path):
+    first = begin(TRAIN, HELDOUT, resume=False, step=2)
+    (tmp_path / "run" / "data.json").unlink()
+    with pytest.raises(CheckpointError, match="sampler state of another run"):
+        begin(("1+1?", "2+2?", "3+4?"), HELDOUT)
+    assert not (tmp_path / "run" / "data.json").exists()
+    assert begin(TRAIN, HELDOUT) == first
+
+
+def test_a_run_that_has_saved_nothing_takes_other_problems(begin):
+    first = begin(TRAIN, HELDOUT, resume=False)
+    second = begin(("6+6?", "7+7?"), ("8+8?",))
+    assert all(second[name] != first[name] for name in first)
 
 
 def test_the_report_is_written_at_the_end(tmp_path):
