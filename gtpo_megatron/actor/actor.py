@@ -374,8 +374,9 @@ class MegatronActor:
         self._update.load_state_dict(self._checkpoint.load(Path(folder), checksums=checksums))
 
     def close(self) -> None:
-        """Ends a trace that is still running, and leaves the trainer's world."""
+        """Ends a trace and a save that are still on their way, and leaves the trainer's world."""
         self._stages.profiler.close()
+        self._checkpoint.close()
         if self._sender is not None:
             self._sender.close()
             self._sender = None

@@ -43,7 +43,7 @@ class RankCheckpoint:
         optimizer: Megatron's.
         schedule: Megatron's.
 
-    All methods but ``is_written`` are called on all ranks at once.
+    All methods but ``is_written`` and ``close`` are called on all ranks at once.
     """
 
     def __init__(self, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
@@ -109,6 +109,12 @@ class RankCheckpoint:
         except (OSError, RuntimeError, CheckpointException) as error:
             raise self._not_written(_reason(error)) from error
         return checksums
+
+    def close(self) -> None:
+        """Ends a write that nobody has waited for: the checkpoint will not get its name. Communication: none."""
+        if self._write is not None:
+            self._write.abandon()
+            self._write = None
 
     def _not_written(self, reason: str) -> CheckpointError:
         free_gib = shutil.disk_usage(self._folder).free / 2**30 if self._folder.exists() else 0.0

@@ -3,29 +3,38 @@
 The child sees the tensors as they were when it was forked. It reports through a pipe: the places of what it wrote,
 which Megatron's metadata needs, and a checksum a file. Megatron's own caller does the same with a queue between
 processes for which it starts an interpreter, seconds and 200 MiB a rank.
+
+A child does not outlive its rank: its snapshot is the rank's memory, and its open sockets would look like a rank that
+still lives.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
 import queue
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
 from gtpo_megatron.weights.file_checksum import file_checksum
 
 BACKGROUND_NICENESS = 10
 """Of a writer that training shares the cores with."""
 
+ORPHAN_CHECK_S = 0.5
+
 
 def results_queue() -> "queue.Queue[Any]":
     """The queue that Megatron's writer hands its results over in, of this process; made where there is none yet.
 
-    Megatron would make one between processes here. Ours are put in by :meth:`ForkedWrite.finish`, in this process.
+    Megatron would make one between processes here. Ours are put in by :meth:`ForkedWrite.wait`, in this process.
     """
     if filesystem_async._results_queue is None:
         filesystem_async._results_queue = queue.Queue()
@@ -47,20 +56,22 @@ class ForkedWrite:
         self._process: Any = None
         if request.async_fn is None:  # a replica has nothing to write
             return
-        arguments = list(request.async_fn_args)
+        rank, buckets, _ = request.async_fn_args
         if request.preload_fn is not None:
-            arguments[1] = request.preload_fn()
+            buckets = request.preload_fn()
         context = multiprocessing.get_context("fork")
         self._results, child_end = context.Pipe(duplex=False)
-        # not daemonic, since Megatron's function forks again; a rank that ends in good order waits for it
+        # not daemonic: a rank that ends in good order waits for it
         self._process = context.Process(
-            target=self._write, args=(arguments, folder, child_end, in_background), name=f"checkpoint {folder.name}"
+            target=self._write,
+            args=(rank, buckets, folder, child_end, in_background, os.getpid()),
+            name=f"checkpoint {folder.name}",
         )
         self._process.start()
         child_end.close()  # so that a child that died reads as the end of the pipe
 
     def is_done(self) -> bool:
-        """Written, or failed; ``finish`` will not wait."""
+        """Written, or failed; ``wait`` will not wait."""
         return self._process is None or bool(self._results.poll(0))
 
     def wait(self) -> tuple[dict[str, str], str]:
@@ -83,6 +94,13 @@ class ForkedWrite:
             results_queue().put(written)
         return checksums, error
 
+    def abandon(self) -> None:
+        """Ends a write that nobody will wait for."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._results.close()
+
     def finish(self) -> None:
         """Writes the index of all files; on all ranks, after ``wait`` went well on all of them.
 
@@ -91,21 +109,54 @@ class ForkedWrite:
         for finalize in self._request.finalize_fns:
             finalize()
 
-    def _write(self, arguments: list[Any], folder: Path, child_end: Any, in_background: bool) -> None:
+    def _write(
+        self, rank: int, buckets: Sequence[Any], folder: Path, child_end: Any, in_background: bool, parent: int
+    ) -> None:
         """The child: never returns into the parent's code."""
+        gc.disable()  # it would free CUDA tensors that are the parent's
+        self._results.close()  # while this end is open anywhere, nobody hears that the rank is gone
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         if in_background:
             with contextlib.suppress(OSError):  # where the system forbids it, the writer competes
                 os.nice(BACKGROUND_NICENESS)
         outcome: tuple[Any, dict[str, str], str]
         try:
-            self._request.async_fn(*arguments, **self._request.async_fn_kwargs)
-            written = results_queue().get_nowait()
-            if isinstance(written, Exception):
-                raise written
-            mine = sorted(folder.glob(f"__{dist.get_rank()}_*"))
+            written = _write_files(self._request.async_fn.args[0], buckets)
+            mine = sorted(folder.glob(f"__{rank}_*"))
             outcome = (written, {path.name: file_checksum(path) for path in mine}, "")
         except Exception as error:  # noqa: BLE001 - carried to the parent, which reports it on all ranks
             outcome = (None, {}, f"{type(error).__name__}: {error}")
         with contextlib.suppress(BrokenPipeError):  # the rank was killed: nobody listens, and nobody will use the files
             child_end.send_bytes(pickle.dumps(outcome))
         child_end.close()
+
+
+def _write_files(transforms: Any, buckets: Sequence[Any]) -> dict[int, Any]:
+    """Megatron's writing of files, one after the other in this process.
+
+    Megatron 0.16 would fork once more for each, and wait for ever for one that is killed.
+
+    Returns:
+        By number of the file, where in it everything lies.
+
+    Raises:
+        Exception: what went wrong with a file.
+    """
+    outcomes: queue.Queue[Any] = queue.Queue()
+    under_way: queue.Queue[int] = queue.Queue()
+    written = {}
+    for number, bucket in enumerate(buckets):
+        under_way.put(number)
+        FileSystemWriterAsync.write_preloaded_data(transforms, number, bucket, outcomes, under_way, True)
+        _, found = outcomes.get_nowait()
+        if isinstance(found, Exception):
+            raise found
+        written[number] = found
+    return written
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent, however that ended."""
+    while os.getppid() == parent:
+        time.sleep(ORPHAN_CHECK_S)
+    os._exit(1)
