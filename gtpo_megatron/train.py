@@ -3,6 +3,7 @@
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -88,9 +89,10 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             logger.info(note)
             display.note(note)
         timers = StageTimers(display.stage)
-        make_parts = ray_parts if config.cluster.mode == "ray" else local_parts
+        is_ray = config.cluster.mode == "ray"
+        make_parts = partial(ray_parts, take_signals=stop.listen) if is_ray else local_parts
         parts = stack.enter_context(make_parts(config, run_dir, timers))
-        stop.listen()  # Ray has taken SIGTERM for itself
+        stop.listen()  # libraries that were loaded may have taken signals for themselves
         summary = Controller(config, folder, facts, inputs, parts, sinks, display, stop_reason=stop.reason).run(
             checkpoint
         )

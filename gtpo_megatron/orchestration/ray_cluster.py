@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +24,12 @@ TOKEN_HINT = "; if it listens, it may want a token: set RAY_AUTH_MODE=token, as 
 COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-def join_cluster(config: ClusterConfig) -> None:
+def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None]) -> None:
     """Connects this process to Ray, starting one if no address is given.
+
+    Args:
+        config: where Ray is, and how large it is to be.
+        take_signals: called when Ray has set its handler of SIGTERM, which ends the process at once.
 
     Raises:
         WorkerError: the head does not answer, or too few nodes have joined it by ``start_deadline_s``.
@@ -54,6 +59,7 @@ def join_cluster(config: ClusterConfig) -> None:
         )
         raise WorkerError(f"the Ray head {where} does not answer: {error}{hint}") from error
     try:
+        take_signals()
         _wait_for_nodes(config)
     except WorkerError:
         ray.shutdown()

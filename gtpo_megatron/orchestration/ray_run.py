@@ -1,7 +1,7 @@
 """Starts Ray and the processes of a run, and builds the parts of a step from them."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Iterator[StepParts]:
+def ray_parts(
+    config: RunConfig, run_folder: Path, timers: StageTimers, *, take_signals: Callable[[], None]
+) -> Iterator[StepParts]:
     """The parts of a step, each in processes of its own; ends the processes, and a Ray of its own, on the way out.
+
+    Args:
+        config: of the run.
+        run_folder: for the processes' logs.
+        timers: of the steps.
+        take_signals: called as soon as Ray has taken SIGTERM for itself, long before the processes are up.
 
     Raises:
         WorkerError: a process did not come up; the message names it.
@@ -31,7 +39,7 @@ def ray_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Itera
     """
     import ray
 
-    join_cluster(config.cluster)
+    join_cluster(config.cluster, take_signals=take_signals)
     processes: dict[str, Any] = {}
     try:
         placement = place(

@@ -11,7 +11,7 @@ from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.observability.logs import LOG_FILE
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE
+from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, Checkpoint
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.run_state import FINISHED, RunState, is_held, read_state
 
@@ -130,12 +130,20 @@ def read_status(path: Path) -> RunStatus:
         last_row_age_s=row_age,
         step_s=step_s,
         checkpoint_step=checkpoint.state.step if checkpoint else None,
-        checkpoint_age_s=max(0.0, now - (checkpoint.path / DRIVER_FILE).stat().st_mtime) if checkpoint else None,
+        checkpoint_age_s=max(0.0, now - _saved_at(checkpoint, now)) if checkpoint else None,
         accuracies=_accuracies(rows),
         num_errors=len(errors),
         last_error=errors[-1] if errors else "",
         remarks=tuple(remarks),
     )
+
+
+def _saved_at(checkpoint: Checkpoint, now: float) -> float:
+    """Seconds since 1970; now, where the run has dropped it since, because it has just saved a newer one."""
+    try:
+        return (checkpoint.path / DRIVER_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return now
 
 
 def _state(driver: RunState | None, *, held: bool, silence_s: float | None, step_s: float | None) -> str:

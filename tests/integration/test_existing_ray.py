@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +67,16 @@ def test_a_run_there_that_is_asked_to_stop(head, tmp_path):
     assert "stopped after step" in run.output
     assert "the test" in run.output
     assert not (run.folder / "stop_requested").exists()
+
+
+def test_a_run_that_is_told_to_end_while_its_processes_start(head, tmp_path):
+    """It goes on until they are up, does nothing with them, and leaves with the status of a stop."""
+    run = Run(tmp_path / "run", "--cluster.address", head)
+    run.pid_of("rank 0")
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 75, run.output[-3000:]
+    status = read_status(run.folder)
+    assert (status.state, status.step, status.checkpoint_step) == ("stopped", 0, None)
 
 
 def test_nodes_that_never_join(head, tmp_path):

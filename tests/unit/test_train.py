@@ -3,6 +3,9 @@
 import dataclasses
 import io
 import json
+import os
+import signal
+import sys
 
 import pytest
 from rich.console import Console
@@ -30,7 +33,7 @@ def begin(tmp_path, monkeypatch):
         (tmp_path / name).write_text("\n".join(rows), encoding="utf-8")
         return str(tmp_path / name)
 
-    def started(*_):
+    def started(*_, take_signals):
         raise StartedError
 
     def begin(train_questions, heldout_questions, *, resume=True, step=0):
@@ -50,7 +53,23 @@ def begin(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "ray_parts", started)
     monkeypatch.setattr(train, "truncate_after", lambda *_: None)
+    monkeypatch.setattr(train, "set_up_logs", lambda **_: None)  # this process's logs stay as they are
     return begin
+
+
+def test_a_signal_while_processes_start_is_a_request_to_stop(begin, monkeypatch):
+    """Ray's own handler would end the driver at once, with a status that tells nobody to go on."""
+
+    def starting(*_, take_signals):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        take_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise StartedError
+
+    monkeypatch.setattr(train, "ray_parts", starting)
+    before = signal.getsignal(signal.SIGTERM)
+    begin(TRAIN, HELDOUT, resume=False)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 TRAIN, HELDOUT = ("1+1?", "2+2?", "3+3?"), ("4+4?", "5+5?")

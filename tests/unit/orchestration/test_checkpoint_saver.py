@@ -151,7 +151,7 @@ def test_a_metric_that_is_not_measured_costs_no_checkpoint(tmp_path, ranks, capl
     caplog.clear()
     checkpoints.save(state(2), {})  # a step that was not measured is saved all the same
     checkpoints.finish()
-    assert not caplog.text
+    assert "counts for no" not in caplog.text
     assert names(CheckpointFolder(tmp_path)) == ["step_2"]
 
 

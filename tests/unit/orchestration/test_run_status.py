@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.status import screen
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.run_status import Accuracy, read_status
 from recipes import tiny_cpu
@@ -104,6 +106,22 @@ def test_what_cannot_be_read_is_a_remark(folder):
     (folder.path / "metrics.jsonl").write_text("not json\n{}\n", encoding="utf-8")
     remarks = [text for label, text in screen(read_status(folder.path)) if label == "remark"]
     assert len(remarks) == 2
+
+
+def test_a_checkpoint_that_is_dropped_while_it_is_read(folder, monkeypatch):
+    """By the run, which has just saved a newer one."""
+    latest = CheckpointFolder.latest
+
+    def and_drop(self, *arguments):
+        checkpoint = latest(self, *arguments)
+        shutil.rmtree(checkpoint.path)
+        return checkpoint
+
+    expected = read_status(folder.path).checkpoint_step
+    assert expected is not None
+    monkeypatch.setattr(CheckpointFolder, "latest", and_drop)
+    status = read_status(folder.path)
+    assert (status.checkpoint_step, status.checkpoint_age_s) == (expected, 0.0)
 
 
 def test_no_run_is_one_line(tmp_path, capsys):
