@@ -15,7 +15,7 @@ from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push_plan import PushLayout, SourceRank, TargetWorker
 from gtpo_megatron.weights.reshard import ShardPlace
 from gtpo_megatron.weights.transports.process_group import Meeting
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
+from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape, remove_name
 
 MIB = 1 << 20
 
@@ -77,18 +77,27 @@ def connect(
         WeightSyncError: the sampler runs another model, or there is no memory for the buckets.
     """
     layout = _layout(config, trainer, sampler)
+    slots: Mapping[int, SharedSlots] = {}
     try:
+        endpoint = _endpoint(config, run_folder, layout, trainer, sampler, has_gpus=has_gpus)
+        slots = endpoint.slots if isinstance(endpoint, Relay) else endpoint if isinstance(endpoint, dict) else {}
         link = WeightLink(
             arch=read_architecture(Path(config.model.path)),
             layout=layout,
             dtype_name=wire_dtype(config.model.dtype, config.rollout.dtype),
-            endpoint=_endpoint(config, run_folder, layout, trainer, sampler, has_gpus=has_gpus),
+            endpoint=endpoint,
         )
         sampler.connect_weights(link)
         trainer.connect_weights(link)
     finally:  # also where only some of the workers got their slots
-        if config.weight_sync.transport in ("shared_memory", "relay"):
-            sampler.remove_slot_names()
+        try:
+            if config.weight_sync.transport in ("shared_memory", "relay"):
+                sampler.remove_slot_names()
+        finally:
+            for (
+                left
+            ) in slots.values():  # an engine that has died meanwhile leaves its file; on this machine we can help
+                remove_name(left)
     return link
 
 
