@@ -12,6 +12,7 @@ from pathlib import Path
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.model_folder import check_model_folder
+from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.checkpoint_folder import LATEST, CheckpointFolder
 from gtpo_megatron.weights.conversion import Unseen, megatron_to_hf
 from gtpo_megatron.weights.megatron_reader import is_checkpoint
@@ -88,6 +89,7 @@ def _alone(target: Path) -> Iterator[None]:
             f"{target.parent} cannot be written: {error.strerror}; the checkpoint would be converted into it, so make "
             "it writable, or convert elsewhere with tools/convert_checkpoint.py megatron-to-hf"
         ) from error
+    held_locks.hold(descriptor)
     try:
         try:
             _wait_for_lock(descriptor, target)
@@ -101,7 +103,7 @@ def _alone(target: Path) -> Iterator[None]:
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
-        os.close(descriptor)
+        held_locks.let_go(descriptor)
 
 
 def _wait_for_lock(descriptor: int, target: Path) -> None:

@@ -30,6 +30,7 @@ from gtpo_megatron.evaluation.scores import Scores
 from gtpo_megatron.evaluation.table import results_table
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.provenance import provenance
+from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.inputs import contamination_notes, dataset_notes
 from gtpo_megatron.rewards.function import resolve_final_answer
@@ -233,7 +234,8 @@ def _locked(output: Path) -> Iterator[None]:
         raise ConfigError(
             f"output folder {output} cannot be locked: {error.strerror}; choose an --output on a file system with locks"
         ) from error
+    held_locks.hold(descriptor)
     try:
         yield
     finally:
-        os.close(descriptor)
+        held_locks.let_go(descriptor)

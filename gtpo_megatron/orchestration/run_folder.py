@@ -5,7 +5,6 @@
     config.yaml  data.json  metrics.jsonl  events.out.*  rollouts/  checkpoints/  hf/  report.html  log.txt
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import difference, load_config, to_yaml
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.data_file import DATA_FILE, TRAIN, DataContent, contents_text, read_contents
-from gtpo_megatron.orchestration import run_state
+from gtpo_megatron.orchestration import held_locks, run_state
 from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder, write_aside
 
 SAME_NUMBERS = (
@@ -30,17 +29,6 @@ SAME_RUN = ("parallel.",)
 
 OTHER_FORMAT = ("parallel.distributed_optimizer:",)
 """Of these, the ones that may not: Megatron writes a sharded optimizer's state in a form of its own."""
-
-_locks: set[int] = set()
-"""Descriptors of this process's locks. A forked child closes them, or it would hold the folder after our end."""
-
-
-def _close_locks() -> None:
-    while _locks:
-        os.close(_locks.pop())
-
-
-os.register_at_fork(after_in_child=_close_locks)
 
 
 class RunFolder:
@@ -100,8 +88,7 @@ class RunFolder:
     def close(self) -> None:
         """Lets another process use the folder; the end of this process does so too, however it comes."""
         if self._lock_descriptor is not None:
-            _locks.discard(self._lock_descriptor)
-            os.close(self._lock_descriptor)
+            held_locks.let_go(self._lock_descriptor)
             self._lock_descriptor = None
 
     def _lock(self) -> None:
@@ -109,7 +96,7 @@ class RunFolder:
         self._lock_descriptor = run_state.acquire(self.path)
         if self._lock_descriptor is None:
             raise ConfigError(f"run folder {self.path} is in use by another process; wait for it or stop it")
-        _locks.add(self._lock_descriptor)
+        held_locks.hold(self._lock_descriptor)
 
     def _check_same_run(self, config: RunConfig, *, resume: bool) -> None:
         if not resume:

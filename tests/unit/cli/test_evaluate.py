@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import shutil
 from dataclasses import replace
@@ -87,6 +88,27 @@ def test_a_folder_in_use_not_writable_or_without_locks_is_said(capsys, tmp_path,
         assert "is in use by another evaluation" in complaint(capsys, *arguments, str(tmp_path / "out"))[1]
     monkeypatch.setattr("fcntl.flock", no_locks)
     assert "cannot be locked: No locks available" in complaint(capsys, *arguments, str(tmp_path / "out"))[1]
+
+
+def test_a_child_that_outlives_an_evaluation_does_not_hold_its_folder(tmp_path):
+    """An engine's worker, where the evaluation was killed."""
+    from gtpo_megatron.orchestration.evaluation_run import _locked
+
+    context = multiprocessing.get_context("fork")
+    up, leave = context.Event(), context.Event()
+
+    def outlive():
+        up.set()
+        leave.wait(60)
+
+    with _locked(tmp_path):
+        child = context.Process(target=outlive)
+        child.start()
+        assert up.wait(60)
+    with _locked(tmp_path):
+        assert child.is_alive()
+    leave.set()
+    child.join()
 
 
 def no_locks(descriptor, operation):
