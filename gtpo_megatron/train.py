@@ -29,7 +29,7 @@ from gtpo_megatron.orchestration.local_run import local_parts
 from gtpo_megatron.orchestration.manifest import RunFacts, check_model, layout_changes, run_facts
 from gtpo_megatron.orchestration.ray_run import ray_parts
 from gtpo_megatron.orchestration.run_folder import RunFolder
-from gtpo_megatron.orchestration.stop_request import StopRequest
+from gtpo_megatron.orchestration.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.rewards.function import resolve_reward
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import Unseen, check_weights, megatron_to_hf
@@ -67,10 +67,10 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         check_disk_space(config, architecture, run_dir, used_bytes=folder.checkpoints.num_bytes)
         checkpoint = folder.checkpoints.latest(config.checkpoint.verify) if resume else None
         first = checkpoint.state.step if checkpoint else 0
+        notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
         if checkpoint:
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
-        folder.record_data(inputs.contents, goes_on=checkpoint is not None)
-        notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
+        folder.accept(config, inputs.contents, goes_on=checkpoint is not None)
         if checkpoint:
             truncate_after(run_dir / METRICS_FILE, checkpoint.last_row)
         sinks = stack.enter_context(
@@ -91,11 +91,16 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         timers = StageTimers(display.stage)
         is_ray = config.cluster.mode == "ray"
         make_parts = partial(ray_parts, take_signals=stop.listen) if is_ray else local_parts
-        parts = stack.enter_context(make_parts(config, run_dir, timers))
-        stop.listen()  # libraries that were loaded may have taken signals for themselves
-        summary = Controller(config, folder, facts, inputs, parts, sinks, display, stop_reason=stop.reason).run(
-            checkpoint
-        )
+        try:
+            with stop.at_once():
+                parts = stack.enter_context(make_parts(config, run_dir, timers))
+                stop.listen()  # libraries that were loaded may have taken signals for themselves
+        except StopAtOnce:
+            logger.info("asked to stop (%s) before the processes were up", stop.reason())
+            summary = RunSummary(before=None, after=None, stopped_after=first, stop_reason=stop.reason())
+        else:
+            controller = Controller(config, folder, facts, inputs, parts, sinks, display, stop_reason=stop.reason)
+            summary = controller.run(checkpoint)
         ending.outcome = _outcome(summary)
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")

@@ -16,7 +16,7 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ class ForkedWrite:
             args=(rank, buckets, folder, child_end, in_background, os.getpid()),
             name=f"checkpoint {folder.name}",
         )
-        self._process.start()
+        with _without_gc():
+            self._process.start()
         child_end.close()  # so that a child that died reads as the end of the pipe
 
     def is_done(self) -> bool:
@@ -113,14 +114,13 @@ class ForkedWrite:
         self, rank: int, buckets: Sequence[Any], folder: Path, child_end: Any, in_background: bool, parent: int
     ) -> None:
         """The child: never returns into the parent's code."""
-        gc.disable()  # it would free CUDA tensors that are the parent's
         self._results.close()  # while this end is open anywhere, nobody hears that the rank is gone
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         if in_background:
             with contextlib.suppress(OSError):  # where the system forbids it, the writer competes
                 os.nice(BACKGROUND_NICENESS)
         outcome: tuple[Any, dict[str, str], str]
         try:
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
             written = _write_files(self._request.async_fn.args[0], buckets)
             mine = sorted(folder.glob(f"__{rank}_*"))
             outcome = (written, {path.name: file_checksum(path) for path in mine}, "")
@@ -129,6 +129,18 @@ class ForkedWrite:
         with contextlib.suppress(BrokenPipeError):  # the rank was killed: nobody listens, and nobody will use the files
             child_end.send_bytes(pickle.dumps(outcome))
         child_end.close()
+
+
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """For a fork: the child stays without, where a collection would free CUDA tensors that are the parent's."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _write_files(transforms: Any, buckets: Sequence[Any]) -> dict[int, Any]:

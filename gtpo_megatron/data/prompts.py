@@ -30,6 +30,7 @@ class ProblemSet:
         origin: the file, or the hub's repository and commit.
         problems: at least one; their ids are unique.
         questions: of each problem, without instructions; for comparing data sets.
+        prompt_digests: of each problem's prompt, as its row has it.
         num_rows: rows that were read.
         num_repeated: rows left out because an earlier one has the same prompt.
         num_conflicting: of these, rows whose answer is another than the first one's, which is kept.
@@ -41,6 +42,7 @@ class ProblemSet:
     origin: str
     problems: tuple[Problem, ...]
     questions: tuple[str, ...]
+    prompt_digests: tuple[bytes, ...]
     num_rows: int
     num_repeated: int
     num_conflicting: int
@@ -49,13 +51,13 @@ class ProblemSet:
 
     @property
     def used_sha256(self) -> str:
-        """Of the questions and answers of the problems, in their order.
+        """Of the prompts, as the rows have them, and answers of the problems, in their order.
 
         The same for every tokenizer and template, wherever the rows lie and whatever they are called.
         """
         digest = hashlib.sha256()
-        for problem, question in zip(self.problems, self.questions, strict=True):
-            digest.update(f"{question}\0{problem.answer}\0".encode("utf-8", "surrogatepass"))
+        for problem, prompt_digest in zip(self.problems, self.prompt_digests, strict=True):
+            digest.update(f"{problem.answer}\0".encode("utf-8", "surrogatepass") + prompt_digest)
         return digest.hexdigest()
 
     @property
@@ -65,7 +67,14 @@ class ProblemSet:
 
     def head(self, num: int) -> "ProblemSet":
         """The first ``num`` problems; 0 keeps all."""
-        return replace(self, problems=self.problems[:num], questions=self.questions[:num]) if num else self
+        if not num:
+            return self
+        return replace(
+            self,
+            problems=self.problems[:num],
+            questions=self.questions[:num],
+            prompt_digests=self.prompt_digests[:num],
+        )
 
 
 def load_problems(
@@ -101,6 +110,7 @@ def load_problems(
     reading = UniqueRows()
     problems: list[Problem] = []
     questions: list[str] = []
+    prompt_digests: list[bytes] = []
     dropped: list[int] = []
     for problem_id, row in reading.read(dataset):
         prompt = fill_template(template, row.question) if row.is_bare else row.prompt
@@ -113,6 +123,7 @@ def load_problems(
             continue
         problems.append(Problem(problem_id=problem_id, prompt_ids=prompt_ids, answer=row.answer, source=row.source))
         questions.append(row.question)
+        prompt_digests.append(row.prompt_digest)
     if not problems:
         raise DataError(
             f"{origin}: all {len(dropped)} prompts are longer than max_prompt_tokens={max_prompt_tokens}; "
@@ -123,6 +134,7 @@ def load_problems(
         origin=origin,
         problems=tuple(problems),
         questions=tuple(questions),
+        prompt_digests=tuple(prompt_digests),
         num_rows=reading.num_rows,
         num_repeated=reading.num_repeated,
         num_conflicting=reading.num_conflicting,

@@ -1,9 +1,9 @@
-"""``data.json``: which problems a run learns from and is measured on, told apart by their content.
+"""``data.json``: which problems a run learns from and is measured on.
 
 ::
 
-    {"train": {"origin": "/data/dapo.parquet", "problems": 17398, "content_sha256": "6f3a..."},
-     "eval/aime24": {"origin": ..., "problems": 30, "content_sha256": ...}}
+    {"train": {"origin": "/data/dapo.parquet", "problems": 17398, "problems_sha256": "6f3a..."},
+     "eval/aime24": {"origin": ..., "problems": 30, "problems_sha256": ...}}
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 DATA_FILE = "data.json"
 
 SHOWN_DIGITS = 16
-"""Of a content's hash, as in ``log.txt``."""
+"""Of a hash."""
 
 TRAIN = "train"
 """Name of the training set; the others are named as their metrics begin: ``eval/aime24``."""
@@ -27,16 +27,16 @@ class DataContent:
     Attributes:
         origin: the file, or the hub's repository and commit.
         problems: how many.
-        content_sha256: of their questions and answers, in order.
+        problems_sha256: of their prompts and answers, in order.
     """
 
     origin: str
     problems: int
-    content_sha256: str
+    problems_sha256: str
 
     def __str__(self) -> str:
         """For a sentence."""
-        return f"{self.origin} with content {self.content_sha256[:SHOWN_DIGITS]}"
+        return f"{self.origin} with problems {self.problems_sha256[:SHOWN_DIGITS]}"
 
 
 def heldout_name(label: str) -> str:
@@ -55,7 +55,7 @@ def read_contents(folder: Path) -> dict[str, DataContent]:
         rows = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
         return {
             str(name): DataContent(
-                origin=str(row["origin"]), problems=int(row["problems"]), content_sha256=str(row["content_sha256"])
+                origin=str(row["origin"]), problems=int(row["problems"]), problems_sha256=str(row["problems_sha256"])
             )
             for name, row in rows.items()
         }

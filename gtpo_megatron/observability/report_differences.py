@@ -29,12 +29,16 @@ def _of_sets(runs: Sequence[RunData]) -> list[str]:
         measuring = [run for run in runs if run.values(mean_metric(label))]
         known = [(run.name, content) for run in measuring if (content := run.contents.get(heldout_name(label)))]
         refs = [(run.name, ref) for run in measuring if (ref := configured_sets(run).get(label))]
-        if len({content.content_sha256 for _, content in known}) > 1:
+        if len({content.problems_sha256 for _, content in known}) > 1:
             text = _by_value([(name, str(content)) for name, content in known])
             remarks.append(f"The {set_name(label)} problems differ, and the accuracies do not compare: {text}.")
-        elif len(known) == len(measuring):
+            continue
+        if len(known) == len(measuring):
             continue  # the same problems, wherever they lie
-        elif text := _by_value(_short([(name, ref.path or str(ref)) for name, ref in refs])):
+        sources = [(name, ref.path or str(ref)) for name, ref in refs]
+        alike = {name for name, _ in known}
+        one = next((source for name, source in sources if name in alike), "")
+        if text := _by_value(_short([(name, one if name in alike else source) for name, source in sources])):
             remarks.append(
                 f"The {set_name(label)} problems come from different sources: {text}. Unless these hold the same "
                 "problems, the accuracies do not compare."

@@ -51,7 +51,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
 
 
 def _content(found: ProblemSet) -> DataContent:
-    return DataContent(origin=found.origin, problems=len(found.problems), content_sha256=found.used_sha256)
+    return DataContent(origin=found.origin, problems=len(found.problems), problems_sha256=found.used_sha256)
 
 
 def dataset_notes(found: ProblemSet, max_prompt_tokens: int) -> list[str]:

@@ -43,7 +43,7 @@ class RunFolder:
         self._lock_descriptor: int | None = None
 
     def open(self, config: RunConfig, *, resume: bool) -> None:
-        """Creates the folder for a new run, or checks that it belongs to this one.
+        """Creates the folder for a new run, or checks that it belongs to this one, whose record it leaves as it is.
 
         Raises:
             ConfigError: it holds a run and ``resume`` is not asked for, or another run than this.
@@ -53,15 +53,17 @@ class RunFolder:
             self._lock()
             if self.config_file.exists():
                 self._check_same_run(config, resume=resume)
-            write_aside(self.config_file, to_yaml(config))
+            else:
+                write_aside(self.config_file, to_yaml(config))
             run_state.record_start(self.path)
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
-    def record_data(self, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
-        """Writes down which problems the run uses.
+    def accept(self, config: RunConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
+        """Writes down what the run is from now on; comes after all that may refuse it.
 
         Args:
+            config: of the run.
             contents: of its data sets, by name.
             goes_on: from a checkpoint. What was measured before it must then be of the same held-out problems; the
                 training set is the sampler's to compare.
@@ -73,7 +75,7 @@ class RunFolder:
         changed = [
             f"{name} was {before[name]}, is now {now}"
             for name, now in contents.items()
-            if name != TRAIN and name in before and before[name].content_sha256 != now.content_sha256
+            if name != TRAIN and name in before and before[name].problems_sha256 != now.problems_sha256
         ]
         if changed:
             raise ConfigError(
@@ -81,9 +83,10 @@ class RunFolder:
                 f"them back, or choose another folder; if the change is meant, remove {self.path / DATA_FILE} first"
             )
         try:
+            write_aside(self.config_file, to_yaml(config))
             write_aside(self.path / DATA_FILE, contents_text(contents))
         except OSError as error:
-            raise ConfigError(f"{self.path / DATA_FILE} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
     def close(self) -> None:
         """Lets another process use the folder; the end of this process does so too, however it comes."""

@@ -11,7 +11,7 @@ from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.observability.logs import LOG_FILE
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, Checkpoint
+from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, Checkpoint, CheckpointFolder
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.run_state import FINISHED, RunState, is_held, read_state
 
@@ -110,7 +110,7 @@ def read_status(path: Path) -> RunStatus:
             remarks.append(str(error))
     checkpoint = None
     try:
-        checkpoint = RunFolder(path).checkpoints.latest()
+        checkpoint = _latest(RunFolder(path).checkpoints)
     except CheckpointError as error:
         remarks.append(str(error))
     step = max((row["step"] for row in rows), default=0)
@@ -136,6 +136,14 @@ def read_status(path: Path) -> RunStatus:
         last_error=errors[-1] if errors else "",
         remarks=tuple(remarks),
     )
+
+
+def _latest(checkpoints: CheckpointFolder) -> Checkpoint | None:
+    """Asked twice, where the run may have dropped the one that is read, because it has just saved a newer one."""
+    try:
+        return checkpoints.latest()
+    except CheckpointError:
+        return checkpoints.latest()
 
 
 def _saved_at(checkpoint: Checkpoint, now: float) -> float:

@@ -2,11 +2,14 @@
 
 Two ways, for two kinds of askers. A batch system's script touches a file in the run folder, which reaches a driver on
 any node. A person or a supervisor signals the driver's process: SIGUSR1 or SIGTERM; a second SIGTERM ends it at once.
+While the processes of a run start there is no step to finish, and the first signal ends it.
 """
 
 import logging
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +19,10 @@ STOP_FILE = "stop_requested"
 """In the run folder; whatever is written in it is the reason that the log shows."""
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+class StopAtOnce(BaseException):
+    """Asked to stop where nothing has begun that is to be finished first."""
 
 
 class StopRequest:
@@ -28,6 +35,7 @@ class StopRequest:
     def __init__(self, run_folder: Path) -> None:
         self._file = run_folder / STOP_FILE
         self._signal = ""
+        self._is_at_once = False
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -44,6 +52,19 @@ class StopRequest:
         for number in STOP_SIGNALS:
             before = signal.signal(number, self._on_signal)
             self._before.setdefault(number, before)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """For a time in which a signal need not wait.
+
+        Raises:
+            StopAtOnce: one has come.
+        """
+        self._is_at_once = True
+        try:
+            yield
+        finally:
+            self._is_at_once = False
 
     def reason(self) -> str:
         """Why the run is to stop; empty if it is not."""
@@ -66,3 +87,5 @@ class StopRequest:
         if self._signal and number == signal.SIGTERM:
             raise KeyboardInterrupt  # asked twice: whoever it is does not want to wait for the step's end
         self._signal = signal.Signals(number).name
+        if self._is_at_once:
+            raise StopAtOnce

@@ -94,9 +94,8 @@ def connect(
             if config.weight_sync.transport in ("shared_memory", "relay"):
                 sampler.remove_slot_names()
         finally:
-            for (
-                left
-            ) in slots.values():  # an engine that has died meanwhile leaves its file; on this machine we can help
+            # an engine that has died meanwhile leaves its file; on this machine it can be removed for it
+            for left in slots.values():
                 remove_name(left)
     return link
 

@@ -191,6 +191,22 @@ def test_a_writer_that_is_killed_is_told_and_nothing_is_named(model, tmp_path):
     assert names(CheckpointFolder(tmp_path)) == [f".{path.name[1:]}" for path in tmp_path.glob(".step_1.*.partial")]
 
 
+def test_a_rank_that_leaves_in_mid_save_takes_its_writer_along(model, tmp_path):
+    config = make_config(model, {"num_ranks": 1})
+
+    def save(rank, world_size, init_method):
+        from gtpo_megatron.actor import checkpoint_writer
+
+        checkpoint_writer.file_checksum = lambda _: time.sleep(60)
+        actor = start(rank, init_method, config)
+        actor.begin_save(str(tmp_path), True)
+        [writer] = psutil.Process().children()
+        actor.close()
+        return psutil.pid_exists(writer.pid)
+
+    assert run_processes(save, 1, timeout_s=60) == [False]
+
+
 # ------------------------------------------------------------------------------------------ kills at random points
 def train(rank, init_method, config, folder):
     """A run of some steps that saves each one in the background and goes on from what is there."""

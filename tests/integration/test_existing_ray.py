@@ -70,13 +70,14 @@ def test_a_run_there_that_is_asked_to_stop(head, tmp_path):
 
 
 def test_a_run_that_is_told_to_end_while_its_processes_start(head, tmp_path):
-    """It goes on until they are up, does nothing with them, and leaves with the status of a stop."""
+    """There is no step to finish: it leaves with the status of a stop, and measures nothing first."""
     run = Run(tmp_path / "run", "--cluster.address", head)
     run.pid_of("rank 0")
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait() == 75, run.output[-3000:]
     status = read_status(run.folder)
     assert (status.state, status.step, status.checkpoint_step) == ("stopped", 0, None)
+    assert "before: held-out" not in run.output
 
 
 def test_nodes_that_never_join(head, tmp_path):

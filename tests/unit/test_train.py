@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
@@ -15,9 +16,12 @@ from gtpo_megatron.errors import CheckpointError, ConfigError
 from gtpo_megatron.observability.data_file import read_contents
 from gtpo_megatron.orchestration.checkpoint_folder import DriverState
 from gtpo_megatron.orchestration.run_folder import RunFolder
+from gtpo_megatron.orchestration.run_state import read_state
 from recipes import tiny_cpu
 from tests.unit.observability.run_folders import make_run
 from tests.unit.orchestration import checkpoints
+
+TRAIN, HELDOUT = ("1+1?", "2+2?", "3+3?"), ("4+4?", "5+5?")
 
 
 class StartedError(Exception):
@@ -36,13 +40,15 @@ def begin(tmp_path, monkeypatch):
     def started(*_, take_signals):
         raise StartedError
 
-    def begin(train_questions, heldout_questions, *, resume=True, step=0):
+    def begin(train_questions, heldout_questions, *, resume=True, step=0, ends=StartedError):
         config = tiny_cpu.gtpo()
         data = dataclasses.replace(config.data, train_path=write("train.jsonl", train_questions), prompts_per_step=2)
         heldout = dataclasses.replace(config.evaluation, path=write("heldout.jsonl", heldout_questions))
         config = dataclasses.replace(config, data=data, evaluation=heldout)
-        with pytest.raises(StartedError):
-            train.train(config, run_dir=tmp_path / "run", resume=resume, console=Console(file=io.StringIO()))
+        with pytest.raises(ends) if ends else nullcontext():
+            summary = train.train(config, run_dir=tmp_path / "run", resume=resume, console=Console(file=io.StringIO()))
+        if not ends:
+            return summary
         if step:
             sampler = train.PromptSampler(train.check_inputs(config).train, config.seed)
             monkeypatch.setattr(
@@ -55,24 +61,6 @@ def begin(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "truncate_after", lambda *_: None)
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)  # this process's logs stay as they are
     return begin
-
-
-def test_a_signal_while_processes_start_is_a_request_to_stop(begin, monkeypatch):
-    """Ray's own handler would end the driver at once, with a status that tells nobody to go on."""
-
-    def starting(*_, take_signals):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
-        take_signals()
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise StartedError
-
-    monkeypatch.setattr(train, "ray_parts", starting)
-    before = signal.getsignal(signal.SIGTERM)
-    begin(TRAIN, HELDOUT, resume=False)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-TRAIN, HELDOUT = ("1+1?", "2+2?", "3+3?"), ("4+4?", "5+5?")
 
 
 def test_other_problems_than_those_of_the_checkpoint_are_refused_before_any_process(begin, tmp_path):
@@ -116,3 +104,22 @@ def test_a_report_that_cannot_be_written_is_a_warning_with_the_command_for_later
     assert train.leave_report(folder) is None
     assert str(error) in caplog.text
     assert f"gtpo-megatron report {folder.path}" in caplog.text
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_signal_while_processes_start_stops_the_run_at_once(begin, tmp_path, monkeypatch, step):
+    """Ray's own handler would end the driver with a status that tells nobody to go on."""
+
+    def starting(*_, take_signals):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        take_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("nothing has begun that is to be finished")
+
+    begin(TRAIN, HELDOUT, resume=False, step=step)
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(train, "ray_parts", starting)
+    summary = begin(TRAIN, HELDOUT, ends=None)
+    assert (summary.stopped_after, summary.stop_reason) == (step, "SIGTERM")
+    assert read_state(tmp_path / "run").outcome == f"stopped after step {step}: SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is before

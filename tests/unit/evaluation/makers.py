@@ -18,6 +18,7 @@ def problem_set(name, num):
         origin=f"{name}.jsonl",
         problems=problems,
         questions=tuple(f"question {i}" for i in range(num)),
+        prompt_digests=tuple(str(i).encode() for i in range(num)),
         num_rows=num,
         num_repeated=0,
         num_conflicting=0,

@@ -66,7 +66,7 @@ def test_one_difference_is_one_remark_with_the_values_by_run(tmp_path, path, val
 
 
 def with_content(run, digit, origin="data/heldout.jsonl"):
-    own = DataContent(origin=origin, problems=3, content_sha256=digit * 64)
+    own = DataContent(origin=origin, problems=3, problems_sha256=digit * 64)
     return dataclasses.replace(run, contents={"eval/heldout": own})
 
 
@@ -76,8 +76,8 @@ def test_problems_are_told_apart_by_their_content_where_it_is_known(tmp_path):
     assert differences([with_content(here, "a"), with_content(there, "a", "other/heldout.jsonl")]) == []
     before, after = runs(tmp_path / "b", ALL, ALL, labels=("heldout",))
     assert differences([with_content(before, "a"), with_content(after, "b")]) == [
-        "The held-out problems differ, and the accuracies do not compare: data/heldout.jsonl with content "
-        f"{'a' * 16} (run0), data/heldout.jsonl with content {'b' * 16} (run1)."
+        "The held-out problems differ, and the accuracies do not compare: data/heldout.jsonl with problems "
+        f"{'a' * 16} (run0), data/heldout.jsonl with problems {'b' * 16} (run1)."
     ]
     assert differences([with_content(before, "a"), after]) == []  # of an older version: only its path is known
     older = dataclasses.replace(after, name="older")

@@ -51,11 +51,22 @@ def test_a_set_is_known_by_the_problems_that_are_used_of_it(tmp_path):
     """Ids and names of files are no part of a problem, and what comes behind the last one that is used is not used."""
     first = content_of(tmp_path, "held.jsonl", "1+1?", "2+2?")
     other_name = content_of(tmp_path, "other.jsonl", "1+1?", "2+2?", "3+3?", num_problems=2)
-    assert (first.problems, first.content_sha256) == (other_name.problems, other_name.content_sha256)
+    assert (first.problems, first.problems_sha256) == (other_name.problems, other_name.problems_sha256)
     for questions in (("1+1?", "2+3?"), ("2+2?", "1+1?"), ("1+1?",), ("1+1?", "9" * 90, "2+2?", "3+3?")):
-        assert content_of(tmp_path, "held.jsonl", *questions).content_sha256 != first.content_sha256
+        assert content_of(tmp_path, "held.jsonl", *questions).problems_sha256 != first.problems_sha256
     too_long = content_of(tmp_path, "held.jsonl", "1+1?", "9" * 90, "2+2?")
-    assert too_long.content_sha256 == first.content_sha256
+    assert too_long.problems_sha256 == first.problems_sha256
+
+
+def test_other_instructions_make_other_problems(tmp_path):
+    """Of the same questions: what was measured with the one is not what is measured with the other."""
+    answers = set()
+    for system in ("Think.", "Do not think."):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": "1+1?"}]
+        (tmp_path / "held.jsonl").write_text(json.dumps({"prompt": messages, "answer": "2"}) + "\n")
+        found = inputs(tmp_path, ("7",), path=str(tmp_path / "held.jsonl"))
+        answers.add(found.contents["eval/heldout"].problems_sha256)
+    assert len(answers) == 2
 
 
 def test_clean_sets_leave_no_note(tmp_path):

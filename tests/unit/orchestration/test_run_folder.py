@@ -39,30 +39,31 @@ def test_another_configuration_is_refused_and_the_old_one_kept(folder):
 
 def contents(**digits):
     return {
-        name.replace("_", "/"): DataContent(origin=f"/data/{name}.jsonl", problems=3, content_sha256=digit * 64)
+        name.replace("_", "/"): DataContent(origin=f"/data/{name}.jsonl", problems=3, problems_sha256=digit * 64)
         for name, digit in digits.items()
     }
 
 
 def test_a_run_that_goes_on_is_measured_on_the_problems_that_it_was_measured_on(folder):
-    folder.record_data(contents(train="a", eval_heldout="b"), goes_on=False)
+    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
     assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
-    folder.record_data(contents(train="a", eval_heldout="b"), goes_on=True)
+    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=True)
     other = contents(train="a", eval_heldout="d")
     with pytest.raises(
         ConfigError,
-        match=r"eval/heldout was /data/eval_heldout.jsonl with content b{16}, is now .* d{16}; .*remove .*data",
+        match=r"eval/heldout was /data/eval_heldout.jsonl with problems b{16}, is now .* d{16}; .*remove .*data",
     ):
-        folder.record_data(other, goes_on=True)
+        folder.accept(tiny_cpu.gtpo(num_steps=60), other, goes_on=True)
+    assert load_config(folder.config_file).num_steps == 40
     assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
     (folder.path / "data.json").unlink()  # it is meant, or the run is of an older version
-    folder.record_data(other, goes_on=True)
+    folder.accept(tiny_cpu.gtpo(), other, goes_on=True)
     assert read_contents(folder.path) == other
 
 
 def test_what_nothing_was_measured_on_may_change(folder):
-    folder.record_data(contents(train="a", eval_heldout="b"), goes_on=False)
-    folder.record_data(contents(train="c", eval_heldout="d"), goes_on=False)
+    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
+    folder.accept(tiny_cpu.gtpo(), contents(train="c", eval_heldout="d"), goes_on=False)
     assert read_contents(folder.path) == contents(train="c", eval_heldout="d")
 
 
@@ -72,12 +73,14 @@ def test_what_nothing_was_measured_on_may_change(folder):
 def test_a_record_of_data_that_cannot_be_read_is_written_anew(folder, text):
     (folder.path / "data.json").write_text(text)
     assert read_contents(folder.path) == {}
-    folder.record_data(contents(train="a"), goes_on=True)
+    folder.accept(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
     assert read_contents(folder.path) == contents(train="a")
 
 
 def test_a_longer_run_goes_on(folder):
     folder.open(tiny_cpu.gtpo(num_steps=80), resume=True)
+    assert load_config(folder.config_file).num_steps == 40
+    folder.accept(tiny_cpu.gtpo(num_steps=80), {}, goes_on=True)
     assert load_config(folder.config_file).num_steps == 80
 
 
@@ -126,7 +129,9 @@ def test_a_forked_child_does_not_hold_the_folder(tmp_path):
 
 def test_another_layout_is_the_same_run_but_another_form_of_the_optimizer_is_not(folder):
     config = tiny_cpu.gtpo()
-    folder.open(dataclasses.replace(config, parallel=ParallelConfig(num_ranks=1)), resume=True)
+    other = dataclasses.replace(config, parallel=ParallelConfig(num_ranks=1))
+    folder.open(other, resume=True)
+    folder.accept(other, {}, goes_on=True)
     assert load_config(folder.config_file).parallel.num_ranks == 1
     sharded = ParallelConfig(num_ranks=2, tensor_parallel_size=2, distributed_optimizer=True)
     with pytest.raises(ConfigError, match="parallel.distributed_optimizer: False -> True"):

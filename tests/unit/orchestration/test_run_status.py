@@ -9,7 +9,7 @@ import pytest
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.status import screen
-from gtpo_megatron.errors import DataError
+from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.orchestration.run_folder import RunFolder
@@ -117,8 +117,15 @@ def test_a_checkpoint_that_is_dropped_while_it_is_read(folder, monkeypatch):
         shutil.rmtree(checkpoint.path)
         return checkpoint
 
+    def then_find_it(self, *arguments):
+        monkeypatch.setattr(CheckpointFolder, "latest", latest)
+        raise CheckpointError("step_1 lacks driver.json")
+
     expected = read_status(folder.path).checkpoint_step
     assert expected is not None
+    monkeypatch.setattr(CheckpointFolder, "latest", then_find_it)
+    status = read_status(folder.path)
+    assert (status.checkpoint_step, status.remarks) == (expected, ())
     monkeypatch.setattr(CheckpointFolder, "latest", and_drop)
     status = read_status(folder.path)
     assert (status.checkpoint_step, status.checkpoint_age_s) == (expected, 0.0)
