@@ -58,11 +58,18 @@ class StopRequest:
         """For a time in which a signal need not wait.
 
         Raises:
-            StopAtOnce: one has come.
+            StopAtOnce: one has come. Inside one of Ray's calls the exception becomes a SystemError, so whatever ends
+                the block after the signal counts as its doing; but for a KeyboardInterrupt.
         """
         self._is_at_once = True
         try:
             yield
+        except (KeyboardInterrupt, StopAtOnce):
+            raise
+        except BaseException as error:
+            if self._signal:
+                raise StopAtOnce from error
+            raise
         finally:
             self._is_at_once = False
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gtpo_megatron.orchestration.stop_request import STOP_FILE, StopRequest
+from gtpo_megatron.orchestration.stop_request import STOP_FILE, StopAtOnce, StopRequest
 
 
 def test_nobody_asked(tmp_path):
@@ -40,6 +40,27 @@ def test_a_second_sigterm_ends_at_once(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("becomes", [None, SystemError])
+def test_where_nothing_is_to_be_finished_the_first_signal_ends_at_once(tmp_path, becomes):
+    """Ray turns an exception that comes inside one of its calls into one of its own."""
+
+    def call():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except StopAtOnce as error:
+            raise (becomes or error) from None
+
+    with StopRequest(tmp_path) as stop:
+        with pytest.raises(StopAtOnce), stop.at_once():
+            call()
+        assert stop.reason() == "SIGTERM"
+
+
+def test_an_error_before_any_signal_is_an_error(tmp_path):
+    with StopRequest(tmp_path) as stop, pytest.raises(SystemError), stop.at_once():
+        raise SystemError
 
 
 def test_outside_the_main_thread_only_the_file_is_heard(tmp_path):
