@@ -29,6 +29,7 @@ BACKGROUND_NICENESS = 10
 """Of a writer that training shares the cores with."""
 
 ORPHAN_CHECK_S = 0.5
+"""Between two looks of a writer whether its rank is still there."""
 
 
 def results_queue() -> "queue.Queue[Any]":

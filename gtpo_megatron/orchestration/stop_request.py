@@ -55,12 +55,14 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """For a time in which a signal need not wait.
+        """For a time in which a signal need not wait, nor one that has come before.
 
         Raises:
             StopAtOnce: one has come. Inside one of Ray's calls the exception becomes a SystemError, so whatever ends
                 the block after the signal counts as its doing; but for a KeyboardInterrupt.
         """
+        if self._signal:
+            raise StopAtOnce
         self._is_at_once = True
         try:
             yield

@@ -58,6 +58,13 @@ def test_where_nothing_is_to_be_finished_the_first_signal_ends_at_once(tmp_path,
         assert stop.reason() == "SIGTERM"
 
 
+def test_a_signal_that_has_come_before_is_not_waited_with(tmp_path):
+    with StopRequest(tmp_path) as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(StopAtOnce), stop.at_once():
+            pytest.fail("nothing is begun")
+
+
 def test_an_error_before_any_signal_is_an_error(tmp_path):
     with StopRequest(tmp_path) as stop, pytest.raises(SystemError), stop.at_once():
         raise SystemError
