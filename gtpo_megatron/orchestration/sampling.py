@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gtpo_megatron.algorithms.informative import informative_groups
+from gtpo_megatron.algorithms.batch.informative import informative_groups
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.rollout import RolloutConfig

@@ -4,7 +4,7 @@ import torch
 
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.gtpo import gtpo_credit
-from gtpo_megatron.algorithms.reduction import LocalReduction
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.rows import row_facts
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, formulation_sides
 from gtpo_megatron.algorithms.share_grid import ShareRule, TokenWeights

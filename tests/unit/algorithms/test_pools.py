@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms.pools import standardise
-from gtpo_megatron.algorithms.reduction import LocalReduction
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.responses import one_token_table, response_values
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, SideRule
 from gtpo_megatron.algorithms.share_grid import ShareRule

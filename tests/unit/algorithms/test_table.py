@@ -2,7 +2,7 @@
 
 import torch
 
-from gtpo_megatron.algorithms.reduction import LocalReduction
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.rows import RowFacts
 from gtpo_megatron.algorithms.table import ResponseTable, gather_table
 
