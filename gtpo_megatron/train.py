@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
@@ -168,7 +169,8 @@ def check_inputs(config: RunConfig) -> RunInputs:
     """Reads what the run works on.
 
     Raises:
-        ConfigError: the model folder, the layout, the reward function or the number of prompts cannot be used.
+        ConfigError: the model folder, the layout, the algorithm, the reward function or the number of prompts cannot be
+            used.
         DataError: a data set is missing, empty or malformed.
     """
     model = Path(config.model.path)
@@ -180,6 +182,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
             f"max_position_embeddings={architecture.max_positions}"
         )
     check_weights(model, architecture)
+    algorithm_of(config.algorithm)
     resolve_reward(config.reward.function)
     tokenizer = load_tokenizer(config.model.path)
     if config.rollout.sampling.stop_strings and is_sentencepiece_only(model):

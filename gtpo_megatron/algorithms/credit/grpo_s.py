@@ -14,7 +14,6 @@ from gtpo_megatron.algorithms.credit.comparison import Comparison
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
 from gtpo_megatron.algorithms.credit.entropy_weights import LEAST_WEIGHT, raised, token_weights
 from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
-from gtpo_megatron.algorithms.credit.group_relative import on_responses
 from gtpo_megatron.algorithms.credit.relative import relative_weight
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
 from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
@@ -72,7 +71,7 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
     )
     is_lone = (peers.count == 1)[peers.key]
     shares = Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=LocalReduction())
-    return on_responses(batch, reward, advantage, shares)
+    return batch.of_responses(reward, advantage, shares)
 
 
 def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
