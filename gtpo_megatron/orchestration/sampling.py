@@ -113,7 +113,7 @@ def _informative(sampled: Sampled, threshold: float) -> set[int]:
         rewards.rewards,
         sampled.rollouts.group_ids,
         success_threshold=threshold,
-        is_usable=~rewards.failed & (sampled.rollouts.response_lengths > 0),
+        is_usable=~rewards.failed & (sampled.rollouts.own_lengths > 0),
     )
     return set(labels[is_informative].tolist())
 
