@@ -58,7 +58,7 @@ def make_rollouts(**changes) -> RolloutBatch:
         prompt_lengths=torch.tensor([prompt for prompt, _ in LENGTHS]),
         response_ids=torch.randint(0, VOCAB, (rows, 12), generator=generator),
         response_lengths=torch.tensor([response for _, response in LENGTHS]),
-        loss_mask=own_tokens(),
+        loss_mask=mask_of_lengths(torch.tensor([response for _, response in LENGTHS]), 12),
         rollout_logprobs=torch.zeros(rows, 12),
         group_ids=torch.tensor(GROUPS),
         truncated=torch.tensor([row in (2, 5) for row in range(rows)]),
