@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         command = tyro.cli(Command, args=arguments, prog="convert_checkpoint.py", description=__doc__)
         command.run(console)
-    except GTPOError as error:
+    except (GTPOError, OSError) as error:
         console.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True, highlight=False)
         return 1
     console.print(f"{escape(str(command.dst))} is written", soft_wrap=True, highlight=False)

@@ -126,7 +126,10 @@ def as_kind(value: object, kind: Any, where: str, error: type[GTPOError] = DataE
     if origin in (dict, Mapping) and isinstance(value, dict):
         return {key: as_kind(one, arms[1], f"{where}: {key}", error) for key, one in value.items()} if arms else value
     if origin in (list, tuple) and isinstance(value, list):
-        items = [as_kind(one, arms[0], f"{where}[{i}]", error) for i, one in enumerate(value)] if arms else value
+        kinds = arms if origin is tuple and arms and arms[-1] is not Ellipsis else (arms or (Any,))[:1] * len(value)
+        if len(kinds) != len(value):
+            raise error(f"{where} is {shown(value)}, expected {len(kinds)} values")
+        items = [as_kind(*pair, f"{where}[{i}]", error) for i, pair in enumerate(zip(value, kinds, strict=True))]
         return tuple(items) if origin is tuple else items
     plain = _as_plain(value, origin)
     if plain is None:

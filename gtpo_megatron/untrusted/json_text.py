@@ -1,7 +1,8 @@
 """JSON and JSON lines: what ``json.loads`` takes without a word, or leaves as another error than one line, is refused.
 
-Refused are repeated keys, ``NaN`` and ``Infinity``, integers of more than ``MAX_DIGITS`` digits, brackets deeper than
-``MAX_DEPTH``, half surrogate pairs (no text that could be written again) and every encoding but UTF-8.
+Refused are repeated keys, integers of more than ``MAX_DIGITS`` digits, brackets deeper than ``MAX_DEPTH``, half
+surrogate pairs (no text that could be written again) and every encoding but UTF-8. ``NaN``, which data frames write for
+what is missing, and ``1e999`` are refused where a number is asked for, see ``fields.py``.
 """
 
 import json
@@ -87,7 +88,7 @@ def read_json_lines(
     for number, line in numbered_lines(path, error=error):
         if line.strip():
             place = f"{name}:{number}"
-            yield place, parse_json(line, place, error=error, half_pairs=half_pairs)
+            yield place, parse_json(line.strip(), place, error=error, half_pairs=half_pairs)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -104,11 +105,7 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _constant(text: str) -> float:
-    raise _RefusedError(f"{text} is no number of JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
 
 
 def _check_depth(value: object) -> None:

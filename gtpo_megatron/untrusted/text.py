@@ -1,6 +1,7 @@
 """The bytes and the text of a file, or one line on why there are none."""
 
 import os
+import reprlib
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ MAX_LINE_BYTES = 64 << 20
 MAX_SHOWN = 80
 """Characters of a value in a message."""
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, MAX_SHOWN, MAX_SHOWN, MAX_SHOWN
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -25,14 +29,10 @@ _KINDS = {
 
 def shown(value: object) -> str:
     """A value in one line, short enough for a message."""
-    if isinstance(value, str):
-        value = value[: MAX_SHOWN + 1]
-    elif isinstance(value, dict | list | tuple):
-        return _shown_container(value)
     try:
-        text = repr(value)
+        text = repr(value[: MAX_SHOWN + 1]) if isinstance(value, str) else _SHORT.repr(value)
     except ValueError:  # an integer of more digits than Python writes
-        return "an integer of thousands of digits"
+        return "a number of thousands of digits"
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
@@ -74,6 +74,23 @@ def find_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = D
     if len(content) > limit:
         raise error(f"{printable(path)}: is larger than {limit} bytes, the most that is read of such a file")
     return content
+
+
+def check_file(path: Path, *, error: type[GTPOError] = DataError) -> None:
+    """Whether a library that is to open the file could: its own message would be of another kind, or wrong.
+
+    Raises:
+        GTPOError: ``error``, as in :func:`read_bytes`.
+    """
+    try:
+        descriptor = _open(path, error)
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, GTPOError):
+            raise
+        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
+    if descriptor is None:
+        raise error(f"{printable(path)}: no such file")
+    os.close(descriptor)
 
 
 def read_text(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> str:
@@ -143,14 +160,3 @@ def _open(path: Path, error: type[GTPOError]) -> int | None:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:  # gone in between
         return None
-
-
-def _shown_container(value: dict[object, object] | list[object] | tuple[object, ...]) -> str:
-    """The kind and the size; the contents may be anything, and as deep."""
-    if isinstance(value, dict):
-        return f"an object of {len(value)} keys"
-    if all(isinstance(one, int | float | str | None) for one in value[:8]):
-        text = ", ".join(shown(one) for one in value[:8])
-        if len(value) <= 8 and len(text) <= MAX_SHOWN - 2:
-            return f"[{text}]"
-    return f"a list of {len(value)}"

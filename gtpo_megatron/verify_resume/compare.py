@@ -1,6 +1,5 @@
 """Compares two runs bit for bit and names the first thing that differs."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,10 +12,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.metrics import deterministic
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE
+from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, LATEST
 from gtpo_megatron.orchestration.controller import ROLLOUTS_FILE
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
+from gtpo_megatron.untrusted.names import bare_name
+from gtpo_megatron.untrusted.text import read_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +90,7 @@ def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
         compared="all values",
         difference=first_difference(one.read_common(), other.read_common(), "common"),
     )
-    state, other_state = (json.loads((folder / DRIVER_FILE).read_text(encoding="utf-8")) for folder in (left, right))
+    state, other_state = (_driver_state(folder) for folder in (left, right))
     yield Comparison(
         part="sampler and totals",
         compared=f"{len(state)} entries",
@@ -106,7 +110,13 @@ def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
 
 
 def _last_checkpoint(run: Path) -> Path:
-    return run / "checkpoints" / (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+    marker = run / "checkpoints" / LATEST
+    return marker.parent / bare_name(read_text(marker, error=CheckpointError).strip(), str(marker), CheckpointError)
+
+
+def _driver_state(folder: Path) -> dict[str, Any]:
+    path = folder / DRIVER_FILE
+    return Fields(read_json(path, error=CheckpointError), str(path), CheckpointError).raw
 
 
 def _compare_metrics(left: Path, right: Path) -> Comparison:
