@@ -2,17 +2,21 @@
 
 import dataclasses
 import difflib
+import re
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from gtpo_megatron.config.checks import LARGEST_INTEGER
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 
 KIND_KEY = "kind"
 """Names the class where a field may hold one of several."""
+
+_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+", re.ASCII)
 
 T = TypeVar("T")
 
@@ -109,10 +113,18 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
         return _read_tuple(get_args(hint), plain, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _read_dataclass(hint, plain, where)
-    if hint is float and isinstance(plain, int) and not isinstance(plain, bool):
-        return float(plain)
+    if hint is float:
+        plain = _read_float(plain)
     if not isinstance(plain, hint) or (isinstance(plain, bool) and hint is not bool):
         raise ConfigError(f"{where}={plain!r}: expected {hint.__name__}, got {type(plain).__name__}")
+    return plain
+
+
+def _read_float(plain: Any) -> Any:
+    """An integer as a float, and so ``1e-6``: YAML 1.1 wants a dot in front of the exponent, people do not write it."""
+    is_number = isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= LARGEST_INTEGER
+    if is_number or (isinstance(plain, str) and _EXPONENT.fullmatch(plain)):
+        return float(plain)
     return plain
 
 
