@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from gtpo_megatron.cli.arguments import options_or_exit
 from gtpo_megatron.config.checks import require_positive
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import load_config
@@ -143,8 +144,9 @@ def _progress_bar(console: Console) -> Iterator[_Bar]:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one conversion; what is wrong with it is one line, not a traceback."""
     console = Console(stderr=True)
+    given = sys.argv[1:] if arguments is None else arguments
+    command = options_or_exit(Command, given, program="convert_checkpoint.py", description=__doc__)
     try:
-        command = tyro.cli(Command, args=arguments, prog="convert_checkpoint.py", description=__doc__)
         command.run(console)
     except (GTPOError, OSError) as error:
         console.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True, highlight=False)

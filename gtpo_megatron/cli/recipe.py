@@ -1,6 +1,5 @@
 """Recipes on the command line: ``module:function``, then overrides of any field."""
 
-import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,8 @@ from typing import Annotated, TypeVar
 
 import tyro
 
+from gtpo_megatron.cli.arguments import parse_options
+from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
@@ -29,7 +30,7 @@ Options = TypeVar("Options", bound=RecipeOptions)
 
 
 def parse(command: str, options: type[Options], arguments: Sequence[str], *, program: str = "gtpo-megatron") -> Options:
-    """``RECIPE [options]``; exits with status 2 and a hint on a typo, with 0 after printing help.
+    """``RECIPE [options]``; exits with status 0 after printing help.
 
     Args:
         command: of the program; empty where it has none.
@@ -38,7 +39,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
         program: for help and errors.
 
     Raises:
-        ConfigError: no recipe is given, or it is none.
+        ConfigError: no recipe is given, it is none, or an option cannot be used.
     """
     program = f"{program} {command}".strip()
     if arguments and arguments[0] in ("-h", "--help"):
@@ -50,13 +51,8 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(f"{command or program} needs a recipe first: {program} recipes.tiny_cpu:gtpo")
-    return tyro.cli(
-        options,
-        prog=f"{program} {arguments[0]}",
-        default=options(config=load_recipe(arguments[0])),
-        args=list(arguments[1:]),
-        config=(tyro.conf.AvoidSubcommands,),
-    )
+    default = options(config=load_recipe(arguments[0]))
+    return parse_options(options, arguments[1:], program=f"{program} {arguments[0]}", default=default)
 
 
 def load_recipe(name: str) -> RunConfig:
@@ -67,24 +63,8 @@ def load_recipe(name: str) -> RunConfig:
     """
     if name.endswith((".yaml", ".yml")):
         return load_config(Path(name))
-    module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
-        raise ConfigError(f"recipe {name!r}: must be written module:function, such as recipes.tiny_cpu:gtpo")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(f"recipe {name!r}: there is no module {error.name!r} on the module path") from error
-        raise
-    recipe = getattr(module, function_name, None)
-    if not callable(recipe):
-        known = sorted(
-            key
-            for key, value in vars(module).items()
-            if callable(value) and value.__module__ == module_name and not key.startswith("_")
-        )
-        raise ConfigError(f"recipe {name!r}: {module_name} has no recipe {function_name!r}; it has {', '.join(known)}")
-    config = recipe()
+    recipe = named_function(name, what="recipe", example="recipes.tiny_cpu:gtpo")
+    config = called(recipe, name, what="recipe")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"recipe {name!r} returned {type(config).__name__}, expected a RunConfig")
     return config

@@ -1,10 +1,9 @@
 """What ``gtpo-megatron evaluate`` measures, and how."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
@@ -89,9 +88,8 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(samples=self.samples, max_prompt_tokens=self.max_prompt_tokens)
-        require_non_negative(seed=self.seed, num_problems=self.num_problems)
-        if not math.isfinite(self.success_threshold):
-            raise ConfigError(f"success_threshold={self.success_threshold!r}: must be finite")
+        require_non_negative(num_problems=self.num_problems)
+        require_seed(seed=self.seed)
         check_template("prompt_template", self.prompt_template)
         if not self.sets:
             raise ConfigError("benchmarks is empty: name at least one, such as aime24 or mine=FILE.jsonl")

@@ -6,12 +6,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
+from gtpo_megatron.config.checks import LARGEST_INTEGER
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import MAX_SHOWN, printable, shown
-from gtpo_megatron.untrusted.yaml_text import parse_yaml, read_yaml
+from gtpo_megatron.untrusted.yaml_text import parse_yaml, read_yaml, written_yaml
 
 KIND_KEY = "kind"
 """Names the class where a field may hold one of several."""
@@ -31,7 +30,7 @@ def to_plain(config: object) -> dict[str, Any]:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved configuration, every field written out, in the order of the classes."""
-    return yaml.safe_dump(to_plain(config), sort_keys=False, width=120)
+    return written_yaml(to_plain(config))
 
 
 def from_yaml(text: str, *, source: str = "config") -> RunConfig:
@@ -103,11 +102,17 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
         return _read_tuple(get_args(hint), plain, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _read_dataclass(hint, plain, where)
-    if hint is float and isinstance(plain, int) and not isinstance(plain, bool):
-        return float(plain)
+    if hint is float:
+        plain = _read_float(plain)
     if not isinstance(plain, hint) or (isinstance(plain, bool) and hint is not bool):
         raise ConfigError(f"{where}={shown(plain)}: expected {hint.__name__}, got {type(plain).__name__}")
     return plain
+
+
+def _read_float(plain: Any) -> Any:
+    """An integer as a float."""
+    is_number = isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= LARGEST_INTEGER
+    return float(plain) if is_number else plain
 
 
 def _read_union(arms: tuple[Any, ...], plain: Any, where: str) -> Any:

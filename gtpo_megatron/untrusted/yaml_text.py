@@ -58,6 +58,11 @@ def read_yaml(path: Path, *, error: type[GTPOError] = DataError) -> object:
     return parse_yaml(read_text(path, limit=MAX_YAML_BYTES, error=error), printable(path), error=error)
 
 
+def written_yaml(value: object) -> str:
+    """The text of plain values, in their order, that is read as the same values again."""
+    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, width=120)
+
+
 class _PlainLoader(yaml.SafeLoader):
     """PyYAML's safe loader, of which less is left."""
 
@@ -102,11 +107,15 @@ def _refused(node: Any, what: str) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, what, node.start_mark)
 
 
+class _PlainDumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which puts text into quotes that the reader would take for a number."""
+
+
 _FLOAT = "tag:yaml.org,2002:float"
 _INT = "tag:yaml.org,2002:int"
-_PlainLoader.add_implicit_resolver(
-    _FLOAT, re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
+_EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+_PlainLoader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
+_PlainDumper.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 _PlainLoader.add_constructor(_INT, _PlainLoader.construct_yaml_int)
 for _kind in ("binary", "timestamp", "omap", "pairs", "set"):
     _PlainLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _PlainLoader.construct_plain_only)

@@ -54,7 +54,7 @@ def rows(tmp_path, *lines, name="rows.jsonl"):
         ((MODEL, "--benchmarks", "aime24"), "exceeds the model's max_position_embeddings=512"),
         ((MODEL, "--benchmarks", "aime24", "--reward.function", "math:tan2", *SHORT), "math lacks it"),
         ((MODEL, "--benchmarks", "aime24", "--checkpoint", "latest"), "is no run folder"),
-        ((MODEL, "--benchmarks", "aime24", "--sample", "3"), "unrecognized"),
+        ((MODEL, "--benchmarks", "aime24", "--sample", "3"), "unknown option --sample; did you mean --samples?"),
         (("/nowhere", "--benchmarks", "aime24"), "/nowhere: no such folder"),
         ((str(ASSETS), "--benchmarks", "aime24"), "neither a Hugging Face model folder"),
     ],

@@ -12,7 +12,7 @@ from gtpo_megatron.untrusted.fields import Fields, as_record
 from gtpo_megatron.untrusted.json_text import find_json, parse_json, read_json, read_json_lines
 from gtpo_megatron.untrusted.names import bare_name
 from gtpo_megatron.untrusted.text import find_text, printable, read_text, shown
-from gtpo_megatron.untrusted.yaml_text import parse_yaml, read_yaml
+from gtpo_megatron.untrusted.yaml_text import parse_yaml, read_yaml, written_yaml
 
 
 def refused(call, *arguments, error=DataError, **options):
@@ -290,3 +290,13 @@ def test_values_are_shown_in_one_short_line():
         assert len(shown(value)) <= 80
         assert shown(value).isprintable()
     assert printable("a\nb \x1b[31m\ud800") == "a b \\x1b[31m\\ud800"
+
+
+def test_yaml_is_written_as_it_is_read():
+    value = {
+        "a": "1e-6",
+        "b": 1e-6,
+        "c": "1e3",
+        "d": [1, 1.0, "x", None, True, "true", "2024-01-01", "<<", "=", "a\nb"],
+    }
+    assert parse_yaml(written_yaml(value), "here") == value
