@@ -28,6 +28,7 @@ from gtpo_megatron.orchestration.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.policy_check import check_gap, check_version
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.training_step import StepReport, training_step
+from gtpo_megatron.weights.restricted_pickle import load_torch
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +294,7 @@ class Controller:
         self._sampler.load_state_dict(state.sampler)
         self._counters = dict(state.counters)
         if self._config.rollout.max_staleness:
-            self._pipeline.load_state_dict(torch.load(checkpoint.path / ROLLOUTS_FILE, weights_only=True))
+            self._pipeline.load_state_dict(load_torch(checkpoint.path / ROLLOUTS_FILE))
         self._rollout_log.truncate_after(state.step)
         logger.info("resumed after step %d from %s", state.step, checkpoint.path)
         return state.step

@@ -21,6 +21,7 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.names import bare_name
 from gtpo_megatron.untrusted.text import read_text
+from gtpo_megatron.weights.restricted_pickle import load_torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
 
 def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
     """Responses that wait for their step, in files that runs with ``rollout.max_staleness`` keep with a checkpoint."""
-    states = [torch.load(path, weights_only=True) if path.exists() else None for path in (left, right)]
+    states = [load_torch(path) if path.exists() else None for path in (left, right)]
     steps = sorted((states[0] or {"ready": {}})["ready"])
     return Comparison(
         part="responses sampled ahead",
