@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from gtpo_megatron.actor.checkpoint_writer import ForkedWrite, results_queue
 from gtpo_megatron.actor.restricted_load import load, load_sharded_metadata, reason, without_extra_states
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.weights.checkpoint_files import first_trouble
 
 RANDOM_KEY = "random"
 
@@ -284,16 +284,8 @@ def _check_files(folder: Path, checksums: Mapping[str, str]) -> None:
     Collectives: one gather of texts.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    trouble = ""
-    for name in sorted(checksums)[rank::num_ranks]:
-        try:
-            found = file_checksum(folder / name)
-        except OSError as error:
-            trouble = f"{name} cannot be read: {error.strerror}"
-            break
-        if found != checksums[name]:
-            trouble = f"{name} has checksum {found}, expected {checksums[name]}: its content changed on the disk"
-            break
+    mine = sorted(checksums)[rank::num_ranks]
+    trouble = first_trouble(folder, {name: checksums[name] for name in mine})
     troubles = _of_all_ranks(trouble)
     if troubles:
         raise CheckpointError(

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.checkpoint_files import Verify, check_checkpoint
 from gtpo_megatron.weights.restricted_pickle import (
     RestrictedPlanner,
     RestrictedReader,
@@ -29,16 +30,18 @@ class CheckpointReader:
 
     Args:
         folder: of the checkpoint.
+        verify: what is compared with its manifest before anything is read.
 
     Attributes:
         tensors: name -> shape and dtype; names are those that ``actor/checkpoint.py`` lists.
         objects: names of everything else, with its place in the layout.
 
     Raises:
-        CheckpointError: no checkpoint, or its index cannot be read.
+        CheckpointError: no checkpoint, a damaged one, or its index cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, verify: Verify = "full") -> None:
+        check_checkpoint(folder, verify)
         self._folder = folder
         self._metadata = load_index(folder)
         entries = self._metadata.state_dict_metadata

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, TokenRecord
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
@@ -20,7 +21,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import MetricSinks
-from gtpo_megatron.orchestration.checkpoint_folder import UNMEASURED_FILE, Checkpoint, DriverState, write_aside
+from gtpo_megatron.orchestration.checkpoint_folder import UNMEASURED_FILE, Checkpoint, DriverState
 from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.orchestration.manifest import RunFacts
 from gtpo_megatron.orchestration.parts import Metrics, StepParts
@@ -272,7 +273,7 @@ class Controller:
         def write_more(folder: Path) -> None:
             self._write_rollouts(folder)
             if unmeasured is not None:
-                write_aside(folder / UNMEASURED_FILE, json.dumps(unmeasured))
+                write_file(folder / UNMEASURED_FILE, json.dumps(unmeasured))
 
         self._pipeline.drain()  # a checkpoint holds whole responses only, so that none is lost or sampled twice
         with self._parts.timers.stage("checkpoint"):
