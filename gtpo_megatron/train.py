@@ -135,7 +135,14 @@ def _export(config: RunConfig, folder: RunFolder) -> None:
     """The last checkpoint in Hugging Face format; no rank takes part."""
     latest = folder.checkpoints.latest(config.checkpoint.verify)
     assert latest is not None, "the last step is always saved"
-    megatron_to_hf(latest.path, Path(config.model.path), folder.hf_folder, progress=Unseen(), replace=True)
+    megatron_to_hf(
+        latest.path,
+        Path(config.model.path),
+        folder.hf_folder,
+        progress=Unseen(),
+        replace=True,
+        verify=config.checkpoint.verify,
+    )
 
 
 def _outcome(summary: RunSummary) -> str:
@@ -151,16 +158,18 @@ def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
     Raises:
         CheckpointError: it is of another model.
     """
+    notes = [checkpoint.note] if checkpoint.note else []
     if checkpoint.manifest is None:
-        return [f"{checkpoint.path} is taken as it is: neither its files nor its model are checked"]
+        return [*notes, f"{checkpoint.path} is taken as it is: neither its files nor its model are checked"]
     check_model(checkpoint.path, checkpoint.manifest, facts)
     changes = layout_changes(checkpoint.manifest, facts)
     if not changes:
-        return []
+        return notes
     return [
+        *notes,
         f"ANOTHER LAYOUT ({', '.join(changes)}): weights, optimizer, schedule, sampler and counters go on; random "
         f"states start from the seed and sums round in another order, so the run is not equal to the last bit to one "
-        f"that was not resumed"
+        f"that was not resumed",
     ]
 
 

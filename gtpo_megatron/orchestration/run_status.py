@@ -111,6 +111,7 @@ def read_status(path: Path) -> RunStatus:
     checkpoint = None
     try:
         checkpoint = _latest(RunFolder(path).checkpoints)
+        remarks += [checkpoint.note] if checkpoint and checkpoint.note else []
     except CheckpointError as error:
         remarks.append(str(error))
     step = max((row["step"] for row in rows), default=0)

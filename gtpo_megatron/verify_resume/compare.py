@@ -15,12 +15,12 @@ from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.metrics import deterministic
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, LATEST
+from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, CheckpointFolder
 from gtpo_megatron.orchestration.controller import ROLLOUTS_FILE
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import read_text
+from gtpo_megatron.weights.checkpoint_files import Verify
+from gtpo_megatron.weights.restricted_pickle import load_torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +43,13 @@ class Comparison:
         return not self.difference
 
 
-def compare_runs(left: Path, right: Path) -> Iterator[Comparison]:
+def compare_runs(left: Path, right: Path, *, verify: Verify = "full") -> Iterator[Comparison]:
     """Metrics, exported weights, and the last checkpoint's weights, optimizer, random states, driver state, responses.
 
     Args:
         left: folder of a finished run.
         right: folder of another, with the same last step.
+        verify: what is compared with the checkpoints' manifests first.
 
     Raises:
         DataError: a run has no metrics.
@@ -57,15 +58,15 @@ def compare_runs(left: Path, right: Path) -> Iterator[Comparison]:
     yield _compare_metrics(left / METRICS_FILE, right / METRICS_FILE)
     if (left / "hf").is_dir() or (right / "hf").is_dir():
         yield _compare_exports(left / "hf", right / "hf")
-    checkpoints = _last_checkpoint(left), _last_checkpoint(right)
-    yield from compare_checkpoints(*checkpoints)
+    checkpoints = _last_checkpoint(left, verify), _last_checkpoint(right, verify)
+    yield from compare_checkpoints(*checkpoints, verify=verify)
     if any((checkpoint / ROLLOUTS_FILE).exists() for checkpoint in checkpoints):
         yield compare_sampled_ahead(*(checkpoint / ROLLOUTS_FILE for checkpoint in checkpoints))
 
 
-def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
+def compare_checkpoints(left: Path, right: Path, *, verify: Verify = "full") -> Iterator[Comparison]:
     """Tensors one by one, so that memory holds two at a time; then objects and the driver's state."""
-    one, other = CheckpointReader(left), CheckpointReader(right)
+    one, other = CheckpointReader(left, verify=verify), CheckpointReader(right, verify=verify)
     kinds: dict[str, Callable[[str], bool]] = {
         "weights": lambda name: not name.startswith("optimizer."),
         "optimizer state": lambda name: name.startswith("optimizer."),
@@ -100,7 +101,7 @@ def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
 
 def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
     """Responses that wait for their step, in files that runs with ``rollout.max_staleness`` keep with a checkpoint."""
-    states = [torch.load(path, weights_only=True) if path.exists() else None for path in (left, right)]
+    states = [load_torch(path) if path.exists() else None for path in (left, right)]
     steps = sorted((states[0] or {"ready": {}})["ready"])
     return Comparison(
         part="responses sampled ahead",
@@ -109,9 +110,11 @@ def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
     )
 
 
-def _last_checkpoint(run: Path) -> Path:
-    marker = run / "checkpoints" / LATEST
-    return marker.parent / bare_name(read_text(marker, error=CheckpointError).strip(), str(marker), CheckpointError)
+def _last_checkpoint(run: Path, verify: Verify) -> Path:
+    latest = CheckpointFolder(run / "checkpoints").latest(verify)
+    if latest is None:
+        raise CheckpointError(f"{run} has no checkpoint to compare")
+    return latest.path
 
 
 def _driver_state(folder: Path) -> dict[str, Any]:

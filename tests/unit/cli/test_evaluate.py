@@ -15,9 +15,11 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, RolloutError
 from gtpo_megatron.orchestration import evaluation_run
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
 MODEL = str(ASSETS / "tiny_qwen2")
@@ -150,9 +152,7 @@ def run_folder(tmp_path, run, checkpoint=""):
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(run))
     if checkpoint:
-        hf_to_megatron(ASSETS / "tiny_qwen2", folder / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
-        (folder / "checkpoints").mkdir()
-        shutil.move(folder / "converted" / "megatron", folder / "checkpoints" / checkpoint)
+        save_model(CheckpointFolder(folder / "checkpoints"), int(checkpoint.removeprefix("step_")))
     else:
         shutil.copytree(ASSETS / "tiny_qwen2", folder / "hf")
     return folder
