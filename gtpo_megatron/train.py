@@ -56,10 +56,10 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
     inputs = check_inputs(config)
     folder = RunFolder(run_dir)
     folder.open(config, resume=resume)
-    set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
-    log_provenance(config)
     with ExitStack() as stack:
         stack.callback(folder.close)
+        set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
+        log_provenance(config)
         ending = stack.enter_context(run_state.recorded_end(run_dir))
         stop = stack.enter_context(StopRequest(run_dir))
         architecture = read_architecture(Path(config.model.path))

@@ -121,7 +121,7 @@ def _read_union(arms: tuple[Any, ...], plain: Any, where: str) -> Any:
     classes = {arm.__name__: arm for arm in arms if isinstance(arm, type) and dataclasses.is_dataclass(arm)}
     if classes:
         kind = plain.get(KIND_KEY) if isinstance(plain, dict) else None
-        if kind not in classes:
+        if not isinstance(kind, str) or kind not in classes:
             raise ConfigError(f"{where}: {KIND_KEY}={shown(kind)}: must be one of {', '.join(classes)}")
         return _read_dataclass(classes[kind], plain, where)
     others = [arm for arm in arms if arm is not type(None)]

@@ -117,7 +117,10 @@ class ResponseFile:
                 header = record
                 _check_same(_identity_in(record, self.path), self._identity, self.path)
                 continue
-            found = as_record(GradedResponse, record, place)
+            try:
+                found = as_record(GradedResponse, record, place)
+            except DataError as error:
+                raise DataError(f"{error}; choose another --output") from error
             response = replace(found, response="")
             if response.answer is None and self._answer_in is not None:
                 response = replace(response, answer=self._answer_in(found.response))
@@ -226,8 +229,8 @@ def read_responses(path: Path) -> Iterator[GradedResponse]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for place, record in read_json_lines(path, half_pairs=True):
-        try:
+    try:
+        for place, record in read_json_lines(path, half_pairs=True):
             yield place, Fields(record, place).raw
-        except DataError as error:
-            raise DataError(f"{error}; choose another --output") from error
+    except DataError as error:
+        raise DataError(f"{error}; choose another --output") from error

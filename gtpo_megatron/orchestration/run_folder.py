@@ -57,7 +57,11 @@ class RunFolder:
             else:
                 write_file(self.config_file, to_yaml(config))
             run_state.record_start(self.path)
+        except ConfigError:
+            self.close()
+            raise
         except OSError as error:
+            self.close()
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
     def accept(self, config: RunConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:

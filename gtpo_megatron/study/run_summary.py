@@ -14,8 +14,8 @@ from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.observability.provenance import logged_provenance
 from gtpo_megatron.study.plan import PlannedRun, fingerprint, portable
 from gtpo_megatron.untrusted.fields import as_record
-from gtpo_megatron.untrusted.json_text import read_json
-from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import printable, read_bytes
 
 CURVES = (
     "eval/heldout_mean_at_k",
@@ -32,6 +32,8 @@ CURVES = (
     "credit/effective_frac_wrong",
 )
 """Metrics that are kept, step by step."""
+MAX_SEED = 10_000
+"""A study counts its seeds from 0, and a table has them all."""
 _SUMS = {
     "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
     "responses": ("rollout/responses_count",),
@@ -127,9 +129,14 @@ def read_summary(path: Path) -> RunSummary:
         DataError: it is not such a file.
     """
     try:
-        return as_record(RunSummary, read_json(path), printable(path))
+        found = as_record(RunSummary, parse_json(read_bytes(path), "its text"), "its text")
+        if not 0 <= found.seed <= MAX_SEED:
+            raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
     except DataError as error:
-        raise DataError(f"not the summary of a run: {error}; remove it, and the run is done again") from error
+        raise DataError(
+            f"{printable(path)}: not the summary of a run ({error}); remove it, and the run is done again"
+        ) from error
+    return found
 
 
 def read_summaries(folder: Path) -> list[RunSummary]:

@@ -55,7 +55,7 @@ def read_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = D
     """
     content = find_bytes(path, limit=limit, error=error)
     if content is None:
-        raise error(f"{printable(path)}: no such file")
+        raise error(f"{printable(path)}: cannot be read: no such file")
     return content
 
 
@@ -89,7 +89,7 @@ def check_file(path: Path, *, error: type[GTPOError] = DataError) -> None:
             raise
         raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
     if descriptor is None:
-        raise error(f"{printable(path)}: no such file")
+        raise error(f"{printable(path)}: cannot be read: no such file")
     os.close(descriptor)
 
 
@@ -129,7 +129,7 @@ def numbered_lines(path: Path, *, error: type[GTPOError] = DataError) -> Iterato
     try:
         descriptor = _open(path, error)
         if descriptor is None:
-            raise error(f"{printable(path)}: no such file")
+            raise error(f"{printable(path)}: cannot be read: no such file")
         with os.fdopen(descriptor, "rb") as file:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):

@@ -157,7 +157,7 @@ def test_what_is_no_file(tmp_path, read):
         ("loop", "cannot be read"),
         ("x" * 300, "cannot be read: File name too long"),
         ("a\0b", "cannot be read"),
-        ("two\nlines", "two lines: no such file"),
+        ("two\nlines", "two lines: cannot be read: no such file"),
     ):
         message = refused(read, tmp_path / name, error=ConfigError)
         assert words in message

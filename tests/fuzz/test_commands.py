@@ -1,0 +1,308 @@
+"""A thousand damaged inputs and more, over all commands: what is refused is refused in a line, and nothing is touched."""
+
+import json
+import logging
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fuzz import mutations
+from tests.fuzz.commands import Outcome, call, snapshot
+from tests.fuzz.world import EVALUATE, SHARDS, here, make_world
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+SEED = 14
+INDEX = "model.safetensors.index.json"
+STEP = "run/checkpoints/step_3"
+OWN_NOTES = (
+    "run/.lock",
+    "run/run_state.json",
+    "run/log.txt",
+    "evaluated/.lock",
+    "evaluated/log.txt",
+    "run/launch",
+    "run/hf",
+)
+"""What a command may write though it refuses: that it was started, and why it ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A command and files that it reads.
+
+    Attributes:
+        arguments: of the command.
+        files: to damage, by how; see ``_damage``.
+        inputs: how many damaged ones.
+        tolerant: shows what it can and says what it cannot, with status 0.
+    """
+
+    arguments: tuple[str, ...]
+    files: dict[str, str]
+    inputs: int
+    tolerant: bool = False
+
+
+CONFIG = ("config", "run/config.yaml")
+TARGETS = {
+    "config: data": Target(
+        arguments=CONFIG, files={"data/train.jsonl": "jsonl", "data/heldout.jsonl": "jsonl"}, inputs=110
+    ),
+    "config: config.yaml": Target(arguments=CONFIG, files={"run/config.yaml": "yaml"}, inputs=140),
+    "config: model": Target(
+        arguments=CONFIG,
+        files={"model/config.json": "json", f"model/{INDEX}": "json", **{f"model/{name}": "header" for name in SHARDS}},
+        inputs=140,
+    ),
+    "config: tokenizer": Target(
+        arguments=CONFIG,
+        files={
+            "model/tokenizer.json": "json",
+            "model/tokenizer_config.json": "json",
+            "model/chat_template.jinja": "text",
+        },
+        inputs=60,
+    ),
+    "train --resume": Target(
+        arguments=("train", "run/config.yaml", "--run-dir", "run", "--resume"),
+        files={
+            "run/config.yaml": "yaml",
+            "run/data.json": "json",
+            "run/metrics.jsonl": "jsonl",
+            "run/run_state.json": "json",
+            "run/checkpoints/latest": "text",
+            f"{STEP}/manifest.json": "json",
+            f"{STEP}/driver.json": "json",
+        },
+        inputs=100,
+    ),
+    "train --resume, unverified": Target(
+        arguments=("train", "run/config.yaml", "--run-dir", "run", "--resume", "--checkpoint.verify", "none"),
+        files={
+            "run/checkpoints/latest": "text",
+            f"{STEP}/driver.json": "json",
+            f"{STEP}/unmeasured.json": "json",
+            "run/data.json": "json",
+        },
+        inputs=60,
+    ),
+    "evaluate": Target(
+        arguments=tuple(EVALUATE),
+        files={
+            "model/config.json": "json",
+            "data/heldout.jsonl": "jsonl",
+            "evaluated/evaluation.json": "json",
+            "evaluated/responses/mine.jsonl": "jsonl",
+        },
+        inputs=110,
+    ),
+    "status": Target(
+        arguments=("status", "run"),
+        files={
+            "run/config.yaml": "yaml",
+            "run/metrics.jsonl": "jsonl",
+            "run/run_state.json": "json",
+            "run/log.txt": "text",
+            "run/.lock": "text",
+            "run/checkpoints/latest": "text",
+            f"{STEP}/manifest.json": "json",
+            f"{STEP}/driver.json": "json",
+        },
+        inputs=140,
+        tolerant=True,
+    ),
+    "report": Target(
+        arguments=("report", "run", "--output", "out/report.html"),
+        files={
+            "run/config.yaml": "yaml",
+            "run/metrics.jsonl": "jsonl",
+            "run/data.json": "json",
+            "run/rollouts/step_000001.jsonl": "jsonl",
+        },
+        inputs=110,
+        tolerant=True,
+    ),
+    "watch": Target(
+        arguments=("watch", "run", "--port", "0"),
+        files={"run/config.yaml": "yaml", "run/metrics.jsonl": "jsonl", "run/rollouts/step_000001.jsonl": "jsonl"},
+        inputs=50,
+        tolerant=True,
+    ),
+    "plan": Target(
+        arguments=("plan", "run/config.yaml", "--gpus", "8"),
+        files={"run/config.yaml": "yaml", "model/config.json": "json"},
+        inputs=60,
+    ),
+    "verify-resume": Target(
+        arguments=("verify-resume", "run", "--output", "out"), files={"run/config.yaml": "yaml"}, inputs=30
+    ),
+    "study": Target(
+        arguments=("study", "--table-only", "--num-steps", "2", "--output", "study", "--runs-dir", "out"),
+        files={"study/gtpo_seed0.json": "json", "study/grpo_seed1.json": "json"},
+        inputs=60,
+    ),
+    "contamination": Target(
+        arguments=("contamination", "data/train.jsonl", "--benchmarks", "mine=data/heldout.jsonl"),
+        files={"data/train.jsonl": "jsonl", "data/heldout.jsonl": "jsonl"},
+        inputs=40,
+    ),
+    "hf-to-megatron": Target(
+        arguments=("convert_checkpoint", "hf-to-megatron", "model", "out/made"),
+        files={"model/config.json": "json", f"model/{INDEX}": "json", **{f"model/{name}": "header" for name in SHARDS}},
+        inputs=70,
+    ),
+    "megatron-to-hf": Target(
+        arguments=("convert_checkpoint", "megatron-to-hf", "run", "out/made"),
+        files={"run/config.yaml": "yaml", "run/checkpoints/latest": "text", f"{STEP}/driver.json": "json"},
+        inputs=40,
+    ),
+    "launchers.local": Target(
+        arguments=("launchers.local", "run/config.yaml", "--run-dir", "out", "--dry-run"),
+        files={"run/config.yaml": "yaml", "data/train.jsonl": "absent", "model/config.json": "json"},
+        inputs=30,
+    ),
+}
+
+
+@dataclass
+class World:
+    """The folder that is damaged and mended again."""
+
+    root: Path
+    whole: Path
+    before: dict = field(default_factory=dict)
+
+    def mend(self) -> None:
+        """Everything is as it was made."""
+        now = snapshot(self.root)
+        for name in sorted(now.keys() - self.before.keys(), reverse=True):
+            path = self.root / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        for name in sorted(name for name, state in self.before.items() if now.get(name) != state):
+            path, source = self.root / name, self.whole / name
+            if path.is_dir() and not path.is_symlink() and not source.is_dir():
+                shutil.rmtree(path)
+            elif path.is_symlink() or path.exists():
+                path.unlink()
+            if source.is_dir():
+                path.mkdir(exist_ok=True)
+            else:
+                shutil.copy2(source, path)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Iterator[World]:
+    whole = tmp_path_factory.mktemp("whole") / "world"
+    whole.mkdir()
+    make_world(whole)
+    root = tmp_path_factory.mktemp("damaged") / "world"
+    shutil.copytree(whole, root)
+    with here(root):
+        yield World(root=root, whole=whole, before=snapshot(root))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in [one for one in root.handlers if one not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_is_whole_is_accepted(world, name):
+    try:
+        outcome = call(TARGETS[name].arguments)
+    finally:
+        world.mend()
+    assert outcome.is_accepted or (name == "status" and "stopped" in outcome.out), (outcome.err, outcome.crash)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_damaged_files(world, name):
+    target, seen, failures = TARGETS[name], Counter(), []
+    for number in range(target.inputs):
+        rng = random.Random(f"{SEED} {name} {number}")
+        file = rng.choice(sorted(target.files))
+        try:
+            what, is_hostile = _damage(rng, world.root / file, target.files[file])
+            before = snapshot(world.root)
+            outcome = call(target.arguments)
+            after = snapshot(world.root)
+        finally:
+            world.mend()
+        changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        wrong = _wrong(target, outcome, changed, is_hostile=is_hostile)
+        seen["accepted" if outcome.is_accepted else "refused"] += 1
+        if wrong:
+            failures.append(f"{name} #{number}: {file}: {what}: {wrong}")
+    print(f"{name}: {dict(seen)}")
+    assert not failures, f"{len(failures)} of {target.inputs}:\n" + "\n\n".join(failures)
+
+
+def _wrong(target: Target, outcome: Outcome, changed: list[str], *, is_hostile: bool) -> str:
+    if outcome.is_accepted:
+        return "was accepted" if is_hostile and not target.tolerant else ""
+    if target.tolerant and outcome.status == 1 and not outcome.crash and outcome.out:  # of a run that has failed
+        return ""
+    if complaint := outcome.complaint():
+        return f"{complaint}\n{outcome.err[-2000:]}"
+    touched = [name for name in changed if not name.startswith(OWN_NOTES)]
+    return f"refused, and yet touched {touched}: {outcome.err}" if touched else ""
+
+
+def _damage(rng: random.Random, path: Path, kind: str) -> tuple[str, bool]:
+    """Damages a file; says how, and whether nobody could make sense of it."""
+    how = "absent" if kind == "absent" else rng.choice(["value"] * 5 + ["content"] * 2 + ["hostile"] * 2 + ["no file"])
+    if how in ("no file", "absent"):
+        return mutations.replace_by_no_file(rng, path), False
+    content = path.read_bytes()
+    if how == "hostile":
+        what, made = mutations.hostile_content(rng)
+        path.write_bytes(made)
+        return what, kind in ("json", "yaml", "header") and path.name not in OPTIONAL
+    if kind == "header":
+        what, made = mutations.damaged_header(rng, content)
+    elif how == "content" or kind == "text":
+        what, made = mutations.damaged_content(rng, content)
+    else:
+        what, made = _damaged_value(rng, content, kind)
+    path.write_bytes(made)
+    return what, False
+
+
+OPTIONAL = (
+    "run_state.json",
+    "evaluation.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+"""Whose damage is no reason not to go on."""
+
+
+def _damaged_value(rng: random.Random, content: bytes, kind: str) -> tuple[str, bytes]:
+    if kind == "yaml":
+        what, text = mutations.damaged_value(rng, yaml.safe_load(content))
+        return what, text.encode()  # JSON is YAML
+    if kind == "json":
+        what, text = mutations.damaged_value(rng, json.loads(content))
+        return what, text.encode()
+    lines = content.splitlines(keepends=True)
+    number = rng.randrange(len(lines))
+    what, text = mutations.damaged_value(rng, json.loads(lines[number]))
+    lines[number] = text.encode() + b"\n"
+    return f"line {number + 1}: {what}", b"".join(lines)
+
+
+COMMAND_LINES: dict[str, tuple[tuple[str, ...], Callable[[], list[str]]]] = {}
