@@ -119,6 +119,25 @@ def test_a_megatron_that_reads_by_other_names_is_refused():
         _with(RestrictedStrategy.load, _reader_of_tomorrow=None)
 
 
+def test_the_common_state_that_megatron_0_19_keeps_in_an_object_is_read_alike(model, tmp_path):
+    from gtpo_megatron.actor.restricted_load import load_common
+
+    mark = tmp_path / "ran"
+    state = {"schedule": {"num_steps": 3}, "optimizer": [1.5, "x"]}
+    hf_to_megatron(model, tmp_path / "model", make_config(model, {"num_ranks": 1}).parallel, progress=Unseen())
+    checkpoint = tmp_path / "model" / "megatron"
+    assert load_common(checkpoint) == {}
+    (checkpoint / "common.pt").unlink()
+    with pytest.raises(CheckpointError, match="stores 'common_state/shard_0_1' 0 times"):
+        load_common(checkpoint)
+    hostile.add_object(checkpoint, "common_state/shard_0_1", [state])
+    assert load_common(str(checkpoint)) == state
+    hostile.in_object(checkpoint, hostile.payloads(mark)["os.system"][0], "common_state")
+    with pytest.raises(CheckpointError, match="common_state/shard_0_1 is refused: it names posix.system"):
+        load_common(checkpoint)
+    assert not mark.exists()
+
+
 def test_layers_get_nothing_that_is_unpickled():
     from gtpo_megatron.actor.restricted_load import without_extra_states
 
