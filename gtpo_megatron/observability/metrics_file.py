@@ -78,6 +78,11 @@ def truncate_after(path: Path, step: int) -> int:
     return len(lines) - len(kept)
 
 
+def check_metrics(path: Path) -> None:
+    """Raises DataError where :func:`truncate_after` would, before anything is written; a missing file is fine."""
+    _parse_lines(path, (find_bytes(path, limit=MAX_METRICS_BYTES) or b"").splitlines(keepends=True))
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Reads a ``metrics.jsonl``, of a running or crashed run too: a cut last line is left out.
 
