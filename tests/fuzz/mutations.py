@@ -1,4 +1,4 @@
-"""What damage, mistakes and malice make of a file or of a value; each with a name, so that a failure can be repeated."""
+"""What damage, mistakes and malice make of a file or a value; each has a name, so that a failure can be repeated."""
 
 import json
 import os
