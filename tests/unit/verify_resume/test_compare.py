@@ -114,5 +114,5 @@ def test_responses_sampled_ahead_are_compared_where_there_are_any(compare, tmp_p
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no manifest.json"):
         list(compare_checkpoints(tmp_path, tmp_path))
-    with pytest.raises(CheckpointError, match=r"\.metadata: no such file"):
+    with pytest.raises(CheckpointError, match=r"\.metadata: cannot be read: no such file"):
         list(compare_checkpoints(tmp_path, tmp_path, verify="none"))
