@@ -168,6 +168,14 @@ TARGETS = {
         files={"run/config.yaml": "yaml", "run/checkpoints/latest": "text", f"{STEP}/driver.json": "json"},
         inputs=40,
     ),
+    "launchers.slurm": Target(
+        arguments=(
+            *("launchers.slurm", "run/config.yaml", "--run-dir", "out", "--dry-run"),
+            *("--account", "a", "--partition", "p", "--nodes", "1", "--gpus-per-node", "0", "--time", "60"),
+        ),
+        files={"run/config.yaml": "yaml", "data/train.jsonl": "absent", "model/config.json": "json"},
+        inputs=30,
+    ),
     "launchers.local": Target(
         arguments=("launchers.local", "run/config.yaml", "--run-dir", "out", "--dry-run"),
         files={"run/config.yaml": "yaml", "data/train.jsonl": "absent", "model/config.json": "json"},
