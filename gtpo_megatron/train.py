@@ -14,7 +14,7 @@ from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokeniz
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, truncate_after
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, check_metrics, truncate_after
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.provenance import log_provenance
 from gtpo_megatron.observability.report import write_report
@@ -70,6 +70,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
         if checkpoint:
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
+            check_metrics(run_dir / METRICS_FILE)
         folder.accept(config, inputs.contents, goes_on=checkpoint is not None)
         if checkpoint:
             truncate_after(run_dir / METRICS_FILE, checkpoint.last_row)

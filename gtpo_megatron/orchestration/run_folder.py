@@ -94,8 +94,8 @@ class RunFolder:
                 f"them back, or choose another folder; if the change is meant, remove {self.path / DATA_FILE} first"
             )
         try:
-            write_file(self.config_file, to_yaml(config))
             write_file(self.path / DATA_FILE, contents_text(contents))
+            write_file(self.config_file, to_yaml(config))
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 

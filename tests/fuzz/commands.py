@@ -101,6 +101,7 @@ def _short_of_processes() -> Iterator[None]:
             "gtpo_megatron.study.session.TrainingProcess",
             "gtpo_megatron.orchestration.evaluation_run._engine",
             "gtpo_megatron.orchestration.evaluation_run.RewardScorer",
+            "launchers.local._run",
         ):
             stack.enter_context(mock.patch(name, _reached))
         stack.enter_context(mock.patch.object(ReportServer, "serve", serve))

@@ -1,24 +1,29 @@
-"""A thousand damaged inputs and more, over all commands: what is refused is refused in a line, and nothing is touched."""
+"""A thousand damaged inputs and more, over all commands: what is refused is refused in a line, and touches nothing.
+
+``pytest tests/fuzz --fuzz-seed 7 --fuzz-times 5`` tries others, and more of them.
+"""
 
 import json
 import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import yaml
 
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.untrusted.text import shown
 from tests.fuzz import mutations
 from tests.fuzz.commands import Outcome, call, snapshot
-from tests.fuzz.world import EVALUATE, SHARDS, here, make_world
+from tests.fuzz.world import EVALUATE, SHARDS, config_of_run, here, make_world
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
-SEED = 14
 INDEX = "model.safetensors.index.json"
 STEP = "run/checkpoints/step_3"
 OWN_NOTES = (
@@ -53,13 +58,13 @@ class Target:
 CONFIG = ("config", "run/config.yaml")
 TARGETS = {
     "config: data": Target(
-        arguments=CONFIG, files={"data/train.jsonl": "jsonl", "data/heldout.jsonl": "jsonl"}, inputs=110
+        arguments=CONFIG, files={"data/train.jsonl": "jsonl", "data/heldout.jsonl": "jsonl"}, inputs=80
     ),
-    "config: config.yaml": Target(arguments=CONFIG, files={"run/config.yaml": "yaml"}, inputs=140),
+    "config: config.yaml": Target(arguments=CONFIG, files={"run/config.yaml": "yaml"}, inputs=105),
     "config: model": Target(
         arguments=CONFIG,
         files={"model/config.json": "json", f"model/{INDEX}": "json", **{f"model/{name}": "header" for name in SHARDS}},
-        inputs=140,
+        inputs=105,
     ),
     "config: tokenizer": Target(
         arguments=CONFIG,
@@ -68,7 +73,7 @@ TARGETS = {
             "model/tokenizer_config.json": "json",
             "model/chat_template.jinja": "text",
         },
-        inputs=60,
+        inputs=45,
     ),
     "train --resume": Target(
         arguments=("train", "run/config.yaml", "--run-dir", "run", "--resume"),
@@ -81,7 +86,7 @@ TARGETS = {
             f"{STEP}/manifest.json": "json",
             f"{STEP}/driver.json": "json",
         },
-        inputs=100,
+        inputs=75,
     ),
     "train --resume, unverified": Target(
         arguments=("train", "run/config.yaml", "--run-dir", "run", "--resume", "--checkpoint.verify", "none"),
@@ -91,7 +96,7 @@ TARGETS = {
             f"{STEP}/unmeasured.json": "json",
             "run/data.json": "json",
         },
-        inputs=60,
+        inputs=45,
     ),
     "evaluate": Target(
         arguments=tuple(EVALUATE),
@@ -101,7 +106,7 @@ TARGETS = {
             "evaluated/evaluation.json": "json",
             "evaluated/responses/mine.jsonl": "jsonl",
         },
-        inputs=110,
+        inputs=80,
     ),
     "status": Target(
         arguments=("status", "run"),
@@ -115,7 +120,7 @@ TARGETS = {
             f"{STEP}/manifest.json": "json",
             f"{STEP}/driver.json": "json",
         },
-        inputs=140,
+        inputs=105,
         tolerant=True,
     ),
     "report": Target(
@@ -126,19 +131,19 @@ TARGETS = {
             "run/data.json": "json",
             "run/rollouts/step_000001.jsonl": "jsonl",
         },
-        inputs=110,
+        inputs=80,
         tolerant=True,
     ),
     "watch": Target(
         arguments=("watch", "run", "--port", "0"),
         files={"run/config.yaml": "yaml", "run/metrics.jsonl": "jsonl", "run/rollouts/step_000001.jsonl": "jsonl"},
-        inputs=50,
+        inputs=35,
         tolerant=True,
     ),
     "plan": Target(
         arguments=("plan", "run/config.yaml", "--gpus", "8"),
         files={"run/config.yaml": "yaml", "model/config.json": "json"},
-        inputs=60,
+        inputs=45,
     ),
     "verify-resume": Target(
         arguments=("verify-resume", "run", "--output", "out"), files={"run/config.yaml": "yaml"}, inputs=30
@@ -146,7 +151,7 @@ TARGETS = {
     "study": Target(
         arguments=("study", "--table-only", "--num-steps", "2", "--output", "study", "--runs-dir", "out"),
         files={"study/gtpo_seed0.json": "json", "study/grpo_seed1.json": "json"},
-        inputs=60,
+        inputs=45,
     ),
     "contamination": Target(
         arguments=("contamination", "data/train.jsonl", "--benchmarks", "mine=data/heldout.jsonl"),
@@ -156,12 +161,20 @@ TARGETS = {
     "hf-to-megatron": Target(
         arguments=("convert_checkpoint", "hf-to-megatron", "model", "out/made"),
         files={"model/config.json": "json", f"model/{INDEX}": "json", **{f"model/{name}": "header" for name in SHARDS}},
-        inputs=70,
+        inputs=50,
     ),
     "megatron-to-hf": Target(
         arguments=("convert_checkpoint", "megatron-to-hf", "run", "out/made"),
         files={"run/config.yaml": "yaml", "run/checkpoints/latest": "text", f"{STEP}/driver.json": "json"},
         inputs=40,
+    ),
+    "launchers.slurm": Target(
+        arguments=(
+            *("launchers.slurm", "run/config.yaml", "--run-dir", "out", "--dry-run"),
+            *("--account", "a", "--partition", "p", "--nodes", "1", "--gpus-per-node", "0", "--time", "60"),
+        ),
+        files={"run/config.yaml": "yaml", "data/train.jsonl": "absent", "model/config.json": "json"},
+        inputs=30,
     ),
     "launchers.local": Target(
         arguments=("launchers.local", "run/config.yaml", "--run-dir", "out", "--dry-run"),
@@ -229,10 +242,11 @@ def test_what_is_whole_is_accepted(world, name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_damaged_files(world, name):
+def test_damaged_files(world, name, pytestconfig):
+    seed, times = pytestconfig.getoption("fuzz_seed"), pytestconfig.getoption("fuzz_times")
     target, seen, failures = TARGETS[name], Counter(), []
-    for number in range(target.inputs):
-        rng = random.Random(f"{SEED} {name} {number}")
+    for number in range(target.inputs * times):
+        rng = random.Random(f"{seed} {name} {number}")
         file = rng.choice(sorted(target.files))
         try:
             what, is_hostile = _damage(rng, world.root / file, target.files[file])
@@ -305,4 +319,133 @@ def _damaged_value(rng: random.Random, content: bytes, kind: str) -> tuple[str, 
     return f"line {number + 1}: {what}", b"".join(lines)
 
 
-COMMAND_LINES: dict[str, tuple[tuple[str, ...], Callable[[], list[str]]]] = {}
+def _options(plain: dict, parent: str = "") -> list[str]:
+    """Every field of a configuration as an option."""
+    found = []
+    for name, value in plain.items():
+        path = f"{parent}.{name}".strip(".")
+        if isinstance(value, dict):
+            found += _options(value, path)
+        elif name != "kind":
+            found.append(f"--{path.replace('_', '-')}")
+    return found
+
+
+RECIPES = (
+    "",
+    ":",
+    "a:b",
+    "os:getcwd",
+    "recipes.tiny_cpu:nope",
+    "recipes.tiny_cpu:gtpo:x",
+    ".yaml",
+    "nowhere.yaml",
+    "run",
+    "data/train.jsonl",
+    "recipes..x:y",
+    "x" * 300 + ".yaml",
+    "x" * 300 + ":y",
+    "a\0b.yaml",
+    "data.yaml/x.yaml",
+    "/dev/zero.yaml",
+    "model/config.json",
+    "json:nope.yaml",
+)
+COMMAND_LINES = {
+    ("config", "run/config.yaml"): [],
+    ("train", "run/config.yaml", "--run-dir", "run", "--resume"): ["--run-dir", "--resume"],
+    ("train", "run/config.yaml", "--run-dir", "out"): ["--run-dir"],
+    ("plan", "run/config.yaml", "--gpus", "8"): [
+        "--gpus",
+        "--gpu",
+        "--gpu-memory",
+        "--gpus-per-node",
+        "--rollout-gpus",
+        "--host-memory",
+        "--mean-prompt-tokens",
+    ],
+    ("verify-resume", "run", "--output", "out"): ["--steps", "--kill-after", "--output"],
+    ("launchers.local", "run/config.yaml", "--run-dir", "out", "--dry-run"): ["--run-dir"],
+    tuple(EVALUATE): ["--benchmarks", "--samples", "--against", "--checkpoint", "--ks", "--output"],
+    ("evaluate", "run", "--benchmarks", "mine=data/heldout.jsonl", "--samples", "2"): ["--checkpoint"],
+    ("status", "run"): [],
+    ("report", "run", "--output", "out.html"): ["--output"],
+    ("watch", "run", "--port", "0"): ["--port"],
+    ("study", "--table-only", "--num-steps", "2", "--output", "study", "--runs-dir", "out"): [
+        "--arms",
+        "--num-seeds",
+        "--num-steps",
+        "--baseline",
+        "--minutes",
+        "--output",
+        "--runs-dir",
+        "--study",
+    ],
+    ("contamination", "data/train.jsonl", "--benchmarks", "mine=data/heldout.jsonl"): ["--benchmarks", "--ngram-words"],
+    ("convert_checkpoint", "hf-to-megatron", "model", "out/made"): [
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+    ],
+    ("convert_checkpoint", "megatron-to-hf", "run", "out/made"): ["--shard-mib", "--model"],
+}
+WITH_RECIPE = ("config", "train", "plan", "launchers.local")
+NUM_COMMAND_LINES = 300
+
+
+def _command_line(rng: random.Random, fields: dict[str, list[str]]) -> list[str]:
+    base = rng.choice(list(COMMAND_LINES))
+    arguments, word = list(base), rng.choice(mutations.BAD_WORDS)
+    kind = rng.choice(["option"] * 5 + ["word", "more", "drop", "misspelt"])
+    own = COMMAND_LINES[base] + COMMAND_LINES[base] + rng.sample(fields.get(base[0], ["--x"]), 1)
+    option = rng.choice(own)
+    if kind == "word":
+        at = rng.randrange(1, len(arguments))
+        arguments[at] = rng.choice(RECIPES) if at == 1 and base[0] in WITH_RECIPE else word
+    elif kind == "more":
+        arguments.insert(rng.randrange(1, len(arguments) + 1), word)
+    elif kind == "drop":
+        del arguments[rng.randrange(1, len(arguments))]
+    else:
+        if kind == "misspelt":
+            option = option[:-1] + rng.choice(["x", ".", "--", "=", "\n", ""])
+        arguments += [f"{option}={word}"] if rng.random() < 0.5 else [option, word]
+    return arguments
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_command_lines(world, part, pytestconfig):
+    seed, times = pytestconfig.getoption("fuzz_seed"), pytestconfig.getoption("fuzz_times")
+    plain = to_plain(config_of_run())
+    fields = {name: _options(plain) for name in (*WITH_RECIPE, "verify-resume")}
+    fields["evaluate"] = _options(to_plain(EvaluateConfig(benchmarks=("x=y",))))
+    failures, seen = [], Counter()
+    for number in range(part, NUM_COMMAND_LINES * times, 2):
+        arguments = _command_line(random.Random(f"{seed} {number}"), fields)
+        before = snapshot(world.root)
+        try:
+            outcome = call(arguments)
+            after = snapshot(world.root)
+        finally:
+            world.mend()
+        changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        wrong = _wrong(
+            TARGETS["status"] if arguments[0] == "status" else TARGETS["config: data"],
+            outcome,
+            changed,
+            is_hostile=False,
+        )
+        seen["accepted" if outcome.is_accepted else "refused"] += 1
+        if wrong:
+            failures.append(f"#{number}: {[shown(one) for one in arguments]}: {wrong}")
+    print(f"command lines: {dict(seen)}")
+    assert not failures, f"{len(failures)}:\n" + "\n\n".join(failures)
+
+
+def test_no_command_line_leads_out_of_the_temporary_folder():
+    """Some of these commands write where they are told to."""
+    for word in mutations.BAD_WORDS:
+        assert not word.startswith(("/", "~")) or word in ("/dev/null", "/dev/full"), word
+
+
+def test_there_are_a_thousand_inputs_and_more():
+    assert sum(target.inputs for target in TARGETS.values()) + NUM_COMMAND_LINES >= 1200

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.evaluation.response_file import GradedResponse

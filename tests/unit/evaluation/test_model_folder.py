@@ -31,7 +31,7 @@ def test_what_is_no_model(tmp_path, folder):
     with pytest.raises(ConfigError, match=r"config\.json: not valid JSON"):
         check_model_folder(folder)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="holds no object"):
+    with pytest.raises(ConfigError, match=r"config\.json: is \[\], expected an object"):
         check_model_folder(folder)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
 
 
