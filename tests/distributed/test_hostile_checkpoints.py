@@ -105,7 +105,8 @@ def test_a_converted_model_runs_nothing_when_it_is_loaded(model, tmp_path):
 
 def test_every_object_of_a_rank_is_read_and_none_is_more_than_it_seems(whole):
     reader = CheckpointReader(whole[1], verify="none")
-    assert {name.split("/")[0].rpartition(".")[2] for name in reader.objects} == {"random", "_extra_state"}
+    kinds = {name.split("/")[0].rpartition(".")[2] for name in reader.objects}
+    assert kinds - {"common_state"} == {"random", "_extra_state"}  # Megatron 0.19 has the common state there too
     for name in reader.objects:
         if "_extra_state" in name:
             assert reader.read_object(name) == [None], "nothing that Transformer Engine would unpickle"
