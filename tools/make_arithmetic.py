@@ -5,12 +5,14 @@
 Each row has the schema that real data sets are read with: ``prompt`` as chat messages, ``answer``, ``id``, ``source``.
 """
 
-import argparse
 import json
 import random
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from gtpo_megatron.cli.arguments import options_or_exit
 from gtpo_megatron.data.arithmetic import (
     ArithmeticTask,
     Expression,
@@ -66,14 +68,26 @@ def hard(expressions: list[Expression]) -> list[Expression]:
     return [expression for expression in expressions if len(expression) == ArithmeticTask().max_terms]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is written.
+
+    Attributes:
+        out: folder.
+        num_train: training problems.
+        num_heldout: held-out problems.
+        seed: of both.
+    """
+
+    out: Path = ASSETS
+    num_train: int = NUM_TRAIN
+    num_heldout: int = NUM_HELDOUT
+    seed: int = SEED
+
+
 def main() -> None:
     """Writes both splits, whole and hard, into a folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ASSETS)
-    parser.add_argument("--num-train", type=int, default=NUM_TRAIN)
-    parser.add_argument("--num-heldout", type=int, default=NUM_HELDOUT)
-    parser.add_argument("--seed", type=int, default=SEED)
-    args = parser.parse_args()
+    args = options_or_exit(Options, sys.argv[1:], program="make_arithmetic.py", description=__doc__)
     train, heldout = make_splits(args.num_train, args.num_heldout, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     write_split(args.out / "train.jsonl", train, "arithmetic-train")

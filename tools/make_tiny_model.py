@@ -5,11 +5,12 @@ temperature 1 is right on a quarter of the held-out problems, so reinforcement l
 Minutes on two cores; the same seed, thread count and torch build give the same weights.
 """
 
-import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from gtpo_megatron.cli.arguments import options_or_exit
 from gtpo_megatron.data.arithmetic import (
     ArithmeticTask,
     canonical,
@@ -223,18 +225,34 @@ def tokenizer_texts(seed: int) -> list[str]:
     return texts
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the model is made.
+
+    Attributes:
+        out: folder.
+        num_drill_steps: steps on drills.
+        num_solution_steps: steps on solutions, one number a round.
+        batch_size: sequences a step.
+        learning_rate: of both.
+        leap_rate: share of solutions that leap.
+        num_threads: of torch.
+        seed: of everything.
+    """
+
+    out: Path = ASSETS
+    num_drill_steps: int = 250
+    num_solution_steps: tuple[int, ...] = (800, 600)
+    batch_size: int = 32
+    learning_rate: float = 0.02
+    leap_rate: float = LEAP_RATE
+    num_threads: int = 1
+    seed: int = SEED
+
+
 def main() -> None:
     """Trains tokenizer and model and writes the folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ASSETS)
-    parser.add_argument("--num-drill-steps", type=int, default=250)
-    parser.add_argument("--num-solution-steps", type=int, nargs="+", default=[800, 600], help="one number a round")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("--leap-rate", type=float, default=LEAP_RATE)
-    parser.add_argument("--num-threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=SEED)
-    args = parser.parse_args()
+    args = options_or_exit(Options, sys.argv[1:], program="make_tiny_model.py", description=__doc__)
     torch.set_num_threads(args.num_threads)
 
     tokenizer = train_tokenizer(tokenizer_texts(args.seed))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.dataset import parse_dataset, parse_datasets
 from gtpo_megatron.errors import ConfigError
@@ -32,7 +33,7 @@ class ContaminationOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``contamination TRAIN --benchmarks ...``."""
-    options = tyro.cli(ContaminationOptions, prog="gtpo-megatron contamination", args=list(arguments))
+    options = parse_options(ContaminationOptions, arguments, program="gtpo-megatron contamination")
     texts = tuple(text for part in options.benchmarks for text in part.split(",") if text.strip())
     refs = parse_datasets(texts, "benchmarks")
     if not refs:

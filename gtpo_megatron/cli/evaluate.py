@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run
 from gtpo_megatron.config.serialize import load_config
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     from gtpo_megatron.orchestration.evaluation_run import check_request, evaluate_model  # seconds of imports
 
     check_request(config)
-    model = find_model(folder, config.checkpoint, run_config)
+    model = find_model(folder, config.checkpoint, run_config, verify="full" if config.verify else "none")
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
     output = output_folder(folder, config, model.checkpoint or "hf", is_run=run_config is not None)
     try:
@@ -68,10 +68,7 @@ def output_folder(folder: Path, config: EvaluateConfig, checkpoint: str, *, is_r
 
 
 def _parse(named: str, default: EvaluateConfig | None, arguments: Sequence[str]) -> EvaluateConfig:
-    prog, config = f"gtpo-megatron evaluate {named}", (tyro.conf.AvoidSubcommands,)
-    if default is None:  # the class's own defaults
-        return tyro.cli(EvaluateConfig, prog=prog, args=list(arguments), config=config)
-    return tyro.cli(EvaluateConfig, prog=prog, args=list(arguments), config=config, default=default)
+    return parse_options(EvaluateConfig, arguments, program=f"gtpo-megatron evaluate {named}", default=default)
 
 
 COMMAND = Command(

@@ -1,6 +1,5 @@
 """Recipes on the command line: ``module:function``, then overrides of any field."""
 
-import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,9 @@ from typing import Annotated, TypeVar
 
 import tyro
 
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.config.algorithm.named import default_algorithm
+from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
@@ -30,7 +31,7 @@ Options = TypeVar("Options", bound=RecipeOptions)
 
 
 def parse(command: str, options: type[Options], arguments: Sequence[str], *, program: str = "gtpo-megatron") -> Options:
-    """``RECIPE [options]``; exits with status 2 and a hint on a typo, with 0 after printing help.
+    """``RECIPE [options]``; exits with status 0 after printing help.
 
     Args:
         command: of the program; empty where it has none.
@@ -39,7 +40,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
         program: for help and errors.
 
     Raises:
-        ConfigError: no recipe is given, or it is none.
+        ConfigError: no recipe is given, it is none, or an option cannot be used.
     """
     program = f"{program} {command}".strip()
     if arguments and arguments[0] in ("-h", "--help"):
@@ -55,13 +56,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
     name, others = _take_algorithm(arguments[1:])
     if name is not None:
         config = replace(config, algorithm=default_algorithm(name))
-    return tyro.cli(
-        options,
-        prog=f"{program} {arguments[0]}",
-        default=options(config=config),
-        args=others,
-        config=(tyro.conf.AvoidSubcommands,),
-    )
+    return parse_options(options, others, program=f"{program} {arguments[0]}", default=options(config=config))
 
 
 def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -86,24 +81,8 @@ def load_recipe(name: str) -> RunConfig:
     """
     if name.endswith((".yaml", ".yml")):
         return load_config(Path(name))
-    module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
-        raise ConfigError(f"recipe {name!r}: must be written module:function, such as recipes.tiny_cpu:gtpo")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(f"recipe {name!r}: there is no module {error.name!r} on the module path") from error
-        raise
-    recipe = getattr(module, function_name, None)
-    if not callable(recipe):
-        known = sorted(
-            key
-            for key, value in vars(module).items()
-            if callable(value) and value.__module__ == module_name and not key.startswith("_")
-        )
-        raise ConfigError(f"recipe {name!r}: {module_name} has no recipe {function_name!r}; it has {', '.join(known)}")
-    config = recipe()
+    recipe = named_function(name, what="recipe", example="recipes.tiny_cpu:gtpo")
+    config = called(recipe, name, what="recipe")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"recipe {name!r} returned {type(config).__name__}, expected a RunConfig")
     return config

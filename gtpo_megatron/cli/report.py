@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError
 
@@ -29,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     """``report RUN ...``."""
     from gtpo_megatron.observability.report import write_report
 
-    options = tyro.cli(ReportOptions, prog="gtpo-megatron report", args=list(arguments))
+    options = parse_options(ReportOptions, arguments, program="gtpo-megatron report")
     folders = [Path(name) for name in options.runs]
     if not folders:
         raise ConfigError("report needs at least one run folder")

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.observability.progress import duration
 from gtpo_megatron.orchestration.run_status import RunStatus, read_status
@@ -32,7 +33,7 @@ class StatusOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``status RUN``; 1 for a run that failed or vanished."""
-    options = tyro.cli(StatusOptions, prog="gtpo-megatron status", args=list(arguments))
+    options = parse_options(StatusOptions, arguments, program="gtpo-megatron status")
     status = read_status(Path(options.run))
     sys.stdout.write("\n".join(f"{label:<11} {text}" for label, text in screen(status)) + "\n")
     return 1 if status.state in FAILED_STATES else 0

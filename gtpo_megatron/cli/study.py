@@ -1,6 +1,5 @@
 """``gtpo-megatron study``."""
 
-import importlib
 import signal
 import sys
 import time
@@ -9,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.exit_status import EXIT_STOPPED
 
@@ -51,7 +51,7 @@ class StudyOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``study``; 1 where a run failed, 75 where time was up before all were done, 130 after Ctrl-C."""
-    options = tyro.cli(StudyOptions, prog="gtpo-megatron study", args=list(arguments))
+    options = parse_options(StudyOptions, arguments, program="gtpo-megatron study")
     from gtpo_megatron.study.plan import planned_runs
     from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
 
@@ -100,16 +100,7 @@ def load_study(name: str) -> "Study":
     """
     from gtpo_megatron.study.plan import Study
 
-    module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
-        raise ConfigError(f"study {name!r}: must be written module:function, such as recipes.study:study")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(f"study {name!r}: there is no module {error.name!r} on the module path") from error
-        raise
-    found = function() if callable(function) else function
+    found = called(named_function(name, what="study", example="recipes.study:study"), name, what="study")
     if not isinstance(found, Study):
         raise ConfigError(f"study {name!r} is {type(found).__name__}, expected a function that returns a Study")
     return found
@@ -133,9 +124,9 @@ def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: i
         _say(f"no finished run of {num_steps} steps in {output} yet")
         return
     table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
-    table.write_text(markdown(study, rows, summaries), encoding="utf-8")
+    write_file(table, markdown(study, rows, summaries))
     runs_dir.mkdir(parents=True, exist_ok=True)
-    page.write_text(study_page(study, rows, summaries), encoding="utf-8")
+    write_file(page, study_page(study, rows, summaries))
     left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""
     _say(f"{len(summaries)} runs{left_out}: {table}, {page}")
 

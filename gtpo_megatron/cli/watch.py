@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError, GTPOError
 
@@ -32,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     from gtpo_megatron.observability.run_folder import run_names
     from gtpo_megatron.observability.watch import LiveReport, ReportServer  # seconds of imports, after a typo
 
-    options = tyro.cli(WatchOptions, prog="gtpo-megatron watch", args=list(arguments))
+    options = parse_options(WatchOptions, arguments, program="gtpo-megatron watch")
     folders = [Path(name) for name in options.runs]
     if not folders:
         raise ConfigError("watch needs at least one run folder")

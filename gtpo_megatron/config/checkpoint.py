@@ -18,8 +18,8 @@ class CheckpointConfig:
         best_metric: held-out metric, larger is better, such as ``eval/aime24_pass_at_k``.
         async_save: write in the background while training goes on; a failed write stops the run at the next step
             boundary. False waits for the disk.
-        verify: before a run goes on: ``full`` compares every file's size and checksum with the manifest, ``sizes`` its
-            size, ``none`` accepts a checkpoint without a manifest too.
+        verify: before a run goes on or is exported: ``full`` compares every file's size and checksum with the manifest,
+            ``sizes`` leaves out the checksums of shards, ``none`` accepts a checkpoint without a manifest too.
         export_hf: write the trained model in Hugging Face format to ``hf/`` at the end.
     """
 

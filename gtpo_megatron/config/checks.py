@@ -8,11 +8,21 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gtpo_megatron.errors import ConfigError
 
+LARGEST_INTEGER = 2**63 - 1
+"""What every library that a number reaches can hold; it also keeps a message about a number readable."""
+
+NUM_SEEDS = 2**32
+"""numpy's global generator, which vLLM seeds too, takes 32 bits."""
+
+SHOWN_CHARACTERS = 200
+"""Of a value, in a message."""
+
 
 def require_types(config: Any) -> None:
     """Every field of a configuration holds what its annotation says; the first line of every ``__post_init__``.
 
-    An integer stands for a float and becomes one, so that equal configurations also print alike.
+    Numbers are finite and fit in 64 bits, whatever the field. An integer stands for a float and becomes one, so that
+    equal configurations also print alike.
 
     Raises:
         ConfigError: a field does not; the message says field, value, got and expected.
@@ -22,10 +32,29 @@ def require_types(config: Any) -> None:
         if not _fits(value, hint):
             if get_origin(hint) is Literal:
                 require_choice(name, value, get_args(hint))
-            raise ConfigError(f"{name}={value!r}: got {type(value).__name__}, expected {_spelled(hint)}")
+            raise ConfigError(f"{name}={shown(value)}: got {type(value).__name__}, expected {_spelled(hint)}")
+        _require_usable_numbers(name, value)
         exact = _with_floats(value, hint)
         if exact is not value:
             object.__setattr__(config, name, exact)  # frozen for everybody else
+
+
+def _require_usable_numbers(name: str, value: object) -> None:
+    """Refuses NaN, infinities and integers beyond 64 bits, in tuples too."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"{name}={value!r}: must be finite")
+        if isinstance(number, int) and abs(number) > LARGEST_INTEGER:
+            raise ConfigError(f"{name}={shown(value)}: must lie between -2^63 and 2^63")
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # integers of more digits than Python writes
+        return "(a number of thousands of digits)"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _fields(kind: type) -> dict[str, Any]:
@@ -87,6 +116,13 @@ def require_non_negative(**values: float) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{name}={value!r}: must be 0 or more")
+
+
+def require_seed(**values: int) -> None:
+    """Every value is what all random generators of a run take as a seed."""
+    for name, value in values.items():
+        if not 0 <= value < NUM_SEEDS:
+            raise ConfigError(f"{name}={value!r}: must lie between 0 and {NUM_SEEDS - 1}, which is what vLLM takes")
 
 
 def require_fraction(**values: float) -> None:

@@ -1,10 +1,13 @@
 """Ray and its processes."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
 from gtpo_megatron.errors import ConfigError
+
+_ADDRESS = re.compile(r"(?:\[[\w.:%]+\]|[\w.:%-]+):([0-9]{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,7 +16,7 @@ class ClusterConfig:
 
     Attributes:
         mode: ``ray`` starts one actor a rank; ``local`` runs everything in this process (one rank; tests, debugging).
-        address: ``host:port`` of a running Ray head; empty starts a Ray of the run's own, on this machine.
+        address: ``host:port`` of a running Ray head, or ``auto``, which asks Ray; empty starts a Ray of the run's own here.
         num_nodes: machines that must have joined the Ray at ``address`` before processes are placed.
         num_cpus: logical cores that a Ray of the run's own offers.
         object_store_mib: shared memory for batches between processes.
@@ -44,8 +47,19 @@ class ClusterConfig:
             stage_deadline_s=self.stage_deadline_s,
         )
         require_non_negative(engine_threads=self.engine_threads)
+        self._check_address()
         if self.num_nodes > 1 and not self.address:
             raise ConfigError(
                 f"num_nodes={self.num_nodes} needs the address of a Ray head that the others can join; a launcher "
                 f"(python -m launchers.slurm) sets both"
+            )
+
+    def _check_address(self) -> None:
+        if self.address in ("", "auto"):
+            return
+        written = _ADDRESS.fullmatch(self.address)
+        if written is None or not 0 < int(written[1]) < 65536:
+            raise ConfigError(
+                f"address={self.address!r}: must be host:port of a running Ray head, such as 10.0.0.7:6379, or empty "
+                f"for a Ray of the run's own"
             )

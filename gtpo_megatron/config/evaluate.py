@@ -1,10 +1,9 @@
 """What ``gtpo-megatron evaluate`` measures, and how."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
@@ -68,6 +67,7 @@ class EvaluateConfig:
         against: training set, by name or file; benchmark problems that are in it are reported.
         checkpoint: of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest where there is none.
         output: folder of the results; empty: ``evaluations/`` in the run's folder, or in the current one.
+        verify: check a run's checkpoint against its manifest before it is converted.
     """
 
     benchmarks: tuple[str, ...] = ()
@@ -85,13 +85,13 @@ class EvaluateConfig:
     against: str = ""
     checkpoint: str = ""
     output: str = ""
+    verify: bool = True
 
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(samples=self.samples, max_prompt_tokens=self.max_prompt_tokens)
-        require_non_negative(seed=self.seed, num_problems=self.num_problems)
-        if not math.isfinite(self.success_threshold):
-            raise ConfigError(f"success_threshold={self.success_threshold!r}: must be finite")
+        require_non_negative(num_problems=self.num_problems)
+        require_seed(seed=self.seed)
         check_template("prompt_template", self.prompt_template)
         if not self.sets:
             raise ConfigError("benchmarks is empty: name at least one, such as aime24 or mine=FILE.jsonl")

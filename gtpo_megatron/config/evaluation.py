@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
+from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
 from gtpo_megatron.config.rollout import SamplingConfig
@@ -56,7 +56,8 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(samples=self.samples)
-        require_non_negative(every_steps=self.every_steps, num_problems=self.num_problems, seed=self.seed)
+        require_non_negative(every_steps=self.every_steps, num_problems=self.num_problems)
+        require_seed(seed=self.seed)
         check_template("prompt_template", self.prompt_template)
         if HELDOUT in self.sets and len(self.sets) < len(self.benchmarks) + bool(self.path.strip()):
             raise ConfigError(f"benchmarks={self.benchmarks!r}: the name {HELDOUT!r} is that of path; take another")

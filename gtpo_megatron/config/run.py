@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.checkpoint import CheckpointConfig
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
+from gtpo_megatron.config.checks import require_positive, require_seed, require_text, require_types
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
 from gtpo_megatron.config.evaluation import EvaluationConfig, metric_names
@@ -51,7 +51,7 @@ class RunConfig:
         require_types(self)
         require_text(name=self.name)
         require_positive(num_steps=self.num_steps)
-        require_non_negative(seed=self.seed)
+        require_seed(seed=self.seed)
         self._check_lengths()
         self._check_length_penalty()
         self._check_batch()

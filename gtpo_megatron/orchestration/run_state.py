@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
@@ -9,6 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.fields import as_record
+from gtpo_megatron.untrusted.json_text import find_json
+from gtpo_megatron.untrusted.text import printable, reason
+
+_log = logging.getLogger(__name__)
 
 FINISHED = "finished"
 """The outcome of a run that came to its last step."""
@@ -68,11 +77,19 @@ def acquire(folder: Path) -> int | None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a driver has the folder open now, on this node or on another that shares the file system's locks."""
+    """Whether a driver has the folder open now, on this node or on another that shares the file system's locks.
+
+    Raises:
+        DataError: that cannot be told, because the lock cannot be read.
+    """
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise DataError(
+            f"{printable(folder / LOCK_FILE)}: cannot be read: {reason(error)}; whether the run goes on is not known"
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -83,16 +100,27 @@ def is_held(folder: Path) -> bool:
 
 
 def read_state(folder: Path) -> RunState | None:
-    """The last driver's record; None where there is none that can be read."""
+    """The last driver's record; None where there is none.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    found = find_json(folder / STATE_FILE)
+    return None if found is None else as_record(RunState, found, printable(folder / STATE_FILE))
+
+
+def _known_state(folder: Path) -> RunState | None:
+    """The record that a new one goes on from; a damaged one is no reason not to run."""
     try:
-        return RunState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return read_state(folder)
+    except DataError as error:
+        _log.warning("%s; the starts before this one are not counted", error)
         return None
 
 
 def record_start(folder: Path) -> RunState:
     """Writes down that this process drives the run from now on; call it with the lock held."""
-    before = read_state(folder)
+    before = _known_state(folder)
     state = RunState(
         num_starts=1 + (before.num_starts if before else 0),
         host=socket.gethostname(),
@@ -105,7 +133,7 @@ def record_start(folder: Path) -> RunState:
 
 def record_end(folder: Path, outcome: str) -> None:
     """Writes down how this process ended."""
-    state = read_state(folder)
+    state = _known_state(folder)
     if state is not None:
         _write(folder, replace(state, ended_at=time.time(), outcome=outcome))
 
@@ -134,6 +162,4 @@ def recorded_end(folder: Path) -> Iterator[Ending]:
 
 
 def _write(folder: Path, state: RunState) -> None:
-    scratch = folder / f"{STATE_FILE}.tmp"
-    scratch.write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
-    scratch.replace(folder / STATE_FILE)
+    write_file(folder / STATE_FILE, json.dumps(asdict(state), indent=1) + "\n")

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol, SupportsFloat, cast
 
-from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.config.named_function import named_function
+from gtpo_megatron.errors import DataError
 
 
 class RewardFunction(Protocol):
@@ -23,18 +24,8 @@ def resolve_reward(name: str) -> RewardFunction:
     Raises:
         ConfigError: the name has another form, the module does not import, or it has no such callable.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not (colon and module_name and attribute):
-        raise ConfigError(f"reward function {name!r}: got no colon, expected module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module: whatever it raises, the sentence names it
-        raise ConfigError(f"reward function {name!r}: importing {module_name} failed: {error!r}") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        callables = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise ConfigError(f"reward function {name!r}: {module_name} lacks it; it has {', '.join(callables)}")
-    return cast("RewardFunction", function)
+    example = "gtpo_megatron.rewards.math_answer:math_answer"
+    return cast("RewardFunction", named_function(name, what="reward function", example=example))
 
 
 def graded(function: RewardFunction, response: str, answer: str) -> float:

@@ -99,7 +99,9 @@ def test_a_converted_folder_loads_like_the_folder_it_was_made_of(folders, tmp_pa
         }
         assert {dtype for _, dtype in theirs.values()} == {getattr(torch, dtype)}
         assert ours.keys() == theirs.keys()
-        megatron_to_hf(tmp_path / name, folders / name, tmp_path / f"{name}_back", progress=Silence())
+        megatron_to_hf(
+            tmp_path / name, folders / name, tmp_path / f"{name}_back", progress=Silence(), verify="none"
+        )  # ranks write no manifest
         before = load_file(folders / name / "model.safetensors")
         after = load_file(tmp_path / f"{name}_back" / "model.safetensors")
         assert before.keys() == after.keys()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.errors import CheckpointError, WeightSyncError
+from gtpo_megatron.weights.restricted_pickle import load_gpu_slots
 from gtpo_megatron.weights.transports.channel import SLOTS
 from gtpo_megatron.weights.transports.shared_memory import SlotFile
 
@@ -44,7 +45,10 @@ def open_gpu_slots(file: SlotFile) -> Tensor:
     Raises:
         WeightSyncError: they are on another GPU, or that process has gone.
     """
-    rebuild, arguments = pickle.loads(file.published())  # written by a rank of this run
+    try:
+        rebuild, arguments = load_gpu_slots(file.published())
+    except CheckpointError as error:
+        raise WeightSyncError(f"transport relay: {error}") from error
     here = torch.cuda.current_device()
     arguments = (*arguments[:_DEVICE_ARGUMENT], here, *arguments[_DEVICE_ARGUMENT + 1 :])
     try:

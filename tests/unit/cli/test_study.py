@@ -102,7 +102,7 @@ def test_summaries_of_other_settings_are_refused(folders, capsys):
     [
         ("recipes.study", "module:function"),
         ("recipes.nothing:study", "no module 'recipes.nothing'"),
-        ("recipes.study:nothing", "NoneType"),
+        ("recipes.study:nothing", "recipes.study lacks it; it has study"),
         ("recipes.tiny_cpu:gtpo", "RunConfig"),
     ],
 )

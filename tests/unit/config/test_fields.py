@@ -1,12 +1,18 @@
 """Every bound of every field: the error names the field and the value."""
 
+import dataclasses
+import math
+from typing import get_type_hints
+
 import pytest
 
+from gtpo_megatron.config.algorithm import ALGORITHMS
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.checks import divisors, require_choice
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
 from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -114,6 +120,42 @@ def test_the_defaults_are_valid(kind):
 def test_a_bad_value_is_refused_by_name(kind, field, value):
     with pytest.raises(ConfigError, match=field):
         kind(**VALID[kind] | {field: value})
+
+
+def numbers(kind):
+    hints = {
+        f"{one.__name__}.{field.name}": (one, field.name, get_type_hints(one)[field.name])
+        for one in (*VALID, *ALGORITHMS, LoggingConfig)
+        for field in dataclasses.fields(one)
+    }
+    return [pytest.param(one, name, id=key) for key, (one, name, hint) in hints.items() if hint is kind]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("kind", "field"), numbers(float))
+def test_no_field_is_infinite(kind, field, value):
+    with pytest.raises(ConfigError, match=rf"^{field}={value}: must be finite$"):
+        kind(**VALID.get(kind, {}) | {field: value})
+
+
+@pytest.mark.parametrize("value", [10**25, -(10**25), pytest.param(10**6000, id="long")])
+@pytest.mark.parametrize(("kind", "field"), [*numbers(int), *numbers(float)])
+def test_every_number_fits_in_64_bits(kind, field, value):
+    with pytest.raises(ConfigError, match=rf"^{field}=.{{1,210}}: must lie between -2\^63 and 2\^63$"):
+        kind(**VALID.get(kind, {}) | {field: value})
+
+
+@pytest.mark.parametrize("address", ["", "auto", "127.0.0.1:6379", "node-7.cluster:1", "[fe80::1]:65535", "fe80::1:80"])
+def test_an_address_of_ray(address):
+    assert ClusterConfig(address=address).address == address
+
+
+@pytest.mark.parametrize(
+    "address", ["not an address", "node", "node:", ":6379", "node:0", "node:65536", "a;b:1", "n:1\n"]
+)
+def test_what_is_no_address(address):
+    with pytest.raises(ConfigError, match="must be host:port of a running Ray head"):
+        ClusterConfig(address=address)
 
 
 def test_group_size_one_says_why():

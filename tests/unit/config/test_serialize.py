@@ -1,6 +1,7 @@
 """Configurations survive a file, and a file with a mistake does not become a configuration."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -60,13 +61,29 @@ def test_an_integer_stands_for_a_float_but_not_the_other_way():
         from_yaml(edited(seed=1.0))
 
 
+@pytest.mark.parametrize("written", ["1e-6", "1E-6", "1.e-6", "+1e-06", "1.0e-6"])
+def test_a_float_is_written_as_people_write_it(written):
+    """YAML 1.1 calls ``1e-6`` a string."""
+    text = to_yaml(tiny_cpu.gtpo())
+    assert "  learning_rate: " in text
+    changed = re.sub(r"^  learning_rate: .*$", f"  learning_rate: {written}", text, count=1, flags=re.MULTILINE)
+    assert from_yaml(changed).optimizer.learning_rate == 1e-6
+
+
+@pytest.mark.parametrize("written", ["'1e-6 '", "e-6", "1e", "1e400", "'1e-6x'", "0x1e-6", "true", "'10'"])
+def test_what_is_no_float(written):
+    text = re.sub(r"^  learning_rate: .*$", f"  learning_rate: {written}", to_yaml(tiny_cpu.gtpo()), flags=re.MULTILINE)
+    with pytest.raises(ConfigError, match="learning_rate="):
+        from_yaml(text)
+
+
 def test_a_pair_is_read_back_as_a_pair():
     config = from_yaml(edited("algorithm", entropy_clip=[0.5, 2]))
     assert config.algorithm.entropy_clip == (0.5, 2.0)
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: no such file"):
         load_config(tmp_path / "config.yaml")
 
 

@@ -1,0 +1,165 @@
+"""Options from a command line; whatever is wrong with them is one sentence, with the option that may have been meant."""
+
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import tyro
+from tyro._errors import (
+    BadValue,
+    InstantiationFailure,
+    InvalidChoice,
+    MissingArgs,
+    MissingSubcommand,
+    ParseErrorEvent,
+    UnrecognizedArgs,
+    on_parse_error,
+)
+
+from gtpo_megatron.config.checks import SHOWN_CHARACTERS, require_types
+from gtpo_megatron.errors import ConfigError
+
+Options = TypeVar("Options")
+
+EXIT_USAGE = 2
+
+_MARKUP = re.compile(r"\[/?bold\]")
+
+CLOSE = 0.6
+"""Similarity of names from which an option is suggested."""
+CLOSE_WHOLE = 0.9
+"""The same of whole paths, most of which is their parents' names."""
+
+
+def parse_options(
+    kind: type[Options],
+    arguments: Sequence[str],
+    *,
+    program: str,
+    default: Options | None = None,
+    description: str | None = None,
+) -> Options:
+    """Fills in a dataclass of options; exits with status 0 after printing help.
+
+    Args:
+        kind: the dataclass, or a union of them that are subcommands.
+        arguments: after the program's name.
+        program: for help and errors.
+        default: of every option; None: the defaults of ``kind``.
+        description: for help; None: the docstring of ``kind``.
+
+    Raises:
+        ConfigError: an option is unknown, missing, of another kind or out of its bounds; one line.
+    """
+    flags = _flags(kind if default is None else default)
+
+    def refuse(event: ParseErrorEvent) -> None:
+        raise ConfigError(_sentence(event, arguments, flags))
+
+    is_one = len(_kinds(kind)) == 1
+    with on_parse_error(refuse):
+        found: Options = tyro.cli(
+            kind,
+            prog=program,
+            args=list(arguments),
+            description=description,
+            config=(tyro.conf.AvoidSubcommands,) if is_one else (),
+            default=tyro.MISSING_NONPROP if default is None else default,
+        )
+    require_types(found)
+    return found
+
+
+def options_or_exit(
+    kind: type[Options], arguments: Sequence[str], *, program: str, description: str | None = None
+) -> Options:
+    """:func:`parse_options` for a script of its own: writes the sentence to stderr and exits with status 2."""
+    try:
+        return parse_options(kind, arguments, program=program, description=description)
+    except ConfigError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(EXIT_USAGE)
+
+
+def _sentence(event: ParseErrorEvent, arguments: Sequence[str], flags: Sequence[str]) -> str:
+    """What is wrong, in one line."""
+    if isinstance(event, UnrecognizedArgs):
+        return _unknown(event.tokens, flags)
+    if isinstance(event, MissingArgs):
+        names = ", ".join(_name(missing.arg) for missing in event.missing_arguments)
+        unknown = f"; {_unknown(event.unrecognized_tokens, flags)}" if event.unrecognized_tokens else ""
+        return f"{names} is missing{unknown}; --help says what it is"
+    if isinstance(event, MissingSubcommand):
+        known = ", ".join(event.subcommand_spec.parser_from_name)
+        found = "no command" if event.found_token is None else f"no command {_cut(event.found_token)!r}"
+        return f"{found}; there are {known}"
+    if isinstance(event, InvalidChoice):
+        return f"{_name(event.argument)} {_cut(event.value)}: must be one of {', '.join(event.choices)}"
+    if isinstance(event, BadValue):
+        return f"{_name(event.argument)}: lacks its value, or has one that it cannot take"
+    if isinstance(event, InstantiationFailure):
+        return _not_built(event, arguments)
+    return _cut(f"{type(event).__name__}: {event}")  # a kind of mistake that this version of tyro does not have
+
+
+def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
+    unknown = next((token for token in tokens if token.startswith("-")), tokens[0]).partition("=")[0]
+    if not unknown.startswith("-"):
+        return f"unknown argument {_cut(unknown)!r}; --help lists what can be given"
+    given = unknown.replace("_", "-")
+    last = given.lstrip("-").rpartition(".")[2]
+    meant = difflib.get_close_matches(given, flags, n=1, cutoff=CLOSE_WHOLE)
+    if not meant:  # the name under another parent, or without one
+        names = [flag.lstrip("-").rpartition(".")[2] for flag in flags]
+        similar = difflib.get_close_matches(last, names, n=1, cutoff=CLOSE)
+        named = [flag for flag, name in zip(flags, names, strict=True) if name in similar]
+        meant = difflib.get_close_matches(given, named, n=3, cutoff=0.0)
+    hint = f"; did you mean {' or '.join(meant)}?" if meant else "; --help lists all options"
+    return f"unknown option {_cut(unknown)}{hint}"
+
+
+def _not_built(event: InstantiationFailure, arguments: Sequence[str]) -> str:
+    message = _cut(_MARKUP.sub("", event.message), 8 * SHOWN_CHARACTERS)  # ours quote what they need
+    if event.argument is not None:
+        kind = event.argument.lowered.metavar
+        return f"{_name(event.argument)}: {message}; expected {kind}"
+    # a check of ours, which names its field but not where that stands
+    field = message.partition("=")[0].strip().replace("_", "-")
+    given = [token.partition("=")[0] for token in arguments if token.startswith("--")]
+    where = [flag for flag in given if flag.replace("_", "-").rpartition(".")[2].lstrip("-") == field and "." in flag]
+    return f"{where[0]}: {message}" if where else message
+
+
+def _name(argument: Any) -> str:
+    """An option by its flag, a positional one by what stands for it in the help."""
+    lowered = argument.lowered
+    return str(argument.field.intern_name).upper() if argument.is_positional() else str(lowered.name_or_flags[0])
+
+
+def _cut(text: str, characters: int = SHOWN_CHARACTERS) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= characters else f"{line[:characters]}..."
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """The dataclasses of a union, annotated or not."""
+    if get_args(kind):
+        return tuple(one for arm in get_args(kind) for one in _kinds(arm))
+    return (kind,) if isinstance(kind, type) and is_dataclass(kind) else ()
+
+
+def _flags(options: Any, parent: str = "") -> list[str]:
+    """Every flag, of nested dataclasses too."""
+    if not is_dataclass(options):
+        return [flag for one in _kinds(options) for flag in _flags(one, parent)]
+    hints = get_type_hints(options if isinstance(options, type) else type(options))
+    found = []
+    for field in fields(options):
+        value = hints[field.name] if isinstance(options, type) else getattr(options, field.name)
+        # ``config`` of commands that take a recipe has no name on the command line
+        path = parent if field.name == "config" and not parent else f"{parent}.{field.name}".strip(".")
+        found += _flags(value, path) if is_dataclass(value) else [f"--{path.replace('_', '-')}"]
+    return found

@@ -1,0 +1,154 @@
+"""Every mistake on every command line is one line on stderr, status 2, with the option that may have been meant."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.cli import dispatch
+from launchers import local, slurm
+
+RECIPE = "recipes.tiny_cpu:gtpo"
+COMMANDS = {
+    "train": [RECIPE],
+    "config": [RECIPE],
+    "plan": [RECIPE],
+    "verify-resume": [RECIPE],
+    "report": ["run"],
+    "watch": ["run"],
+    "status": ["run"],
+    "evaluate": ["model"],
+    "contamination": ["train.jsonl", "--benchmarks", "aime24"],
+    "study": [],
+}
+TOOLS = Path(__file__).parents[3] / "tools"
+
+
+def complaint(capsys, call):
+    """Exit status and stderr."""
+    try:
+        status = call()
+    except SystemExit as stop:
+        status = stop.code
+    return status, capsys.readouterr().err
+
+
+def check_one_line(text, *hints):
+    assert len(text.splitlines()) == 1, text
+    for hint in hints:
+        assert hint in text
+
+
+def test_every_command_is_here():
+    assert set(COMMANDS) == set(dispatch.COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("wrong", [["--no-such-option-anywhere", "3"], ["--no-such-option=3"], ["-q"]])
+def test_an_unknown_option(capsys, command, wrong):
+    status, text = complaint(capsys, lambda: dispatch.run([command, *COMMANDS[command], *wrong]))
+    assert status == 2
+    check_one_line(text, "unknown option", wrong[0].partition("=")[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["config", RECIPE, "--num-step", "3"], "did you mean --num-steps?"),
+        (["config", RECIPE, "--num_step", "3"], "did you mean --num-steps?"),
+        (["config", RECIPE, "--learning-rate", "3"], "did you mean --optimizer.learning-rate?"),
+        (["config", RECIPE, "--learnig-rate", "3"], "did you mean --optimizer.learning-rate?"),
+        (["config", RECIPE, "--algorthm.alpha2", "3"], "did you mean --algorithm.alpha2?"),
+        (
+            ["config", RECIPE, "--temperature", "3"],
+            "did you mean --rollout.sampling.temperature or --evaluation.sampling.temperature?",
+        ),
+        (["train", RECIPE, "--resum"], "did you mean --resume?"),
+        (["plan", RECIPE, "--gpu-mem", "3"], "did you mean --gpu-memory?"),
+        (["evaluate", "model", "--sampels", "3"], "did you mean --samples?"),
+        (["report", "run", "--out", "x"], "did you mean --output?"),
+        (["study", "--arm", "x"], "did you mean --arms?"),
+    ],
+)
+def test_what_may_have_been_meant(capsys, arguments, meant):
+    status, text = complaint(capsys, lambda: dispatch.run(arguments))
+    assert status == 2
+    check_one_line(text, meant)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config", RECIPE, "--num-steps", "many"], "--num-steps: invalid literal for int() with base 10: 'many'"),
+        (["config", RECIPE, "--num-steps", "9" * 5000], "--num-steps: "),
+        (["config", RECIPE, "--num-steps", "9" * 30], "num_steps=999999999999999999999999999999: must lie between"),
+        (["config", RECIPE, "--num-steps"], "--num-steps: lacks its value"),
+        (["config", RECIPE, "--model.dtype", "float16"], "--model.dtype float16: must be one of float32, bfloat16"),
+        (
+            ["config", RECIPE, "--rollout.sampling.temperature", "-1"],
+            "--rollout.sampling.temperature: temperature=-1.0",
+        ),
+        (["config", RECIPE, "--algorithm.entropy-clip", "1"], "--algorithm.entropy-clip: "),
+        (["config", RECIPE, "--seed", "12345678901234567890123456"], "seed=12345678901234567890123456: must lie"),
+        (["config", RECIPE, "--seed", "5000000000"], "seed=5000000000: must lie between 0 and 4294967295"),
+        (["config", RECIPE, "--evaluation.seed", "5000000000"], "seed=5000000000: must lie between 0 and 4294967295"),
+        (["config", RECIPE, "--cluster.address", "not an address"], "address='not an address': must be host:port"),
+        (["config", RECIPE, "--cluster.address", "host:99999"], "address='host:99999': must be host:port"),
+        (["config", RECIPE, "--cluster.address", "host"], "address='host': must be host:port"),
+        (["status"], "RUN is missing"),
+        (["config", RECIPE, "more"], "unknown argument 'more'"),
+        (["study", "--study", "nowhere:study"], "study 'nowhere:study': there is no module 'nowhere'"),
+        (["config", RECIPE, "--reward.function", "./mine.py:f"], "'./mine.py' is a file, expected a module"),
+    ],
+)
+def test_a_value_that_cannot_be(capsys, arguments, message):
+    status, text = complaint(capsys, lambda: dispatch.run(arguments))
+    assert status == 2
+    check_one_line(text, message)
+    assert len(text) < 2000
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda value: dispatch.run(["config", RECIPE, "--optimizer.learning-rate", value]),
+        lambda value: dispatch.run(["config", RECIPE, "--algorithm.success-threshold", value]),
+        lambda value: dispatch.run(["plan", RECIPE, "--gpu-memory", value]),
+        lambda value: dispatch.run(["study", "--minutes", value]),
+        lambda value: dispatch.run(["evaluate", "model", "--benchmarks", "aime24", "--success-threshold", value]),
+        lambda value: slurm.run([RECIPE, "--gpu-memory-gib", value, "--dry-run"]),
+        lambda value: slurm.run([RECIPE, "--optimizer.learning-rate", value, "--dry-run"]),
+    ],
+)
+def test_no_number_is_infinite(capsys, call, value):
+    status, text = complaint(capsys, lambda: call(value))
+    assert status == 2
+    check_one_line(text, f"={value}: must be")
+
+
+@pytest.mark.parametrize("launcher", [local, slurm])
+def test_the_launchers(capsys, launcher):
+    status, text = complaint(capsys, lambda: launcher.run([RECIPE, "--dry-rnu"]))
+    assert status == 2
+    check_one_line(text, launcher.PROGRAM, "did you mean --dry-run?")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("convert_checkpoint.py", ["hf-to-megatron", "a", "b", "--tensor-paralel", "2"], "--tensor-parallel-size?"),
+        ("convert_checkpoint.py", ["hf-to-megatron", "a"], "DST is missing"),
+        ("convert_checkpoint.py", [], "there are hf-to-megatron, megatron-to-hf"),
+        ("make_arithmetic.py", ["--nmu-train", "3"], "did you mean --num-train?"),
+        ("make_arithmetic.py", ["--seed", "x"], "--seed: "),
+        ("make_tiny_model.py", ["--learning-rate", "nan"], "learning_rate=nan: must be finite"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_tools(capsys, monkeypatch, tool, arguments, message):
+    monkeypatch.setattr(sys, "argv", [tool, *arguments])
+    status, text = complaint(capsys, lambda: runpy.run_path(str(TOOLS / tool), run_name="__main__"))
+    assert status == 2
+    check_one_line(text, message)
