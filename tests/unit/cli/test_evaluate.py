@@ -198,7 +198,8 @@ def test_a_training_set_that_has_moved_is_missed_only_by_who_named_it(capsys, tm
     status = dispatch.run(["evaluate", folder])
     text = capsys.readouterr()
     assert (status, "samples=8 of" in text.err) == (1, True)
-    assert "not compared with the run's training set: /gone/train.jsonl: cannot be read: no such file" in " ".join(text.out.split())
+    said = " ".join(text.out.split())
+    assert "not compared with the run's training set: /gone/train.jsonl: cannot be read: no such file" in said
     for named in (("--against", "/gone/train.jsonl"), ("--against=/gone/other.jsonl",)):
         status, error = complaint(capsys, folder, *named)
         assert status == 1
