@@ -8,7 +8,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gtpo_megatron.errors import ConfigError
 
-
 LARGEST_INTEGER = 2**63 - 1
 """What every library that a number reaches can hold; it also keeps a message about a number readable."""
 

@@ -43,6 +43,7 @@ def test_a_batch_by_hand():
         "rollout/reward_best_frac": pytest.approx(2 / 3),
         "rollout/reward_failed_count": 0.0,
         "rollout/reward_mean": 0.5,
+        "rollout/reward_over_budget_count": 0.0,
         "rollout/truncated_frac": pytest.approx(1 / 6),
     }
 
