@@ -5,14 +5,15 @@ import time
 from collections.abc import Callable
 
 FREE_SHARE = 0.5
-"""Of the budget: until so much is spent, a row may take its whole limit."""
+"""Of the budget: dealt to whoever comes first; the rest is dealt in equal shares."""
 
 
 class BatchBudget:
     """A deadline for a batch, and what a row may take of the time left.
 
-    In the first half of the budget every row has its whole limit. After that it has no more than an equal share of what
-    is left among the rows that are left, so a few rows that hang cannot take the verdicts of all that wait behind them.
+    In the first half of the budget every row has its whole limit, if that does not reach into the second. There it has
+    no more than an equal share of what is left among the rows that are left, so a few rows that hang cannot take the
+    verdicts of all that wait behind them.
 
     Args:
         budget_s: for all rows.
@@ -42,6 +43,5 @@ class BatchBudget:
             num_left = max(1, self._num_left)
             self._num_left -= 1
         now = self._clock()
-        if now < self._begin + FREE_SHARE * self._budget_s:
-            return self.deadline
-        return now + max(0.0, self.deadline - now) * min(1.0, self._num_workers / num_left)
+        share = now + max(0.0, self.deadline - now) * min(1.0, self._num_workers / num_left)
+        return max(share, self._begin + FREE_SHARE * self._budget_s)

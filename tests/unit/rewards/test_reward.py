@@ -42,15 +42,15 @@ def test_a_reward_beyond_its_bound_is_no_verdict_and_its_row_is_named(num_worker
 
 
 def test_rows_that_hang_leave_the_others_their_verdicts(caplog):
-    """Thirteen rows that hang, at ten seconds each, are more than the batch may take; all the others are graded."""
-    rows = ["hang", "fine", "fine"] * 13
-    with RewardScorer(OBEY, num_workers=1, timeout_s=10.0, budget_s=20.0) as scorer:
+    """Five rows that hang, at ten seconds each, are more than the batch may take; all the others are graded."""
+    rows = ["hang", "fine", "fine"] * 5
+    with RewardScorer(OBEY, num_workers=1, timeout_s=10.0, budget_s=24.0) as scorer:
         start = time.monotonic()
         with caplog.at_level(logging.WARNING):
             batch = scorer.score(rows, [""] * len(rows))
-        assert time.monotonic() - start < 25.0
+        assert time.monotonic() - start < 26.0
     assert batch.failed.tolist() == [row == "hang" for row in rows]
-    assert 11 <= batch.num_over_budget <= 12
+    assert batch.num_over_budget == 4
     assert "x no time left: " in caplog.text
 
 
