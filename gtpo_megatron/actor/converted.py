@@ -10,6 +10,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.finite import require_finite
 
 _EXTRA_STATE = "_extra_state"
 """Ends the keys of what layers keep beside their parameters: factors of float8, which a converted model lacks."""
@@ -25,6 +26,7 @@ def load_converted(checkpoint: Path, chunks: Sequence[Any]) -> None:
 
     Raises:
         CheckpointError: damaged, or of another model.
+        ConfigError: a tensor holds NaN or infinity.
 
     Collectives: Megatron's own over the world.
     """
@@ -44,3 +46,5 @@ def load_converted(checkpoint: Path, chunks: Sequence[Any]) -> None:
         raise CheckpointError(f"{checkpoint} cannot be loaded: {type(error).__name__}: {error}") from error
     for number, chunk in enumerate(chunks):
         chunk.load_state_dict(found[str(number)] | dict.fromkeys(absent[number]))
+        for name, parameter in chunk.named_parameters():
+            require_finite([parameter], name, where=checkpoint)

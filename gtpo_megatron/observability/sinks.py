@@ -5,8 +5,9 @@ training run. A wrong name, a step written twice, or a chosen library that is no
 in the code or in the configuration, and show at the first step.
 """
 
-import importlib
+import importlib.util
 import logging
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -168,6 +169,26 @@ class MetricSinks:
         self._sinks.pop(name, None)
         self.failures[name] = f"{type(error).__name__}: {error}"
         _log.error("metrics sink %s failed and is switched off, training goes on: %s", name, self.failures[name])
+
+
+def check_loggers(logging_config: LoggingConfig) -> None:
+    """Raises ConfigError where a chosen logger's library is not installed; imports none."""
+    if logging_config.tensorboard and not _is_installed("tensorboard"):
+        raise ConfigError(
+            "logging.tensorboard is on, but TensorBoard is not installed; install it (uv pip install tensorboard) or "
+            "set logging.tensorboard=False"
+        )
+    if logging_config.wandb_project is not None and not _is_installed("wandb"):
+        raise ConfigError(
+            f"logging.wandb_project={logging_config.wandb_project!r}, but wandb is not installed; install it "
+            "(uv pip install wandb) or leave logging.wandb_project out"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None
 
 
 def open_sinks(

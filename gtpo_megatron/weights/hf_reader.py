@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gtpo_megatron.errors import ConfigError, WeightMappingError
+from gtpo_megatron.weights.finite import require_finite
 from gtpo_megatron.weights.matrix import as_matrix
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
 
@@ -193,6 +194,7 @@ def read_parameters(
 
     Raises:
         WeightMappingError: the folder's tensors are not the model's, or a parameter is not in the plan.
+        ConfigError: a tensor holds NaN or infinity.
     """
     unfilled = set(parameters) - {copy.megatron_name for copy in plan}
     if unfilled:
@@ -203,4 +205,6 @@ def read_parameters(
             parameter.zero_()  # rows that only pad the vocabulary
         for copy in plan:
             target = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices]
-            target.copy_(source.read(copy.hf_name, copy.hf_box))
+            piece = source.read(copy.hf_name, copy.hf_box)
+            require_finite([piece], copy.hf_name, where=source.tensors[copy.hf_name].path)
+            target.copy_(piece)
