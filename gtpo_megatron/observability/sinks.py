@@ -1,8 +1,8 @@
 """Where the numbers of a step go: ``metrics.jsonl`` always, TensorBoard and Weights & Biases if chosen.
 
 A sink that fails (a lost network) is switched off with an error in the log and a count; it never stops a training run.
-``metrics.jsonl`` waits for room on its disk instead. A wrong name, a step written twice, or a chosen library that is not
-installed raises: those are mistakes in the code or in the configuration, and show at the first step.
+``metrics.jsonl`` waits for room on its disk instead. A wrong name, a step written twice, or a chosen library that is
+not installed raises: those are mistakes in the code or in the configuration, and show at the first step.
 """
 
 import importlib.util
