@@ -8,6 +8,7 @@ not installed raises: those are mistakes in the code or in the configuration, an
 import importlib.util
 import logging
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,8 @@ class TensorBoardSink:
                 f"logging.tensorboard is on, but TensorBoard cannot be imported ({error}); "
                 "install it (uv pip install tensorboard) or set logging.tensorboard=False"
             ) from error
+        if not isinstance(threading.excepthook, _QuietWriters):
+            threading.excepthook = _QuietWriters(threading.excepthook)
         self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -61,6 +64,21 @@ class TensorBoardSink:
     def close(self) -> None:
         """Closes the event file."""
         self._writer.close()
+
+
+class _QuietWriters:
+    """TensorBoard's thread ends by an error that the next ``write`` raises too: no traceback of it on the terminal.
+
+    Args:
+        before: the hook for all others.
+    """
+
+    def __init__(self, before: Callable[[threading.ExceptHookArgs], Any]) -> None:
+        self._before = before
+
+    def __call__(self, error: threading.ExceptHookArgs) -> None:
+        if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+            self._before(error)
 
 
 class WandbSink:

@@ -3,6 +3,7 @@
 import logging
 import resource
 import subprocess
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -122,6 +123,23 @@ def test_a_real_disk(small_disk, caplog):
         sinks.write(200, {"policy/loss": 0.5})
     assert steps(path) == list(range(201))
     assert "cannot be written (No space left on device): " in caplog.text
+
+
+def test_tensorboard_there_is_switched_off_without_a_traceback(small_disk, capsys, caplog):
+    with open_sinks(small_disk, LoggingConfig(tensorboard=True), run_config={}) as sinks:
+        with full(small_disk):
+            step = 0
+            while not sinks.failures:  # its file has some room in its last block
+                step += 1
+                assert step < 1000
+                sinks.write(step, {"policy/loss": 0.5})
+            assert list(sinks.failures) == ["tensorboard"]
+        sinks.write(step + 1, {"policy/loss": 0.5})
+        for thread in threading.enumerate():
+            if type(thread).__module__.startswith("tensorboard."):
+                thread.join(5)
+    assert steps(small_disk / "metrics.jsonl") == list(range(1, step + 2))
+    assert capsys.readouterr().err == ""
 
 
 def test_the_good_message_is_not_hidden_and_the_outcome_is_kept(small_disk, capsys):
