@@ -14,7 +14,7 @@ from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokeniz
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, truncate_after
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, check_metrics, truncate_after
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.provenance import log_provenance
 from gtpo_megatron.observability.report import write_report
@@ -72,6 +72,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
         if checkpoint:
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
+            check_metrics(run_dir / METRICS_FILE)
         folder.accept(config, inputs.contents, goes_on=checkpoint is not None)
         if checkpoint:
             truncate_after(run_dir / METRICS_FILE, checkpoint.last_row)
@@ -137,7 +138,14 @@ def _export(config: RunConfig, folder: RunFolder) -> None:
     """The last checkpoint in Hugging Face format; no rank takes part."""
     latest = folder.checkpoints.latest(config.checkpoint.verify)
     assert latest is not None, "the last step is always saved"
-    megatron_to_hf(latest.path, Path(config.model.path), folder.hf_folder, progress=Unseen(), replace=True)
+    megatron_to_hf(
+        latest.path,
+        Path(config.model.path),
+        folder.hf_folder,
+        progress=Unseen(),
+        replace=True,
+        verify=config.checkpoint.verify,
+    )
 
 
 def _outcome(summary: RunSummary) -> str:
@@ -153,16 +161,18 @@ def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
     Raises:
         CheckpointError: it is of another model.
     """
+    notes = [checkpoint.note] if checkpoint.note else []
     if checkpoint.manifest is None:
-        return [f"{checkpoint.path} is taken as it is: neither its files nor its model are checked"]
+        return [*notes, f"{checkpoint.path} is taken as it is: neither its files nor its model are checked"]
     check_model(checkpoint.path, checkpoint.manifest, facts)
     changes = layout_changes(checkpoint.manifest, facts)
     if not changes:
-        return []
+        return notes
     return [
+        *notes,
         f"ANOTHER LAYOUT ({', '.join(changes)}): weights, optimizer, schedule, sampler and counters go on; random "
         f"states start from the seed and sums round in another order, so the run is not equal to the last bit to one "
-        f"that was not resumed"
+        f"that was not resumed",
     ]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.config.serialize import to_yaml
-from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
+from gtpo_megatron.errors import ConfigError, DataError, GTPOError, WorkerError
 from gtpo_megatron.orchestration.exit_status import EXIT_STOPPED
 from gtpo_megatron.orchestration.run_state import read_state
 from launchers.checks import check_layout, check_paths
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except GTPOError as error:
+    except (GTPOError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_FAILED
 
@@ -71,7 +71,10 @@ def launch(options: LaunchOptions) -> int:
     state = _run(folder, command)
     if state == "SUCCEEDED":
         return 0
-    ended = read_state(run_dir)
+    try:
+        ended = read_state(run_dir)
+    except DataError:  # the run failed, and the logs say why
+        ended = None
     outcome = ended.outcome if ended and ended.started_at > began else ""
     if outcome.startswith("stopped"):
         return EXIT_STOPPED

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except GTPOError as error:
+    except (GTPOError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_FAILED
 

@@ -31,4 +31,6 @@ def megatron():
 
 
 def pytest_addoption(parser):
+    parser.addoption("--fuzz-seed", type=int, default=14, help="other damaged inputs in tests/fuzz")
+    parser.addoption("--fuzz-times", type=int, default=1, help="so many times as many of them")
     parser.addoption("--rewrite-golden", action="store_true", help="write the golden curves anew")

@@ -23,6 +23,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.orchestration.run_folder import RunFolder
+from gtpo_megatron.weights.checkpoint_files import Verify
 from gtpo_megatron.weights.conversion import converted_weights, hf_to_megatron, megatron_to_hf
 from gtpo_megatron.weights.megatron_reader import is_checkpoint
 
@@ -67,21 +68,24 @@ class MegatronToHF:
         shard_mib: size of the largest safetensors file.
         model: folder that config.json and tokenizer are taken from; by default the converted folder itself, or the
             ``model.path`` of the run.
+        verify: check the checkpoint's files against its manifest first; a converted folder has none.
     """
 
     src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
     dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
     shard_mib: int = 5120
     model: Path | None = None
+    verify: bool = True
 
     def __post_init__(self) -> None:
         require_positive(shard_mib=self.shard_mib)
 
     def run(self, console: Console) -> None:
         """Converts."""
-        checkpoint, model = find_checkpoint(self.src, self.model)
+        verify: Verify = "full" if self.verify else "none"
+        checkpoint, model = find_checkpoint(self.src, self.model, verify)
         with _progress_bar(console) as bar:
-            megatron_to_hf(checkpoint, model, self.dst, progress=bar, shard_bytes=self.shard_mib << 20)
+            megatron_to_hf(checkpoint, model, self.dst, progress=bar, shard_bytes=self.shard_mib << 20, verify=verify)
 
 
 Command = (
@@ -90,7 +94,7 @@ Command = (
 )
 
 
-def find_checkpoint(source: Path, model: Path | None) -> tuple[Path, Path]:
+def find_checkpoint(source: Path, model: Path | None, verify: Verify = "full") -> tuple[Path, Path]:
     """The Megatron checkpoint that a folder holds or is, and the folder with its model's configuration.
 
     Raises:
@@ -100,9 +104,11 @@ def find_checkpoint(source: Path, model: Path | None) -> tuple[Path, Path]:
     if converted is not None:
         return converted, model or source
     if (source / "config.yaml").is_file():
-        latest = RunFolder(source).checkpoints.latest("none")
+        latest = RunFolder(source).checkpoints.latest(verify)
         if latest is None:
             raise ConfigError(f"{source} is the folder of a run without a finished checkpoint; wait for its first")
+        if latest.note:
+            logging.getLogger(__name__).warning(latest.note)
         return latest.path, model or Path(load_config(source / "config.yaml").model.path)
     if not is_checkpoint(source):
         raise ConfigError(
@@ -148,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = options_or_exit(Command, given, program="convert_checkpoint.py", description=__doc__)
     try:
         command.run(console)
-    except GTPOError as error:
+    except (GTPOError, OSError) as error:
         console.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True, highlight=False)
         return 1
     console.print(f"{escape(str(command.dst))} is written", soft_wrap=True, highlight=False)

@@ -23,14 +23,15 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
-from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy, load_sharded_metadata
+from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gtpo_megatron.actor.checkpoint_writer import ForkedWrite, results_queue
+from gtpo_megatron.actor.restricted_load import load, load_sharded_metadata, reason, without_extra_states
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.weights.checkpoint_files import first_trouble
 
 RANDOM_KEY = "random"
 
@@ -80,7 +81,7 @@ class RankCheckpoint:
             self._is_validated = True
             self._write = ForkedWrite(request, folder, in_background=in_background)
         except (OSError, RuntimeError, CheckpointException) as error:
-            raise self._not_written(_reason(error)) from error
+            raise self._not_written(reason(error)) from error
 
     def is_written(self) -> bool:
         """This rank's files are on the disk, or failed to get there. Communication: none."""
@@ -107,7 +108,7 @@ class RankCheckpoint:
         try:
             write.finish()
         except (OSError, RuntimeError, CheckpointException) as error:
-            raise self._not_written(_reason(error)) from error
+            raise self._not_written(reason(error)) from error
         return checksums
 
     def close(self) -> None:
@@ -146,17 +147,17 @@ class RankCheckpoint:
         _ensure_moments(self._optimizer)
         try:
             # looked up before the wish is written: the shards say which layout they are of
-            stored = load_sharded_metadata(str(folder))
+            stored = load_sharded_metadata(folder)
             wanted = self._state({}, is_loading=True)
             same_layout = wanted[RANDOM_KEY].unique_key in stored
             if not same_layout:
                 del wanted[RANDOM_KEY]
-            state, left_over, absent = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RETURN_ALL)
+            state, left_over, absent = load(wanted, folder, strict=StrictHandling.RETURN_ALL)
         except (Exception, CheckpointException) as error:  # torch's is no Exception
-            raise CheckpointError(f"checkpoint {folder} cannot be loaded: {_reason(error)}") from error
+            raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
         _refuse_mismatch(folder, absent=absent, left_over=left_over - {RANDOM_KEY})
         for index, chunk in enumerate(self._chunks):
-            chunk.load_state_dict(state["model"][str(index)])
+            chunk.load_state_dict(without_extra_states(state["model"][str(index)]))
         if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(self._optimizer)):
             _count_from_zero(state["optimizer"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -196,12 +197,12 @@ def load_weights(folder: Path, chunks: Sequence[Any]) -> None:
     """
     wanted = {"model": model_state_dict(chunks)}
     try:
-        state, _, absent = dist_checkpointing.load(wanted, str(folder), strict=StrictHandling.RETURN_UNEXPECTED)
+        state, _, absent = load(wanted, folder, strict=StrictHandling.RETURN_UNEXPECTED)
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {folder} cannot be loaded: {_reason(error)}") from error
+        raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
     _refuse_mismatch(folder, absent=absent, left_over=set())
     for index, chunk in enumerate(chunks):
-        chunk.load_state_dict(state["model"][str(index)])
+        chunk.load_state_dict(without_extra_states(state["model"][str(index)]))
 
 
 _ASYNC_ARGUMENTS = (
@@ -283,16 +284,8 @@ def _check_files(folder: Path, checksums: Mapping[str, str]) -> None:
     Collectives: one gather of texts.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    trouble = ""
-    for name in sorted(checksums)[rank::num_ranks]:
-        try:
-            found = file_checksum(folder / name)
-        except OSError as error:
-            trouble = f"{name} cannot be read: {error.strerror}"
-            break
-        if found != checksums[name]:
-            trouble = f"{name} has checksum {found}, expected {checksums[name]}: its content changed on the disk"
-            break
+    mine = sorted(checksums)[rank::num_ranks]
+    trouble = first_trouble(folder, {name: checksums[name] for name in mine})
     troubles = _of_all_ranks(trouble)
     if troubles:
         raise CheckpointError(
@@ -316,13 +309,6 @@ def _of_all_ranks(trouble: str) -> str:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, trouble)
     return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text)
-
-
-def _reason(error: BaseException) -> str:
-    """In a line; torch's exception for several ranks carries a traceback of each."""
-    failures = error.failures.items() if isinstance(error, CheckpointException) else ()
-    causes = "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in failures)
-    return " ".join((causes or f"{type(error).__name__}: {error}").split())
 
 
 def _ensure_moments(optimizer: Any) -> None:

@@ -1,6 +1,5 @@
 """Reads a checkpoint's tensors and objects without a world of ranks and without a model. Free of Megatron."""
 
-import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.checkpoint_files import Verify, check_checkpoint
+from gtpo_megatron.weights.restricted_pickle import (
+    RestrictedPlanner,
+    RestrictedReader,
+    load_index,
+    load_object,
+    load_torch,
+    refusal,
+)
 
 COMMON_FILE = "common.pt"
 
@@ -23,21 +30,20 @@ class CheckpointReader:
 
     Args:
         folder: of the checkpoint.
+        verify: what is compared with its manifest before anything is read.
 
     Attributes:
         tensors: name -> shape and dtype; names are those that ``actor/checkpoint.py`` lists.
         objects: names of everything else, with its place in the layout.
 
     Raises:
-        CheckpointError: no checkpoint, or its index cannot be read.
+        CheckpointError: no checkpoint, a damaged one, or its index cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, verify: Verify = "full") -> None:
+        check_checkpoint(folder, verify)
         self._folder = folder
-        try:
-            self._metadata = FileSystemReader(folder).read_metadata()
-        except (Exception, CheckpointException) as error:  # whatever a damaged pickle raises
-            raise CheckpointError(f"checkpoint {folder} has no readable index: {error}") from error
+        self._metadata = load_index(folder)
         entries = self._metadata.state_dict_metadata
         self.tensors = {
             name: (tuple(entry.size), entry.properties.dtype)
@@ -56,22 +62,26 @@ class CheckpointReader:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is the intent
-                load_tensors(found, storage_reader=FileSystemReader(self._folder), no_dist=True)
+                load_tensors(
+                    found, storage_reader=RestrictedReader(self._folder), planner=RestrictedPlanner(), no_dist=True
+                )
         except (Exception, CheckpointException) as error:
-            raise CheckpointError(f"checkpoint {self._folder} cannot be read: {error}") from error
+            raise CheckpointError(f"checkpoint {self._folder} {refusal(error)}") from error
         return found
 
     def read_object(self, name: str) -> Any:
-        """An object that a rank stored, such as its random states. Trust the checkpoint: it is unpickled."""
-        places = [place for index, place in self._metadata.storage_data.items() if index.fqn == name]
-        if len(places) != 1:
-            raise CheckpointError(f"checkpoint {self._folder} stores {name!r} {len(places)} times, expected once")
-        with (self._folder / places[0].relative_path).open("rb") as file:
-            file.seek(places[0].offset)
-            content = file.read(places[0].length)
-        return torch.load(io.BytesIO(content), weights_only=False, map_location="cpu")
+        """An object that a rank stored, such as its random states.
+
+        Raises:
+            CheckpointError: it is not there once, cannot be read, or names what no checkpoint holds.
+        """
+        return load_object(self._folder, self._metadata, name)
 
     def read_common(self) -> Any:
-        """What all ranks share: optimizer groups, schedule, counters. None where Megatron stores it as an object."""
+        """What all ranks share: optimizer groups, schedule, counters. None where Megatron stores it as an object.
+
+        Raises:
+            CheckpointError: as in :meth:`read_object`.
+        """
         path = self._folder / COMMON_FILE
-        return torch.load(path, weights_only=False, map_location="cpu") if path.exists() else None
+        return load_torch(path) if path.exists() else None

@@ -24,6 +24,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
 from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.weights.restricted_pickle import load_written
 
 BACKGROUND_NICENESS = 10
 """Of a writer that training shares the cores with."""
@@ -87,7 +88,7 @@ class ForkedWrite:
         # a child that has told its results is not waited for: giving its memory back takes a while, and the start of
         # the next one collects it
         try:
-            written, checksums, error = pickle.loads(self._results.recv_bytes())
+            written, checksums, error = load_written(self._results.recv_bytes())
         except (EOFError, OSError):
             self._process.join()
             written, checksums, error = None, {}, f"its writer died (exit code {self._process.exitcode})"

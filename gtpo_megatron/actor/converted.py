@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
+from gtpo_megatron.actor.restricted_load import EXTRA_STATE, load, reason
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.finite import require_finite
-
-_EXTRA_STATE = "_extra_state"
-"""Ends the keys of what layers keep beside their parameters: factors of float8, which a converted model lacks."""
 
 
 @torch.no_grad()
@@ -38,12 +36,12 @@ def load_converted(checkpoint: Path, chunks: Sequence[Any]) -> None:
         for parameter in chunk.parameters():
             parameter.zero_()  # Megatron leaves the padding that the checkpoint does not have as it is
         state = chunk.sharded_state_dict(metadata=metadata)
-        absent.append([key for key in state if key.endswith(_EXTRA_STATE)])
-        wanted[str(number)] = {key: value for key, value in state.items() if not key.endswith(_EXTRA_STATE)}
+        absent.append([key for key in state if key.endswith(EXTRA_STATE)])
+        wanted[str(number)] = {key: value for key, value in state.items() if not key.endswith(EXTRA_STATE)}
     try:
-        found = dist_checkpointing.load(wanted, str(checkpoint), strict=StrictHandling.RAISE_ALL)
+        found = load(wanted, checkpoint, strict=StrictHandling.RAISE_ALL)
     except (Exception, CheckpointException) as error:  # torch's is no Exception
-        raise CheckpointError(f"{checkpoint} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{checkpoint} cannot be loaded: {reason(error)}") from error
     for number, chunk in enumerate(chunks):
         chunk.load_state_dict(found[str(number)] | dict.fromkeys(absent[number]))
         for name, parameter in chunk.named_parameters():

@@ -7,6 +7,7 @@ from pathlib import Path
 from gtpo_megatron.cli import config, contamination, evaluate, plan, report, status, study, train, verify_resume, watch
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.untrusted.text import printable
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
@@ -52,6 +53,9 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
+        return EXIT_FAILED
+    except OSError as error:  # of the machine, not of this program: a name that is too long, a folder of others
+        sys.stderr.write(f"gtpo-megatron: {printable(error)}\n")
         return EXIT_FAILED
 
 

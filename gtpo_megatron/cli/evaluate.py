@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     from gtpo_megatron.orchestration.evaluation_run import check_request, evaluate_model  # seconds of imports
 
     check_request(config)
-    model = find_model(folder, config.checkpoint, run_config)
+    model = find_model(folder, config.checkpoint, run_config, verify="full" if config.verify else "none")
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
     output = output_folder(folder, config, model.checkpoint or "hf", is_run=run_config is not None)
     try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.named_function import called, named_function
@@ -123,9 +124,9 @@ def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: i
         _say(f"no finished run of {num_steps} steps in {output} yet")
         return
     table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
-    table.write_text(markdown(study, rows, summaries), encoding="utf-8")
+    write_file(table, markdown(study, rows, summaries))
     runs_dir.mkdir(parents=True, exist_ok=True)
-    page.write_text(study_page(study, rows, summaries), encoding="utf-8")
+    write_file(page, study_page(study, rows, summaries))
     left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""
     _say(f"{len(summaries)} runs{left_out}: {table}, {page}")
 

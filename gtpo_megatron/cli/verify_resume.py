@@ -19,12 +19,14 @@ class VerifyResumeOptions(RecipeOptions):
         kill_after: the scratch run is killed once the checkpoint of this step is whole.
         output: folder for the scratch runs; empty means ``verify-resume`` in the run folder, or beside the runs.
         keep: leave the scratch runs there even where they are equal.
+        verify: check their checkpoints' files against the manifests before they are compared.
     """
 
     steps: int = 4
     kill_after: int = 2
     output: str = ""
     keep: bool = False
+    verify: bool = True
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -43,6 +45,7 @@ def run(arguments: Sequence[str]) -> int:
         num_steps=options.steps,
         kill_after=options.kill_after,
         keep=options.keep,
+        verify="full" if options.verify else "none",
         console=console,
     )
     return 0 if show(results, console) else 1

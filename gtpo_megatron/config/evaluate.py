@@ -67,6 +67,7 @@ class EvaluateConfig:
         against: training set, by name or file; benchmark problems that are in it are reported.
         checkpoint: of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest where there is none.
         output: folder of the results; empty: ``evaluations/`` in the run's folder, or in the current one.
+        verify: check a run's checkpoint against its manifest before it is converted.
     """
 
     benchmarks: tuple[str, ...] = ()
@@ -84,6 +85,7 @@ class EvaluateConfig:
     against: str = ""
     checkpoint: str = ""
     output: str = ""
+    verify: bool = True
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -2,21 +2,18 @@
 
 import dataclasses
 import difflib
-import re
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
 from gtpo_megatron.config.checks import LARGEST_INTEGER
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.text import MAX_SHOWN, printable, shown
+from gtpo_megatron.untrusted.yaml_text import parse_yaml, read_yaml, written_yaml
 
 KIND_KEY = "kind"
 """Names the class where a field may hold one of several."""
-
-_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+", re.ASCII)
 
 T = TypeVar("T")
 
@@ -33,7 +30,7 @@ def to_plain(config: object) -> dict[str, Any]:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved configuration, every field written out, in the order of the classes."""
-    return yaml.safe_dump(to_plain(config), sort_keys=False, width=120)
+    return written_yaml(to_plain(config))
 
 
 def from_yaml(text: str, *, source: str = "config") -> RunConfig:
@@ -46,20 +43,12 @@ def from_yaml(text: str, *, source: str = "config") -> RunConfig:
     Raises:
         ConfigError: not YAML, an unknown or missing key, a value of another type, or values that no run can have.
     """
-    try:
-        plain = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {error}") from error
-    return _read_dataclass(RunConfig, plain, source)
+    return _read_dataclass(RunConfig, parse_yaml(text, source, error=ConfigError), source)
 
 
 def load_config(path: Path) -> RunConfig:
     """Reads a run folder's ``config.yaml``."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    return from_yaml(text, source=str(path))
+    return _read_dataclass(RunConfig, read_yaml(path, error=ConfigError), printable(path))
 
 
 def difference(left: RunConfig, right: RunConfig) -> list[str]:
@@ -86,15 +75,15 @@ def _plain_value(value: Any) -> Any:
 
 def _read_dataclass(kind: type[T], plain: Any, where: str) -> T:
     if not isinstance(plain, dict):
-        raise ConfigError(f"{where}: expected the fields of {kind.__name__}, got {plain!r}")
+        raise ConfigError(f"{where}: expected the fields of {kind.__name__}, got {shown(plain)}")
     given = {key: value for key, value in plain.items() if key != KIND_KEY}
     hints = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in given:
         if key not in names:
-            close = difflib.get_close_matches(str(key), names, n=1)
+            close = difflib.get_close_matches(str(key)[:MAX_SHOWN], names, n=1)
             hint = f"; perhaps you meant {close[0]!r}" if close else f"; known: {', '.join(names)}"
-            raise ConfigError(f"{where}: unknown key {key!r} in {kind.__name__}{hint}")
+            raise ConfigError(f"{where}: unknown key {shown(key)} in {kind.__name__}{hint}")
     missing = [name for name in names if name not in given]
     if missing:
         raise ConfigError(f"{where}: {kind.__name__} lacks {', '.join(missing)}")
@@ -107,7 +96,7 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
         return _read_union(get_args(hint), plain, where)
     if origin is Literal:
         if plain not in get_args(hint):
-            raise ConfigError(f"{where}={plain!r}: must be one of {', '.join(map(repr, get_args(hint)))}")
+            raise ConfigError(f"{where}={shown(plain)}: must be one of {', '.join(map(repr, get_args(hint)))}")
         return plain
     if origin is tuple:
         return _read_tuple(get_args(hint), plain, where)
@@ -116,16 +105,14 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
     if hint is float:
         plain = _read_float(plain)
     if not isinstance(plain, hint) or (isinstance(plain, bool) and hint is not bool):
-        raise ConfigError(f"{where}={plain!r}: expected {hint.__name__}, got {type(plain).__name__}")
+        raise ConfigError(f"{where}={shown(plain)}: expected {hint.__name__}, got {type(plain).__name__}")
     return plain
 
 
 def _read_float(plain: Any) -> Any:
-    """An integer as a float, and so ``1e-6``: YAML 1.1 wants a dot in front of the exponent, people do not write it."""
+    """An integer as a float."""
     is_number = isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= LARGEST_INTEGER
-    if is_number or (isinstance(plain, str) and _EXPONENT.fullmatch(plain)):
-        return float(plain)
-    return plain
+    return float(plain) if is_number else plain
 
 
 def _read_union(arms: tuple[Any, ...], plain: Any, where: str) -> Any:
@@ -134,8 +121,8 @@ def _read_union(arms: tuple[Any, ...], plain: Any, where: str) -> Any:
     classes = {arm.__name__: arm for arm in arms if isinstance(arm, type) and dataclasses.is_dataclass(arm)}
     if classes:
         kind = plain.get(KIND_KEY) if isinstance(plain, dict) else None
-        if kind not in classes:
-            raise ConfigError(f"{where}: {KIND_KEY}={kind!r}: must be one of {', '.join(classes)}")
+        if not isinstance(kind, str) or kind not in classes:
+            raise ConfigError(f"{where}: {KIND_KEY}={shown(kind)}: must be one of {', '.join(classes)}")
         return _read_dataclass(classes[kind], plain, where)
     others = [arm for arm in arms if arm is not type(None)]
     for arm in others:
@@ -143,16 +130,16 @@ def _read_union(arms: tuple[Any, ...], plain: Any, where: str) -> Any:
             return _read_value(arm, plain, where)
         except ConfigError:
             continue
-    raise ConfigError(f"{where}={plain!r}: expected one of {', '.join(str(arm) for arm in others)}")
+    raise ConfigError(f"{where}={shown(plain)}: expected one of {', '.join(str(arm) for arm in others)}")
 
 
 def _read_tuple(items: tuple[Any, ...], plain: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(plain, list | tuple):
-        raise ConfigError(f"{where}={plain!r}: expected a list")
+        raise ConfigError(f"{where}={shown(plain)}: expected a list")
     if len(items) == 2 and items[1] is Ellipsis:
         return tuple(_read_value(items[0], value, f"{where}[{i}]") for i, value in enumerate(plain))
     if len(plain) != len(items):
-        raise ConfigError(f"{where}={plain!r}: expected {len(items)} values, got {len(plain)}")
+        raise ConfigError(f"{where}={shown(plain)}: expected {len(items)} values, got {len(plain)}")
     return tuple(
         _read_value(hint, value, f"{where}[{i}]") for i, (hint, value) in enumerate(zip(items, plain, strict=True))
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.text import shown as in_one_line
 
 Record = Mapping[str, object]
 """One row as its file has it."""
@@ -55,10 +56,7 @@ def optional_text(record: Record, name: str) -> str | None:
 
 def shown(value: object) -> str:
     """A value, short enough for a message."""
-    if value is None:
-        return "missing"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return "missing" if value is None else in_one_line(value)
 
 
 def _hint(record: Record) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.errors import CheckpointError, ConfigError, DataError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.text import shown
 
 _STATE_KEYS = {"seed", "epoch", "position", "num_problems", "fingerprint"}
 
@@ -78,15 +80,12 @@ class PromptSampler:
         for key in ("seed", "num_problems", "fingerprint"):
             if state[key] != mine[key]:
                 raise CheckpointError(
-                    f"sampler state of another run: its {key} is {state[key]!r}, here it is {mine[key]!r}; "
+                    f"sampler state of another run: its {key} is {shown(state[key])}, here it is {mine[key]!r}; "
                     "resume with the data set and seed of the checkpoint"
                 )
-        epoch, position = int(state["epoch"]), int(state["position"])
-        if epoch < 0 or not 0 <= position <= len(self._problems):
-            raise CheckpointError(
-                f"sampler state: epoch {epoch}, position {position}; "
-                f"expected epoch >= 0, position from 0 to {len(self._problems)}"
-            )
+        fields = Fields(dict(state), "sampler state", CheckpointError)
+        epoch = fields.get("epoch", int, at_least=0)
+        position = fields.get("position", int, at_least=0, at_most=len(self._problems))
         self._epoch, self._position = epoch, position
         self._order = self._shuffled(epoch)
 

@@ -4,11 +4,13 @@
 itself, both ways.
 """
 
-import json
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
+
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
 
 
 class SentencePieceTokenizer(SentencePieceBackend):
@@ -32,15 +34,15 @@ def load_sentencepiece(folder: Path, model_file: str) -> SentencePieceTokenizer:
     Raises:
         OSError: the model cannot be read.
         RuntimeError: it is no sentencepiece model.
-        ValueError: ``tokenizer_config.json`` is no JSON.
+        DataError: ``tokenizer_config.json`` is no JSON object.
     """
     model = SentencePieceProcessor(model_file=str(folder / model_file))
     declared = {"unk": model.unk_id(), "bos": model.bos_id(), "eos": model.eos_id(), "pad": model.pad_id()}
     special = {f"{name}_token": model.id_to_piece(index) for name, index in declared.items() if index >= 0}
     config = folder / "tokenizer_config.json"
     if config.is_file():
-        named = json.loads(config.read_text(encoding="utf-8"))
-        special = {key: piece for key, piece in special.items() if not named.get(key)}
+        named = Fields(read_json(config), str(config))
+        special = {key: piece for key, piece in special.items() if not named.raw.get(key)}
     tokenizer: SentencePieceTokenizer = SentencePieceTokenizer.from_pretrained(
         str(folder), local_files_only=True, **special
     )

@@ -1,10 +1,13 @@
 """What ``evaluation.json`` has already: figures that must not be lost when the file is written again."""
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import find_json
 
 logger = logging.getLogger(__name__)
 
@@ -32,27 +35,51 @@ def read_earlier(folder: Path, contents: Mapping[str, str], fingerprint: str) ->
     """
     path = folder / FILE
     try:
-        file = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        logger.warning("%s cannot be read and is written anew: %s", path, error)
-        return {}
-    if not isinstance(file, dict) or file.get("format") != FORMAT:
+        found = find_json(path)
+        if found is None:
+            return {}
+        file = Fields(found, str(path))
+        if file.raw.get("format") == FORMAT:
+            return _entries(file, contents, fingerprint)
+    except DataError as error:
+        logger.warning("%s; it is written anew", error)
+    else:
         logger.warning(
             "%s is of another format than %d and is written anew; benchmarks that are named again have their figures "
             "again, from the responses that are there",
             *(path, FORMAT),
         )
+    return {}
+
+
+def _entries(file: Fields, contents: Mapping[str, str], fingerprint: str) -> dict[str, Entry]:
+    if file.fields("model").get("fingerprint", str) != fingerprint:
         return {}
-    if file["model"]["fingerprint"] != fingerprint:
-        return {}
-    settings = {name: file[name] for name in SETTINGS if name in file}
+    settings = {name: file.raw[name] for name in SETTINGS if name in file.raw}
+    benchmarks = file.fields("benchmarks")
+    entries = {label: _checked(benchmarks.fields(label)) for label in benchmarks.raw}
     return {
         label: {"settings": settings} | entry
-        for label, entry in file["benchmarks"].items()
+        for label, entry in entries.items()
         if contents.get(label) == entry["dataset"]["content_sha256"]
     }
+
+
+def _checked(fields: Fields) -> Entry:
+    """An entry with all that is read of it again; what is only written again may be anything."""
+    fields.fields("dataset").get("content_sha256", str)
+    for name in ("num_problems", "num_complete", "samples"):
+        fields.get(name, int)
+    fields.get("success_threshold", float)
+    for name in ("mean_at_k", "mean_reward"):
+        if fields.has(name):
+            fields.get(name, dict[str, float])
+    for name in ("pass_at_k", "best_at_k", "maj_at_k"):
+        if fields.has(name):
+            fields.get(name, dict[str, dict[str, float]])
+    if fields.has("earlier"):
+        _checked(fields.fields("earlier"))
+    return fields.raw
 
 
 def finished_figures(entry: Entry | None) -> Entry | None:

@@ -1,11 +1,13 @@
 """What a user may name as the model to evaluate, and a fingerprint that tells two models apart."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import find_text, printable
 from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.megatron_reader import is_checkpoint
 
@@ -28,17 +30,14 @@ def check_model_folder(folder: Path) -> dict[str, Any]:
         )
     if not folder.is_dir():
         raise ConfigError(f"model {folder}: no such folder; expected a Hugging Face model folder or a run folder")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    text = find_text(folder / "config.json", error=ConfigError)
+    if text is None:
         raise ConfigError(
             f"model {folder}: neither a Hugging Face model folder (it has no config.json) nor a run folder "
             "(it has no config.yaml)"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {folder}: config.json cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"model {folder}: config.json holds no object; expected a Hugging Face model's")
+        )
+    place = printable(folder / "config.json")
+    config = Fields(parse_json(text, place, error=ConfigError), place, ConfigError).raw
     if not weight_paths(folder) and converted_weights(folder) is not None:
         raise ConfigError(
             f"model {folder} has its weights in Megatron's format; make a model folder of it: {CONVERT} {folder} DST"

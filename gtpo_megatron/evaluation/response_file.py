@@ -9,11 +9,15 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.atomic_file import replaced_file
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.untrusted.fields import Fields, as_record
+from gtpo_megatron.untrusted.json_text import parse_json, read_json_lines
+from gtpo_megatron.untrusted.text import numbered_lines, printable
 
 logger = logging.getLogger(__name__)
 
@@ -114,11 +118,12 @@ class ResponseFile:
                 _check_same(_identity_in(record, self.path), self._identity, self.path)
                 continue
             try:
-                response = GradedResponse(**{name: record[name] for name in _NAMES} | {"response": ""})
-            except (KeyError, TypeError) as error:
-                raise DataError(f"{place}: is no response ({error!r}); choose another --output") from error
+                found = as_record(GradedResponse, record, place)
+            except DataError as error:
+                raise DataError(f"{error}; choose another --output") from error
+            response = replace(found, response="")
             if response.answer is None and self._answer_in is not None:
-                response = replace(response, answer=self._answer_in(record["response"]))
+                response = replace(response, answer=self._answer_in(found.response))
                 self._is_outdated |= response.answer is not None
             self._remember(response)
 
@@ -128,19 +133,14 @@ class ResponseFile:
         It is a service to other readers: where the disk has no room for a second copy, the file stays as it is.
         """
         last = {_key(record): number for number, (_, record) in enumerate(_records(self.path))}
-        scratch = self.path.with_name(self.path.name + ".tmp")
         try:
-            with scratch.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            with replaced_file(self.path) as file:
                 for number, (_, record) in enumerate(_records(self.path)):
                     key = _key(record)
                     if last[key] == number:
                         found = {} if key is None else {"answer": self.responses[key].answer}
-                        file.write(_line(record | found))
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(self.path)
+                        file.write(_line(record | found).encode("utf-8", "backslashreplace"))
         except OSError as error:
-            scratch.unlink(missing_ok=True)
             logger.warning(
                 "%s keeps lines that no longer count, of each response the last one does: a copy without them cannot "
                 "be written: %s",
@@ -181,14 +181,10 @@ def contents_of(folder: Path, identity: Identity) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for path in sorted((folder / RESPONSES).glob("*.jsonl")):
-        with path.open("rb") as lines:
-            first = lines.readline()
+        _, first = next(numbered_lines(path), (1, b""))
         if not first.endswith(b"\n"):  # a crash cut it short, or came before it: there is no response either
             continue
-        try:
-            header = _identity_in(json.loads(first), path)
-        except ValueError as error:
-            raise DataError(f"{path}:1: not a JSON object: {error}; choose another --output") from error
+        header = _identity_in(parse_json(first, f"{printable(path)}:1"), path)
         content = str(header.get("content"))
         _check_same(header, {**identity, "content": content}, path)
         found[path.stem] = content
@@ -212,9 +208,6 @@ def _check_same(found: Identity, wanted: Identity, path: Path) -> None:
         )
 
 
-_NAMES = tuple(field.name for field in fields(GradedResponse))
-
-
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
 
@@ -232,20 +225,12 @@ def read_responses(path: Path) -> Iterator[GradedResponse]:
     """
     for place, record in _records(path):
         if "identity" not in record:
-            try:
-                yield GradedResponse(**record)
-            except TypeError as error:
-                raise DataError(f"{place}: is no response ({error})") from error
+            yield as_record(GradedResponse, record, place)
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            place = f"{path}:{number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{place}: not a JSON object: {error}; choose another --output") from error
-            if not isinstance(record, dict):
-                raise DataError(f"{place}: not a JSON object; choose another --output")
-            yield place, record
+    try:
+        for place, record in read_json_lines(path, half_pairs=True):
+            yield place, Fields(record, place).raw
+    except DataError as error:
+        raise DataError(f"{error}; choose another --output") from error

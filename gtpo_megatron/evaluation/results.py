@@ -1,13 +1,13 @@
 """``evaluation.json``: what was measured, and everything needed to measure it again."""
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
@@ -105,14 +105,9 @@ class ResultFile:
             "timing": asdict(self.timing) | {"generation_frac": _generation_frac(self.timing)},
         }
         path = self.folder / FILE
-        scratch = path.with_name(path.name + ".tmp")
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         try:
-            with scratch.open("w", encoding="utf-8", errors="backslashreplace") as file:  # half a pair as an escape
-                json.dump(content, file, indent=1, ensure_ascii=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
+            write_file(path, text, errors="backslashreplace")  # half a pair as an escape
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error
 

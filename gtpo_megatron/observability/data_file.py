@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gtpo_megatron.untrusted.fields import as_kind
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import find_text, printable
+
 DATA_FILE = "data.json"
 
 SHOWN_DIGITS = 16
@@ -50,14 +54,14 @@ def contents_text(contents: Mapping[str, DataContent]) -> str:
 
 
 def read_contents(folder: Path) -> dict[str, DataContent]:
-    """What the file in a run folder says; empty where there is none, or none that can be read."""
-    try:
-        rows = json.loads((folder / DATA_FILE).read_text(encoding="utf-8"))
-        return {
-            str(name): DataContent(
-                origin=str(row["origin"]), problems=int(row["problems"]), problems_sha256=str(row["problems_sha256"])
-            )
-            for name, row in rows.items()
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    """What the file in a run folder says; empty where there is none.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    text = find_text(folder / DATA_FILE)
+    if text is None:
         return {}
+    place = printable(folder / DATA_FILE)
+    found: dict[str, DataContent] = as_kind(parse_json(text, place), dict[str, DataContent], f"{place}: it")
+    return found

@@ -11,9 +11,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.fields import as_kind
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import find_bytes, printable
 
 METRICS_FILE = "metrics.jsonl"
+MAX_METRICS_BYTES = 4 << 30
+"""A million steps with 200 metrics."""
 
 _log = logging.getLogger(__name__)
 
@@ -135,15 +141,16 @@ def truncate_after(path: Path, step: int) -> int:
     Raises:
         DataError: a line before the last is not a JSON object with a step.
     """
-    if not path.exists():
-        return 0
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = (find_bytes(path, limit=MAX_METRICS_BYTES) or b"").splitlines(keepends=True)
     kept = [line for line, record in _parse_lines(path, lines) if record["step"] <= step]
     if len(kept) < len(lines):
-        scratch = path.with_name(path.name + ".tmp")
-        scratch.write_bytes(b"".join(kept))
-        scratch.replace(path)
+        write_file(path, b"".join(kept))
     return len(lines) - len(kept)
+
+
+def check_metrics(path: Path) -> None:
+    """Raises DataError where :func:`truncate_after` would, before anything is written; a missing file is fine."""
+    _parse_lines(path, (find_bytes(path, limit=MAX_METRICS_BYTES) or b"").splitlines(keepends=True))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -155,9 +162,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: no such file, or a line before the last is not a JSON object with a step.
     """
-    if not path.exists():
-        raise DataError(f"{path}: no such file; expected the metrics of a run that has finished its first step")
-    return [record for _, record in _parse_lines(path, path.read_bytes().splitlines(keepends=True))]
+    return [record for _, record in _parse_lines(path, _lines(path))]
 
 
 def read_what_there_is(path: Path) -> tuple[list[dict[str, Any]], str]:
@@ -169,9 +174,7 @@ def read_what_there_is(path: Path) -> tuple[list[dict[str, Any]], str]:
     Raises:
         DataError: no such file.
     """
-    if not path.exists():
-        raise DataError(f"{path}: no such file; expected the metrics of a run that has finished its first step")
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = _lines(path)
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -184,16 +187,23 @@ def read_what_there_is(path: Path) -> tuple[list[dict[str, Any]], str]:
     return rows, ""
 
 
+def _lines(path: Path) -> list[bytes]:
+    content = find_bytes(path, limit=MAX_METRICS_BYTES)
+    if content is None:
+        raise DataError(f"{path}: no such file; expected the metrics of a run that has finished its first step")
+    return content.splitlines(keepends=True)
+
+
 def _parse_lines(path: Path, lines: Sequence[bytes], *, first_number: int = 1) -> list[tuple[bytes, dict[str, Any]]]:
     parsed: list[tuple[bytes, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=first_number):
         if not line.endswith(b"\n"):
             break  # only the last can lack its newline: the writer was killed, or is still writing it
+        place = f"{printable(path)}:{number}"
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: not JSON ({error}); remove the line, or the file") from error
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            raise DataError(f"{path}:{number}: got {line[:60]!r}, expected a JSON object with an integer 'step'")
+            record = as_kind(parse_json(line, place), dict[str, float | None], f"{place}: the line")
+            record["step"] = as_kind(record.get("step"), int, f"{place}: step")
+        except DataError as error:
+            raise DataError(f"{error}; remove the line, or the file") from error
         parsed.append((line, record))
     return parsed

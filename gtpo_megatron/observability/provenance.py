@@ -62,7 +62,7 @@ def logged_provenance(log: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"versions": {}, "commit": "unknown (log.txt does not say)", "python": "", "platform": ""}
     commits: dict[str, None] = {}  # in order, without repeats
-    with log.open(encoding="utf-8", errors="replace") if log.exists() else nullcontext(()) as lines:
+    with log.open(encoding="utf-8", errors="replace") if log.is_file() else nullcontext(()) as lines:
         for line in lines:
             _, is_ours, text = line.rstrip("\n").partition(f" {__name__}: ")
             if not is_ours:

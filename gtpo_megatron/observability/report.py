@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.observability.report_page import content, document
 from gtpo_megatron.observability.run_folder import read_runs
 
@@ -15,7 +16,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
 
     Args:
         runs: run folders; several are drawn in the same figures.
-        out: the file, replaced only when the new one is complete.
+        out: the file, replaced only when the new one is complete; a device or a pipe is written to.
 
     Raises:
         DataError: no run folder given, or one that does not exist.
@@ -23,10 +24,4 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     """
     page = document(content(read_runs(runs)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_name(out.name + ".tmp")
-    try:
-        scratch.write_text(page, encoding="utf-8", errors="replace")  # a model may sample half a pair
-        scratch.replace(out)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
+    write_file(out, page, errors="replace")  # a model may sample half a pair

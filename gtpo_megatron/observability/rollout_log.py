@@ -12,8 +12,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.finite import all_finite, finite
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import numbered_lines, printable, shown
 
 ROLLOUT_FOLDER = "rollouts"
 SIGNIFICANT_DIGITS = 6
@@ -130,11 +133,9 @@ class RolloutLog:
             )
         lines = [json.dumps({"step": step, **row}, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
         path = self._folder / f"step_{step:06d}.jsonl"
-        scratch = path.with_name(path.name + ".tmp")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            scratch.write_bytes("".join(lines).encode("utf-8", "backslashreplace"))  # half a pair as a JSON escape
-            scratch.replace(path)
+            write_file(path, "".join(lines), errors="backslashreplace")  # half a pair as a JSON escape
         except OSError as error:
             self.failure = str(error)
             _log.error("sampled texts are no longer written, training goes on: %s", error)
@@ -172,16 +173,14 @@ def iter_rollouts(path: Path) -> Iterator[RolloutRecord]:
 
     Raises:
         DataError: with file and line, for a line that is not a record: a field is missing, is of another type, or holds
-            a number that is not finite. Raised when that line is reached.
-        OSError: the file cannot be read.
+            a number that is not finite, or the file cannot be read. Raised when that line is reached.
     """
-    with path.open("rb") as file:  # as text, lines would end at U+2028 too
-        for number, line in enumerate(file, start=1):
-            try:
-                record = _record(json.loads(line))
-            except (ValueError, TypeError) as error:
-                raise DataError(f"{path}:{number}: not a rollout record ({error}); remove the file") from error
-            yield record
+    for number, line in numbered_lines(path):
+        try:
+            record = _record(parse_json(line, "its line", half_pairs=True))
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{printable(path)}:{number}: not a rollout record ({error}); remove the file") from error
+        yield record
 
 
 def _record(row: Any) -> RolloutRecord:
@@ -192,23 +191,18 @@ def _record(row: Any) -> RolloutRecord:
         TypeError: a field is missing.
     """
     if not isinstance(row, dict):
-        raise DataError(f"got {_shown(row)}, expected an object")
+        raise DataError(f"got {shown(row)}, expected an object")
     values = {field.name: row[field.name] for field in fields(RolloutRecord) if field.name in row}
     for name, value in values.items():
         if name in _TYPES and type(value) is not _TYPES[name]:
-            raise DataError(f"{name} is {_shown(value)}, expected {_TYPES[name].__name__}")
+            raise DataError(f"{name} is {shown(value)}, expected {_TYPES[name].__name__}")
         if name in _PER_TOKEN and not all_finite(value):
-            raise DataError(f"{name} is {_shown(value)}, expected a list of finite numbers")
+            raise DataError(f"{name} is {shown(value)}, expected a list of finite numbers")
         if name == "tokens" and not (isinstance(value, list) and set(map(type, value)) <= {str}):
-            raise DataError(f"tokens is {_shown(value)}, expected a list of strings")
+            raise DataError(f"tokens is {shown(value)}, expected a list of strings")
         if name == "reward" and finite(value) is None:
-            raise DataError(f"reward is {_shown(value)}, expected a finite number")
+            raise DataError(f"reward is {shown(value)}, expected a finite number")
     return RolloutRecord(**values)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _plain(record: RolloutRecord) -> dict[str, Any]:

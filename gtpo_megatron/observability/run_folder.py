@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.data_file import DataContent, read_contents
 from gtpo_megatron.observability.finite import finite
 from gtpo_megatron.observability.group_reader import GroupReader
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.observability.sampled_groups import SampledGroup
+from gtpo_megatron.untrusted.text import printable, read_text
+from gtpo_megatron.untrusted.yaml_text import MAX_YAML_BYTES, parse_yaml
 
 CONFIG_FILE = "config.yaml"
 DEFAULT_SUCCESS_THRESHOLD = 0.5
@@ -110,6 +110,11 @@ def _read_run(folder: Path, name: str, reader: GroupReader) -> RunData:
     threshold = finite(_setting(config, "algorithm.success_threshold"))
     groups, unread = reader.read(folder, threshold=DEFAULT_SUCCESS_THRESHOLD if threshold is None else threshold)
     remarks += [unread] if unread else []
+    contents: dict[str, DataContent] = {}
+    try:
+        contents = read_contents(folder)
+    except DataError as error:
+        remarks.append(f"{error}, so it is not known which problems the run has.")
     return RunData(
         name=name,
         config=config,
@@ -117,16 +122,16 @@ def _read_run(folder: Path, name: str, reader: GroupReader) -> RunData:
         metrics=metrics,
         groups=groups,
         remarks=tuple(remarks),
-        contents=read_contents(folder),
+        contents=contents,
     )
 
 
 def _read_config(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
     try:
-        text = path.read_text(encoding="utf-8")
-        config = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        remarks.append(f"{path} cannot be read ({error}), so the run's settings are not shown.")
+        text = read_text(path, limit=MAX_YAML_BYTES)
+        config = parse_yaml(text, printable(path))
+    except DataError as error:
+        remarks.append(f"{error}, so the run's settings are not shown.")
         return {}, ""
     if not isinstance(config, dict):
         remarks.append(f"{path} holds no settings.")

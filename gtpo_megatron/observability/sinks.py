@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.observability.metrics import check_name
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, JsonlSink, truncate_after
+from gtpo_megatron.untrusted.names import bare_name
+from gtpo_megatron.untrusted.text import find_text
 
 _log = logging.getLogger(__name__)
 
@@ -102,13 +105,14 @@ class WandbSink:
                 "install it (uv pip install wandb) or leave logging.wandb_project out"
             ) from error
         id_file = folder / "wandb_run_id.txt"
-        if not id_file.exists():
-            id_file.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")
+        run_id = (find_text(id_file, error=ConfigError) or uuid.uuid4().hex[:12]).strip()
+        bare_name(run_id, str(id_file), ConfigError)
+        write_file(id_file, run_id + "\n")
         self._run: Any = wandb.init(
             project=logging_config.wandb_project,
             entity=logging_config.wandb_entity,
             mode=logging_config.wandb_mode,
-            id=id_file.read_text(encoding="utf-8").strip(),
+            id=run_id,
             name=folder.name,
             dir=str(folder),
             resume="allow",

@@ -16,21 +16,19 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.orchestration.manifest import (
-    MANIFEST_FILE,
-    FileEntry,
-    Manifest,
-    RunFacts,
-    check_sizes,
-    new_manifest,
-    read_manifest,
-)
+from gtpo_megatron.orchestration.manifest import Manifest, RunFacts, new_manifest, read_manifest
+from gtpo_megatron.untrusted.fields import Fields, as_record
+from gtpo_megatron.untrusted.json_text import find_json, read_json
+from gtpo_megatron.untrusted.text import find_text, printable, shown
+from gtpo_megatron.weights.checkpoint_files import FORMAT, MANIFEST_FILE, FileEntry, Verify, check_files
 from gtpo_megatron.weights.file_checksum import file_checksum
 
 logger = logging.getLogger(__name__)
@@ -39,7 +37,9 @@ LATEST, BEST = "latest", "best"
 DRIVER_FILE = "driver.json"
 UNMEASURED_FILE = "unmeasured.json"
 
-_NAME = re.compile(r"step_(\d+)")
+MAX_POINTER_BYTES = 4096
+
+_NAME = re.compile(r"step_([0-9]{1,18})")
 _PARTIAL = ".step_*.partial"
 
 
@@ -71,12 +71,14 @@ class Checkpoint:
         manifest: None where the run goes on without one (``verify='none'``).
         unmeasured: metrics of the step, where a stop has put its measurement off: they are written when it has been
             made up for. None: the step is measured and written, or was not to be measured.
+        note: for who goes on from it; empty where ``latest`` names it.
     """
 
     path: Path
     state: DriverState
     manifest: Manifest | None
     unmeasured: dict[str, float] | None = None
+    note: str = ""
 
     @property
     def last_row(self) -> int:
@@ -95,46 +97,76 @@ class CheckpointFolder:
         self.path = path
 
     # ---------------------------------------------------------------------------------------------------------- reading
-    def latest(self, verify: Literal["full", "sizes", "none"] = "sizes") -> Checkpoint | None:
+    def latest(self, verify: Verify = "sizes") -> Checkpoint | None:
         """The last complete checkpoint, or None where there is none yet.
 
+        That is what ``latest`` names. Where this pointer is lost, it is the newest that is whole, and its ``note`` says
+        so. Of shards the sizes are compared here; their checksums are for who reads them, with ``verify='full'``.
+
         Raises:
-            CheckpointError: what ``latest`` names is not whole; others that seem whole are named.
+            CheckpointError: what ``latest`` names is not whole, or it is lost and does not follow from what is there;
+                others that seem whole are named.
         """
-        marker = self.path / LATEST
-        if not marker.exists():
-            return None
-        folder = self.path / marker.read_text(encoding="utf-8").strip()
+        folder, trouble = self._pointed()
+        if folder is None:
+            return self._newest_whole(trouble, verify)
         try:
-            manifest = self._manifest(folder, verify)
-            state = _driver_state(folder)
-            unmeasured = _unmeasured(folder)
+            return _read(folder, verify)
         except CheckpointError as error:
-            others = [name for name in self._whole() if name != folder.name]
-            remedy = f"; whole are {', '.join(others)}: write one of these names into {marker}" if others else ""
-            raise CheckpointError(f"{error}{remedy}") from error
-        return Checkpoint(path=folder, state=state, manifest=manifest, unmeasured=unmeasured)
+            raise CheckpointError(f"{error}{self._remedy(folder.name)}") from error
 
-    @staticmethod
-    def _manifest(folder: Path, verify: str) -> Manifest | None:
-        if verify == "none":
+    def _pointed(self) -> tuple[Path | None, str]:
+        """What ``latest`` names; None where it names nothing that is there, and why."""
+        marker = self.path / LATEST
+        try:
+            text = find_text(marker, limit=MAX_POINTER_BYTES, error=CheckpointError)
+        except CheckpointError as error:
+            return None, str(error)
+        if text is None:
+            return None, f"{marker} is missing"
+        name = text.strip()
+        if not _NAME.fullmatch(name):
+            return None, f"{marker} holds {shown(name)}, expected the name of a checkpoint, such as step_10"
+        if not (self.path / name).is_dir():
+            return None, f"{marker} names {name}, which is not there"
+        return self.path / name, ""
+
+    def _newest_whole(self, trouble: str, verify: Verify) -> Checkpoint | None:
+        """What a lost pointer must have named; None where there is neither a pointer nor a checkpoint."""
+        numbered = self._numbered()
+        if not numbered and not os.path.lexists(self.path / LATEST):
             return None
-        manifest = read_manifest(folder)
-        check_sizes(folder, manifest)
-        return manifest
+        found: list[Checkpoint] = []
+        for _, folder in sorted(numbered.items()):
+            with suppress(CheckpointError):
+                found.append(_read(folder, verify))
+        newest = found[-1] if found else None
+        if newest is None or newest.state.step != max(numbered):
+            is_not = (
+                f"{numbered[max(numbered)].name}, the newest, is not whole" if numbered else "no checkpoint is there"
+            )
+            raise CheckpointError(f"{trouble}, and {is_not}{self._remedy('')}")
+        written = [checkpoint.manifest.created for checkpoint in found if checkpoint.manifest]
+        if newest.manifest and newest.manifest.created < max(written):
+            raise CheckpointError(
+                f"{trouble}, and {newest.path.name} is not the one that was written last: the run has gone two ways"
+                f"{self._remedy('')}"
+            )
+        return replace(newest, note=f"{trouble}: {newest.path.name} is taken, the newest whole checkpoint")
 
-    def _whole(self) -> list[str]:
-        """Names of the checkpoints whose manifest and file sizes agree, by step."""
+    def _remedy(self, besides: str) -> str:
+        """Names of the checkpoints whose manifest and small files agree, by step, and what to do with one of them."""
         whole = []
         for _, folder in sorted(self._numbered().items()):
-            try:
-                check_sizes(folder, read_manifest(folder))
-            except CheckpointError:
-                continue
-            whole.append(folder.name)
-        return whole
+            with suppress(CheckpointError):
+                _read(folder, "sizes")
+                whole.append(folder.name)
+        names = ", ".join(name for name in whole if name != besides)
+        return f"; whole are {names}: write one of these names into {self.path / LATEST}" if names else ""
 
     def _numbered(self) -> dict[int, Path]:
+        if not self.path.is_dir():
+            return {}
         return {
             int(match.group(1)): path
             for path in self.path.iterdir()
@@ -186,15 +218,15 @@ class CheckpointFolder:
         """
         final = self.path / f"step_{state.step}"
         try:
-            write_aside(scratch / DRIVER_FILE, json.dumps(asdict(state), indent=1))
+            write_file(scratch / DRIVER_FILE, json.dumps(asdict(state), indent=1))
             files = _files(scratch, checksums)
             manifest = new_manifest(run, step=state.step, scores=scores, files=files)
-            write_aside(scratch / MANIFEST_FILE, manifest.to_json())
+            write_file(scratch / MANIFEST_FILE, manifest.to_json())
             _sync_folder(scratch)
             if final.exists():  # a run that died between two markers writes this step again
                 shutil.rmtree(final)
             scratch.rename(final)
-            write_aside(self.path / LATEST, final.name + "\n")
+            write_file(self.path / LATEST, final.name + "\n")
             _sync_folder(self.path)
         except OSError as error:
             raise CheckpointError(
@@ -216,7 +248,9 @@ class CheckpointFolder:
         try:
             if manifest is not None:
                 files = {name: entry for name, entry in manifest.files.items() if name != UNMEASURED_FILE}
-                write_aside(folder / MANIFEST_FILE, replace(manifest, scores=dict(scores), files=files).to_json())
+                write_file(
+                    folder / MANIFEST_FILE, replace(manifest, format=FORMAT, scores=dict(scores), files=files).to_json()
+                )
             else:
                 logger.warning("%s was taken up unverified: its scores are in the metrics alone", folder)
             (folder / UNMEASURED_FILE).unlink()  # last: until then the next start measures again
@@ -236,7 +270,7 @@ class CheckpointFolder:
             best = self._best_first(past, config.best_metric)[: config.keep_best]
             kept.update(best)
             if best:
-                write_aside(self.path / BEST, f"step_{best[0]}\n")
+                write_file(self.path / BEST, f"step_{best[0]}\n")
         for number in sorted(past.keys() - kept):
             try:
                 shutil.rmtree(past[number])
@@ -258,30 +292,26 @@ class CheckpointFolder:
         return sorted(scores, key=lambda step: (-scores[step], step))
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Replaces a small file at once: a crash leaves the old text or the new one."""
-    scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+def _read(folder: Path, verify: Verify) -> Checkpoint:
+    """Raises CheckpointError where it is not whole."""
+    manifest = None
+    if verify != "none":
+        manifest = read_manifest(folder)
+        check_files(folder, manifest.files, "sizes")
+    driver = folder / DRIVER_FILE
+    state = as_record(DriverState, read_json(driver, error=CheckpointError), printable(driver), CheckpointError)
+    return Checkpoint(path=folder, state=state, manifest=manifest, unmeasured=_unmeasured(folder / UNMEASURED_FILE))
 
 
-def _driver_state(folder: Path) -> DriverState:
-    try:
-        return DriverState(**json.loads((folder / DRIVER_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{folder / DRIVER_FILE} cannot be read: {error}") from error
-
-
-def _unmeasured(folder: Path) -> dict[str, float] | None:
-    try:
-        row: dict[str, float] = json.loads((folder / UNMEASURED_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _unmeasured(path: Path) -> dict[str, float] | None:
+    """Numbers that JSON has no word for are read as they are written."""
+    found = find_json(path, error=CheckpointError)
+    if found is None:
         return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / UNMEASURED_FILE} cannot be read: {error}") from error
+    row = Fields(found, printable(path), CheckpointError).raw
+    wrong = [name for name, value in row.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+    if wrong:
+        raise CheckpointError(f"{path}: {printable(wrong[0])} is {shown(row[wrong[0]])}, expected a number")
     return row
 
 

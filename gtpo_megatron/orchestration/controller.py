@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, TokenRecord
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
@@ -20,7 +21,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import MetricSinks
-from gtpo_megatron.orchestration.checkpoint_folder import UNMEASURED_FILE, Checkpoint, DriverState, write_aside
+from gtpo_megatron.orchestration.checkpoint_folder import UNMEASURED_FILE, Checkpoint, DriverState
 from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.orchestration.manifest import RunFacts
 from gtpo_megatron.orchestration.parts import Metrics, StepParts
@@ -28,6 +29,7 @@ from gtpo_megatron.orchestration.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.policy_check import check_gap, check_version
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.training_step import StepReport, training_step
+from gtpo_megatron.weights.restricted_pickle import load_torch
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +273,7 @@ class Controller:
         def write_more(folder: Path) -> None:
             self._write_rollouts(folder)
             if unmeasured is not None:
-                write_aside(folder / UNMEASURED_FILE, json.dumps(unmeasured))
+                write_file(folder / UNMEASURED_FILE, json.dumps(unmeasured))
 
         self._pipeline.drain()  # a checkpoint holds whole responses only, so that none is lost or sampled twice
         with self._parts.timers.stage("checkpoint"):
@@ -293,7 +295,7 @@ class Controller:
         self._sampler.load_state_dict(state.sampler)
         self._counters = dict(state.counters)
         if self._config.rollout.max_staleness:
-            self._pipeline.load_state_dict(torch.load(checkpoint.path / ROLLOUTS_FILE, weights_only=True))
+            self._pipeline.load_state_dict(load_torch(checkpoint.path / ROLLOUTS_FILE))
         self._rollout_log.truncate_after(state.step)
         logger.info("resumed after step %d from %s", state.step, checkpoint.path)
         return state.step

@@ -14,6 +14,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.model_folder import check_model_folder
 from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.checkpoint_folder import LATEST, CheckpointFolder
+from gtpo_megatron.weights.checkpoint_files import Verify
 from gtpo_megatron.weights.conversion import Unseen, megatron_to_hf
 from gtpo_megatron.weights.megatron_reader import is_checkpoint
 
@@ -40,7 +41,7 @@ class EvaluatedModel:
     checkpoint: str = ""
 
 
-def find_model(folder: Path, checkpoint: str, run: RunConfig | None) -> EvaluatedModel:
+def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: Verify = "full") -> EvaluatedModel:
     """The folder to load; a checkpoint is converted once, into ``evaluations/step_N/hf`` of its run.
 
     Where another process is converting it, this one waits and takes what that one has made.
@@ -50,6 +51,7 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None) -> Evaluate
         checkpoint: of a run: its name, or ``latest``; empty: the exported model, or the latest checkpoint of a run that
             has not ended.
         run: the run's configuration; None for a model folder.
+        verify: what is compared with the manifest of a checkpoint that is to be converted.
 
     Raises:
         ConfigError: it is neither a model nor a run that has one, a checkpoint is asked of a model folder, or the run's
@@ -64,13 +66,13 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None) -> Evaluate
     if not checkpoint and (folder / EXPORT).is_dir():
         check_model_folder(folder / EXPORT)
         return EvaluatedModel(folder=folder / EXPORT, named=str(folder))
-    found = _checkpoint(folder, checkpoint or LATEST)
+    found = _checkpoint(folder, checkpoint or LATEST, verify)
     target = folder / EVALUATIONS / found.name / EXPORT
     if not target.is_dir():
         with _alone(target):
             if not target.is_dir():  # else another process has made it meanwhile
                 logger.warning("%s is converted to %s, which can be removed afterwards", found, target)
-                megatron_to_hf(found, Path(run.model.path), target, progress=Unseen())
+                megatron_to_hf(found, Path(run.model.path), target, progress=Unseen(), verify=verify)
     check_model_folder(target)
     return EvaluatedModel(folder=target, named=str(folder), checkpoint=found.name)
 
@@ -115,14 +117,16 @@ def _wait_for_lock(descriptor: int, target: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _checkpoint(folder: Path, name: str) -> Path:
+def _checkpoint(folder: Path, name: str, verify: Verify) -> Path:
     checkpoints = folder / "checkpoints"
     if name == LATEST:
-        latest = CheckpointFolder(checkpoints).latest()
+        latest = CheckpointFolder(checkpoints).latest(verify)
         if latest is None:
             raise ConfigError(f"run {folder} has neither an exported model ({folder / EXPORT}) nor a checkpoint yet")
+        if latest.note:
+            logger.warning(latest.note)
         return latest.path
-    if not is_checkpoint(checkpoints / name):
-        there = sorted(path.name for path in checkpoints.glob("step_*") if is_checkpoint(path))
+    there = sorted(path.name for path in checkpoints.glob("step_*") if is_checkpoint(path))
+    if name not in there:  # so that no path leads out of the run
         raise ConfigError(f"checkpoint={name!r}: run {folder} has {', '.join(there) or 'none'}; or say latest")
     return checkpoints / name

@@ -15,6 +15,7 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import find_contamination
+from gtpo_megatron.data.files import read_records
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.data.unique_rows import load_questions
@@ -122,6 +123,8 @@ def check_request(config: EvaluateConfig) -> None:
         check_cache(config.engine.rollout(config.sampling), where="engine")
     for ref in config.sets.values():
         origin_of(ref)
+        if ref.path:
+            read_records(ref.path)  # whether it is there: a run's checkpoint is converted before the rows are read
 
 
 def identity(config: EvaluateConfig, fingerprint: str) -> dict[str, Any]:

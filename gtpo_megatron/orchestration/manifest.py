@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,24 +13,11 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain, to_yaml
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.provenance import commit, versions
+from gtpo_megatron.untrusted.fields import as_record
+from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.checkpoint_files import FORMAT, MANIFEST_FILE, FileEntry, files_of, read_sealed, sealed
 from gtpo_megatron.weights.file_checksum import ALGORITHM
-
-MANIFEST_FILE = "manifest.json"
-FORMAT = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileEntry:
-    """One file of a checkpoint.
-
-    Attributes:
-        num_bytes: its size.
-        checksum: hexadecimal, see ``weights/file_checksum.py``.
-    """
-
-    num_bytes: int
-    checksum: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,8 +78,8 @@ class Manifest:
         return {name: entry.checksum for name, entry in self.files.items()}
 
     def to_json(self) -> str:
-        """For people and programs."""
-        return json.dumps(asdict(self), indent=1)
+        """For people and programs; with its own checksum."""
+        return sealed(asdict(self))
 
 
 def new_manifest(run: RunFacts, *, step: int, scores: Mapping[str, float], files: Mapping[str, FileEntry]) -> Manifest:
@@ -101,7 +89,7 @@ def new_manifest(run: RunFacts, *, step: int, scores: Mapping[str, float], files
         policy_version=step,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         run=run,
-        scores=dict(scores),
+        scores={name: score for name, score in scores.items() if math.isfinite(score)},
         files=dict(files),
     )
 
@@ -123,41 +111,11 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads a checkpoint's manifest.
 
     Raises:
-        CheckpointError: there is none, it cannot be read, or a later version wrote it.
+        CheckpointError: there is none, it is damaged, or a later version wrote it.
     """
-    path = folder / MANIFEST_FILE
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{folder} has no {MANIFEST_FILE}: an earlier version wrote it, or files were lost; "
-            f"--checkpoint.verify none goes on from it without any check"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error}; it is damaged, go on from another checkpoint"
-        ) from error
-    found = raw.get("format") if isinstance(raw, dict) else None
-    if found != FORMAT:
-        raise CheckpointError(f"{path}: format {found!r}, expected {FORMAT}; use the version that wrote it")
-    try:
-        files = {name: FileEntry(**entry) for name, entry in raw["files"].items()}
-        return Manifest(**raw | {"run": RunFacts(**raw["run"]), "files": files})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is malformed: {error}; go on from another checkpoint") from error
-
-
-def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Raises CheckpointError where a file is missing or has another size."""
-    for name, entry in sorted(manifest.files.items()):
-        try:
-            found = (folder / name).stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"checkpoint {folder} lacks {name}: {error.strerror}") from error
-        if found != entry.num_bytes:
-            raise CheckpointError(
-                f"checkpoint {folder} is damaged: {name} has {found} bytes, expected {entry.num_bytes}"
-            )
+    raw = read_sealed(folder)
+    files_of(raw, folder)  # names are checked there
+    return as_record(Manifest, raw, printable(folder / MANIFEST_FILE), CheckpointError)
 
 
 def check_model(folder: Path, manifest: Manifest, run: RunFacts) -> None:

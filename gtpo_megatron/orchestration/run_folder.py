@@ -8,12 +8,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import difference, load_config, to_yaml
-from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.observability.data_file import DATA_FILE, TRAIN, DataContent, contents_text, read_contents
 from gtpo_megatron.orchestration import held_locks, run_state
-from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder, write_aside
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 
 SAME_NUMBERS = (
     "num_steps:",
@@ -55,10 +56,15 @@ class RunFolder:
             if self.config_file.exists():
                 self._check_same_run(config, resume=resume)
             else:
-                write_aside(self.config_file, to_yaml(config))
+                write_file(self.config_file, to_yaml(config))
                 self._is_tentative = True
             run_state.record_start(self.path)
+        except ConfigError:
+            self.close()
+            raise
         except OSError as error:
+            self.withdraw()
+            self.close()
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
     def accept(self, config: RunConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
@@ -73,7 +79,13 @@ class RunFolder:
         Raises:
             ConfigError: a held-out set has other problems than those before.
         """
-        before = read_contents(self.path) if goes_on else {}
+        try:
+            before = read_contents(self.path) if goes_on else {}
+        except DataError as error:
+            raise ConfigError(
+                f"{error}; it says on which problems the run was measured: bring it back, or remove it, and the run "
+                f"goes on without that check"
+            ) from error
         changed = [
             f"{name} was {before[name]}, is now {now}"
             for name, now in contents.items()
@@ -85,8 +97,8 @@ class RunFolder:
                 f"them back, or choose another folder; if the change is meant, remove {self.path / DATA_FILE} first"
             )
         try:
-            write_aside(self.config_file, to_yaml(config))
-            write_aside(self.path / DATA_FILE, contents_text(contents))
+            write_file(self.path / DATA_FILE, contents_text(contents))
+            write_file(self.config_file, to_yaml(config))
             self._is_tentative = False
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error

@@ -8,11 +8,17 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.fields import as_record
+from gtpo_megatron.untrusted.json_text import find_json
+from gtpo_megatron.untrusted.text import printable, reason
+
+_log = logging.getLogger(__name__)
 
 FINISHED = "finished"
 """The outcome of a run that came to its last step."""
@@ -77,11 +83,19 @@ def acquire(folder: Path) -> int | None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a driver has the folder open now, on this node or on another that shares the file system's locks."""
+    """Whether a driver has the folder open now, on this node or on another that shares the file system's locks.
+
+    Raises:
+        DataError: that cannot be told, because the lock cannot be read.
+    """
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise DataError(
+            f"{printable(folder / LOCK_FILE)}: cannot be read: {reason(error)}; whether the run goes on is not known"
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -92,16 +106,27 @@ def is_held(folder: Path) -> bool:
 
 
 def read_state(folder: Path) -> RunState | None:
-    """The last driver's record; None where there is none that can be read."""
+    """The last driver's record; None where there is none.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    found = find_json(folder / STATE_FILE)
+    return None if found is None else as_record(RunState, found, printable(folder / STATE_FILE))
+
+
+def _known_state(folder: Path) -> RunState | None:
+    """The record that a new one goes on from; a damaged one is no reason not to run."""
     try:
-        return RunState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return read_state(folder)
+    except DataError as error:
+        _log.warning("%s; the starts before this one are not counted", error)
         return None
 
 
 def record_start(folder: Path) -> RunState:
     """Writes down that this process drives the run from now on; call it with the lock held."""
-    before = read_state(folder)
+    before = _known_state(folder)
     state = RunState(
         num_starts=1 + (before.num_starts if before else 0),
         host=socket.gethostname(),
@@ -117,7 +142,7 @@ def record_end(folder: Path, outcome: str) -> None:
 
     Where the disk is full the record is written over the one of the start, which has taken its place already.
     """
-    state = read_state(folder)
+    state = _known_state(folder)
     if state is None:
         return
     state = replace(state, ended_at=time.time(), outcome=outcome[:OUTCOME_CHARACTERS])
@@ -127,7 +152,7 @@ def record_end(folder: Path, outcome: str) -> None:
         try:
             _write_over(folder / STATE_FILE, _text(state))
         except OSError:
-            logger.warning("how the run ended could not be written into %s: %s", folder, error.strerror)
+            _log.warning("how the run ended could not be written into %s: %s", folder, error.strerror)
 
 
 @dataclass(slots=True)
@@ -154,31 +179,21 @@ def recorded_end(folder: Path) -> Iterator[Ending]:
 
 
 def _write(folder: Path, state: RunState) -> None:
-    scratch = folder / f"{STATE_FILE}.tmp"
-    try:
-        with scratch.open("wb") as file:
-            file.write(_text(state))
-            file.flush()
-            os.fsync(file.fileno())  # a disk that allocates late says only now that it is full
-        scratch.replace(folder / STATE_FILE)
-    except OSError:
-        with suppress(OSError):
-            scratch.unlink()
-        raise
+    write_file(folder / STATE_FILE, _text(state))
 
 
-def _write_over(path: Path, text: bytes) -> None:
+def _write_over(path: Path, text: str) -> None:
     """In place, without a byte more than there is."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         if len(text) > os.fstat(descriptor).st_size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.pwrite(descriptor, text, 0)
+        os.pwrite(descriptor, text.encode("ascii"), 0)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _text(state: RunState) -> bytes:
+def _text(state: RunState) -> str:
     """The record, always of one length: its end fits where its start was."""
-    return json.dumps(asdict(state), indent=1).encode("ascii").ljust(RECORD_BYTES - 1) + b"\n"
+    return json.dumps(asdict(state), indent=1).ljust(RECORD_BYTES - 1) + "\n"

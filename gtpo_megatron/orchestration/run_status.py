@@ -111,10 +111,15 @@ def read_status(path: Path) -> RunStatus:
     checkpoint = None
     try:
         checkpoint = _latest(RunFolder(path).checkpoints)
+        remarks += [checkpoint.note] if checkpoint and checkpoint.note else []
     except CheckpointError as error:
         remarks.append(str(error))
     step = max((row["step"] for row in rows), default=0)
-    driver, held = read_state(path), is_held(path)
+    driver, held = None, is_held(path)
+    try:
+        driver = read_state(path)
+    except DataError as error:
+        remarks.append(str(error))
     row_age = max(0.0, now - metrics_file.stat().st_mtime) if rows else None
     seconds = [row["timing/step_s"] for row in rows[-STEPS_FOR_TIME_LEFT:] if row.get("timing/step_s")]
     step_s = median(seconds) if seconds else None
@@ -188,11 +193,11 @@ def _accuracies(rows: list[dict[str, Any]]) -> tuple[Accuracy, ...]:
 
 def _errors(path: Path) -> list[str]:
     """Error lines of the log since the last start; of a long log only the end is read."""
-    if not path.exists():
+    if not path.is_file():
         return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-        lines = file.read().decode("utf-8", errors="replace").splitlines()
+        lines = file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace").splitlines()
     starts = [number for number, line in enumerate(lines) if _START.search(line)]
     since = lines[starts[-1] :] if starts else lines
     return [found.group(1).strip() for line in since if (found := _ERROR.match(line))]

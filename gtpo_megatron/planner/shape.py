@@ -1,12 +1,11 @@
 """The shape of a model as the planner needs it: dense or mixture of experts, from a folder, or by name."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.weights.architecture import MAX_SIZE, Architecture, model_fields, read_architecture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,36 +113,34 @@ def read_shape(folder: Path) -> ModelShape:
     Raises:
         ConfigError: no such folder or file, or an architecture that is not known.
     """
-    try:
-        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raw = {}  # read_architecture says what is wrong
-    if isinstance(raw, dict) and raw.get("architectures") == ["Qwen3MoeForCausalLM"]:
-        return _qwen3_moe(folder, raw)
+    fields = model_fields(folder)
+    if fields.raw.get("architectures") == ["Qwen3MoeForCausalLM"]:
+        return _qwen3_moe(folder, fields)
     return shape_of(read_architecture(folder))
 
 
-def _qwen3_moe(folder: Path, raw: dict[str, Any]) -> ModelShape:
+def _qwen3_moe(folder: Path, fields: Fields) -> ModelShape:
     """Every layer has experts; the few models that mix dense layers in are refused."""
-    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+    if fields.raw.get("mlp_only_layers") or fields.get("decoder_sparse_step", int, 1) != 1:
         raise ConfigError(f"{folder}: layers without experts between layers with experts are not planned for")
-    try:
-        return ModelShape(
-            num_layers=int(raw["num_hidden_layers"]),
-            hidden_size=int(raw["hidden_size"]),
-            ffn_size=int(raw["intermediate_size"]),
-            num_heads=int(raw["num_attention_heads"]),
-            num_query_groups=int(raw["num_key_value_heads"]),
-            head_size=int(raw["head_dim"]),
-            vocab_size=int(raw["vocab_size"]),
-            max_positions=int(raw["max_position_embeddings"]),
-            tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qk_norm=True,
-            experts=Experts(
-                num_experts=int(raw["num_experts"]),
-                experts_per_token=int(raw["num_experts_per_tok"]),
-                ffn_size=int(raw["moe_intermediate_size"]),
-            ),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / 'config.json'}: a mixture of experts that lacks or misspells {error}") from error
+
+    def size(name: str) -> int:
+        return fields.get(name, int, at_least=1, at_most=MAX_SIZE)
+
+    return ModelShape(
+        num_layers=size("num_hidden_layers"),
+        hidden_size=size("hidden_size"),
+        ffn_size=size("intermediate_size"),
+        num_heads=size("num_attention_heads"),
+        num_query_groups=size("num_key_value_heads"),
+        head_size=size("head_dim"),
+        vocab_size=size("vocab_size"),
+        max_positions=size("max_position_embeddings"),
+        tied_embeddings=fields.get("tie_word_embeddings", bool, False),
+        qk_norm=True,
+        experts=Experts(
+            num_experts=size("num_experts"),
+            experts_per_token=size("num_experts_per_tok"),
+            ffn_size=size("moe_intermediate_size"),
+        ),
+    )

@@ -6,12 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.logs import LOG_FILE
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.observability.provenance import logged_provenance
 from gtpo_megatron.study.plan import PlannedRun, fingerprint, portable
+from gtpo_megatron.untrusted.fields import as_record
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import printable, read_bytes
 
 CURVES = (
     "eval/heldout_mean_at_k",
@@ -28,6 +32,8 @@ CURVES = (
     "credit/effective_frac_wrong",
 )
 """Metrics that are kept, step by step."""
+MAX_SEED = 10_000
+"""A study counts its seeds from 0, and a table has them all."""
 _SUMS = {
     "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
     "responses": ("rollout/responses_count",),
@@ -113,9 +119,7 @@ def write_summary(summary: RunSummary, path: Path) -> None:
     curves = plain.pop("curves")
     text = json.dumps(plain, indent=1)[:-2] + ',\n "curves": {\n'
     text += ",\n".join(f"  {json.dumps(name)}: {json.dumps(points)}" for name, points in curves.items()) + "\n }\n}\n"
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+    write_file(path, text)
 
 
 def read_summary(path: Path) -> RunSummary:
@@ -125,11 +129,14 @@ def read_summary(path: Path) -> RunSummary:
         DataError: it is not such a file.
     """
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        plain["curves"] = {name: [(int(x), float(y)) for x, y in points] for name, points in plain["curves"].items()}
-        return RunSummary(**plain)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not the summary of a run ({error}); remove it, and the run is done again") from error
+        found = as_record(RunSummary, parse_json(read_bytes(path), "its text"), "its text")
+        if not 0 <= found.seed <= MAX_SEED:
+            raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
+    except DataError as error:
+        raise DataError(
+            f"{printable(path)}: not the summary of a run ({error}); remove it, and the run is done again"
+        ) from error
+    return found
 
 
 def read_summaries(folder: Path) -> list[RunSummary]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.orchestration.training_process import TrainingProcess
@@ -123,7 +124,7 @@ class ProcessTrainer:
         folder = self._runs_dir / planned.name
         folder.parent.mkdir(parents=True, exist_ok=True)
         config_file = folder.with_name(f"{planned.name}.yaml")
-        config_file.write_text(to_yaml(planned.config), encoding="utf-8")
+        write_file(config_file, to_yaml(planned.config))
         is_begun = (folder / "config.yaml").exists()
         run = TrainingProcess(config_file, folder, output=folder.with_name(f"{planned.name}.out"), resume=is_begun)
         try:

@@ -1,6 +1,5 @@
 """Compares two runs bit for bit and names the first thing that differs."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,10 +12,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.metrics import deterministic
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE
+from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, CheckpointFolder
 from gtpo_megatron.orchestration.controller import ROLLOUTS_FILE
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
+from gtpo_megatron.weights.checkpoint_files import Verify
+from gtpo_megatron.weights.restricted_pickle import load_torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +43,13 @@ class Comparison:
         return not self.difference
 
 
-def compare_runs(left: Path, right: Path) -> Iterator[Comparison]:
+def compare_runs(left: Path, right: Path, *, verify: Verify = "full") -> Iterator[Comparison]:
     """Metrics, exported weights, and the last checkpoint's weights, optimizer, random states, driver state, responses.
 
     Args:
         left: folder of a finished run.
         right: folder of another, with the same last step.
+        verify: what is compared with the checkpoints' manifests first.
 
     Raises:
         DataError: a run has no metrics.
@@ -53,15 +58,15 @@ def compare_runs(left: Path, right: Path) -> Iterator[Comparison]:
     yield _compare_metrics(left / METRICS_FILE, right / METRICS_FILE)
     if (left / "hf").is_dir() or (right / "hf").is_dir():
         yield _compare_exports(left / "hf", right / "hf")
-    checkpoints = _last_checkpoint(left), _last_checkpoint(right)
-    yield from compare_checkpoints(*checkpoints)
+    checkpoints = _last_checkpoint(left, verify), _last_checkpoint(right, verify)
+    yield from compare_checkpoints(*checkpoints, verify=verify)
     if any((checkpoint / ROLLOUTS_FILE).exists() for checkpoint in checkpoints):
         yield compare_sampled_ahead(*(checkpoint / ROLLOUTS_FILE for checkpoint in checkpoints))
 
 
-def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
+def compare_checkpoints(left: Path, right: Path, *, verify: Verify = "full") -> Iterator[Comparison]:
     """Tensors one by one, so that memory holds two at a time; then objects and the driver's state."""
-    one, other = CheckpointReader(left), CheckpointReader(right)
+    one, other = CheckpointReader(left, verify=verify), CheckpointReader(right, verify=verify)
     kinds: dict[str, Callable[[str], bool]] = {
         "weights": lambda name: not name.startswith("optimizer."),
         "optimizer state": lambda name: name.startswith("optimizer."),
@@ -86,7 +91,7 @@ def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
         compared="all values",
         difference=first_difference(one.read_common(), other.read_common(), "common"),
     )
-    state, other_state = (json.loads((folder / DRIVER_FILE).read_text(encoding="utf-8")) for folder in (left, right))
+    state, other_state = (_driver_state(folder) for folder in (left, right))
     yield Comparison(
         part="sampler and totals",
         compared=f"{len(state)} entries",
@@ -96,7 +101,7 @@ def compare_checkpoints(left: Path, right: Path) -> Iterator[Comparison]:
 
 def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
     """Responses that wait for their step, in files that runs with ``rollout.max_staleness`` keep with a checkpoint."""
-    states = [torch.load(path, weights_only=True) if path.exists() else None for path in (left, right)]
+    states = [load_torch(path) if path.exists() else None for path in (left, right)]
     steps = sorted((states[0] or {"ready": {}})["ready"])
     return Comparison(
         part="responses sampled ahead",
@@ -105,8 +110,16 @@ def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
     )
 
 
-def _last_checkpoint(run: Path) -> Path:
-    return run / "checkpoints" / (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+def _last_checkpoint(run: Path, verify: Verify) -> Path:
+    latest = CheckpointFolder(run / "checkpoints").latest(verify)
+    if latest is None:
+        raise CheckpointError(f"{run} has no checkpoint to compare")
+    return latest.path
+
+
+def _driver_state(folder: Path) -> dict[str, Any]:
+    path = folder / DRIVER_FILE
+    return Fields(read_json(path, error=CheckpointError), str(path), CheckpointError).raw
 
 
 def _compare_metrics(left: Path, right: Path) -> Comparison:

@@ -16,13 +16,21 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.checkpoint_folder import LATEST
 from gtpo_megatron.orchestration.training_process import TrainingProcess
 from gtpo_megatron.verify_resume.compare import Comparison, compare_runs
+from gtpo_megatron.weights.checkpoint_files import Verify
 
 _MARK = ".verify-resume"
 """In a folder that this command made, and may remove."""
 
 
 def verify_resume(
-    config: RunConfig, *, output: Path, num_steps: int, kill_after: int, keep: bool, console: Console
+    config: RunConfig,
+    *,
+    output: Path,
+    num_steps: int,
+    kill_after: int,
+    keep: bool,
+    console: Console,
+    verify: Verify = "full",
 ) -> list[Comparison]:
     """Trains three times: unbroken; up to a kill; from there to the end.
 
@@ -32,6 +40,7 @@ def verify_resume(
         num_steps: of the unbroken run.
         kill_after: the step whose checkpoint the second run is killed after.
         keep: leave the scratch runs.
+        verify: what of their checkpoints is compared with the manifests, beside with each other.
         console: for the progress.
 
     Raises:
@@ -70,7 +79,7 @@ def verify_resume(
             until=lambda: marker.exists() and marker.read_text().strip() == f"step_{kill_after}",
         )
         train("resumed", broken, resume=True)
-    results = list(compare_runs(whole, broken))
+    results = list(compare_runs(whole, broken, verify=verify))
     if all(result.is_equal for result in results) and not keep:
         shutil.rmtree(output)
     else:

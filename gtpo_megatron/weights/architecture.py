@@ -1,14 +1,16 @@
 """The shape of a model, read from the ``config.json`` of a Hugging Face folder."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
+from gtpo_megatron.untrusted.text import printable, shown
 
 VOCAB_MULTIPLE = 128
 """Megatron's vocabulary is padded to a multiple of this times the tensor-parallel size on a GPU, for tiled matmuls."""
@@ -125,6 +127,12 @@ _UNSUPPORTED = (
 """Keys of ``config.json`` that must be absent or off, and why or what to do."""
 
 
+_MAX_LAYERS = 10_000
+"""A name table has an entry for each."""
+MAX_SIZE = 1 << 31
+"""Of a dimension; no model comes near it."""
+
+
 def read_architecture(folder: Path) -> Architecture:
     """Reads ``config.json``.
 
@@ -132,109 +140,121 @@ def read_architecture(folder: Path) -> Architecture:
         ConfigError: no such folder or file, an architecture without a name table, or a feature that is not supported.
     """
     path = folder / "config.json"
+    fields = model_fields(folder)
+    family = _family(path, fields)
+    _refuse_unsupported(path, fields)
+    return _architecture(path, fields, family)
+
+
+def model_fields(folder: Path) -> Fields:
+    """The keys of a model folder's ``config.json``.
+
+    Raises:
+        ConfigError: no such folder or file, or no JSON object in it.
+    """
+    path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        return Fields(read_json(path, error=ConfigError), printable(path), ConfigError)
+    except ConfigError as error:
         raise ConfigError(
-            f"model.path={folder}: no readable config.json ({error.strerror}); give a model folder"
+            f"model.path={printable(folder)}: no readable config.json ({error}); give a model folder"
         ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected an object, got {type(raw).__name__}")
-    family = _family(path, raw)
-    try:
-        _refuse_unsupported(path, raw)
-        return _architecture(raw, family)
-    except ConfigError:
-        raise
-    except KeyError as error:
-        raise ConfigError(f"{path}: lacks {error}") from error
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise ConfigError(f"{path}: a value of the wrong kind: {error}") from error
 
 
-def _family(path: Path, raw: dict[str, Any]) -> _Family:
-    names = raw.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else "none"
-    found = [key for key in _EXPERT_KEYS if raw.get(key)]
+def _family(path: Path, fields: Fields) -> _Family:
+    names = fields.get("architectures", list[str], [])
+    name = names[0] if names else "none"
+    found = [key for key in _EXPERT_KEYS if fields.raw.get(key)]
     if found:
         raise ConfigError(
-            f"{path}: architecture {name!r} is a mixture of experts ({found[0]}={raw[found[0]]}), which cannot be "
-            f"trained or converted yet; only the memory planner knows it; train a dense model: {', '.join(_FAMILIES)}"
+            f"{path}: architecture {shown(name)} is a mixture of experts ({found[0]}={shown(fields.raw[found[0]])}), "
+            f"which cannot be trained or converted yet; only the memory planner knows it; train a dense model: "
+            f"{', '.join(_FAMILIES)}"
         )
     if name not in _FAMILIES:
-        raise ConfigError(f"{path}: architecture {name!r} has no name table; known: {', '.join(_FAMILIES)}")
+        raise ConfigError(f"{path}: architecture {shown(name)} has no name table; known: {', '.join(_FAMILIES)}")
     return _FAMILIES[name]
 
 
-def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
+def _refuse_unsupported(path: Path, fields: Fields) -> None:
     for key, remedy in _UNSUPPORTED:
-        if raw.get(key):
-            shown = f"{key}=true" if raw[key] is True else key
-            raise ConfigError(f"{path}: {shown} is not supported; {remedy}")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"{path}: hidden_act={raw['hidden_act']!r} is not supported; expected 'silu'")
-    kinds = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
+        if fields.raw.get(key):
+            is_on = f"{key}=true" if fields.raw[key] is True else key
+            raise ConfigError(f"{path}: {is_on} is not supported; {remedy}")
+    if (activation := fields.get("hidden_act", str, "silu")) != "silu":
+        raise ConfigError(f"{path}: hidden_act={shown(activation)} is not supported; expected 'silu'")
+    kinds = sorted(set(fields.get("layer_types", list[str], [])) - {"full_attention"})
     if kinds:
-        raise ConfigError(f"{path}: layer_types has {kinds[0]!r}, which is not supported; expected 'full_attention'")
-    rope = _rope(raw)
-    if rope["rope_type"] not in ("default", "linear", "llama3"):
         raise ConfigError(
-            f"{path}: rope type {rope['rope_type']!r} is not supported; expected 'default', 'linear' or 'llama3'"
+            f"{path}: layer_types has {shown(kinds[0])}, which is not supported; expected 'full_attention'"
         )
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{path}: partial_rotary_factor={rope['partial_rotary_factor']} is not supported; expected 1")
+    rope = _rope(fields)
+    kind = _rope_kind(rope)
+    if kind not in ("default", "linear", "llama3"):
+        raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear' or 'llama3'")
+    part = (rope if rope.has("partial_rotary_factor") else fields).get("partial_rotary_factor", float, 1.0)
+    if part != 1.0:
+        raise ConfigError(f"{path}: partial_rotary_factor={part} is not supported; expected 1")
 
 
-def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """The rotary embedding's parameters in today's spelling.
+def _rope(fields: Fields) -> Fields:
+    """The rotary embedding's parameters.
 
-    Transformers 5 writes ``rope_parameters`` with everything in it; 4 wrote ``rope_theta`` beside ``rope_scaling``,
-    which called its kind ``type`` at first.
+    Transformers 5 writes ``rope_parameters`` with everything in it; 4 wrote ``rope_theta`` beside ``rope_scaling``.
     """
-    written = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(written, dict):
-        raise TypeError(f"rope parameters {written!r}, expected an object")
-    rope = dict(written)
-    rope.setdefault("rope_type", rope.get("type", "default"))
-    rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
-    if "partial_rotary_factor" in raw:
-        rope.setdefault("partial_rotary_factor", raw["partial_rotary_factor"])
-    return rope
+    return fields.fields("rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters")
 
 
-def _rope_scaling(rope: dict[str, Any], max_positions: int) -> RopeScaling | None:
-    if rope["rope_type"] == "default":
+def _rope_kind(rope: Fields) -> str:
+    """The first files called it ``type``."""
+    return rope.get("rope_type", str, rope.get("type", str, "default"))
+
+
+def _rope_scaling(path: Path, rope: Fields, max_positions: int) -> RopeScaling | None:
+    kind = _rope_kind(rope)
+    if kind == "default":
         return None
-    if rope["rope_type"] == "linear":
-        return RopeScaling(kind="linear", factor=float(rope["factor"]))
+    factor = rope.get("factor", float, at_least=1)
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=factor)
+    low, high = (rope.get(name, float, at_least=0) for name in ("low_freq_factor", "high_freq_factor"))
+    if not 0 < low < high:
+        raise ConfigError(f"{path}: low_freq_factor={low} must be more than 0 and less than high_freq_factor={high}")
+    original = rope.get("original_max_position_embeddings", int, max_positions, at_least=1, at_most=MAX_SIZE)
     return RopeScaling(
-        kind="llama3",
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_positions=int(rope.get("original_max_position_embeddings", max_positions)),
+        kind="llama3", factor=factor, low_freq_factor=low, high_freq_factor=high, original_positions=original
     )
 
 
-def _architecture(raw: dict[str, Any], family: _Family) -> Architecture:
-    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    max_positions, rope = int(raw["max_position_embeddings"]), _rope(raw)
+def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
+    def size(name: str, default: int | None = None) -> int:
+        return fields.get(name, int, default, at_least=1, at_most=MAX_SIZE)
+
+    heads, hidden = size("num_attention_heads"), size("hidden_size")
+    groups = fields.get("num_key_value_heads", int, 0, at_least=0, at_most=heads) or heads
+    head_size = fields.get("head_dim", int, 0, at_least=0, at_most=hidden) or family.head_size or hidden // heads
+    if heads % groups or not head_size:
+        raise ConfigError(
+            f"{path}: num_attention_heads={heads} does not fit num_key_value_heads={groups} and hidden_size={hidden}"
+        )
+    max_positions, rope = size("max_position_embeddings"), _rope(fields)
+    theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, 10000.0)
+    if not theta > 0:
+        raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
     return Architecture(
         family=family.table,
-        num_layers=int(raw["num_hidden_layers"]),
+        num_layers=fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS),
         hidden_size=hidden,
-        ffn_size=int(raw["intermediate_size"]),
+        ffn_size=size("intermediate_size"),
         num_heads=heads,
-        num_query_groups=int(raw.get("num_key_value_heads") or heads),
-        head_size=int(raw.get("head_dim") or family.head_size or hidden // heads),
-        vocab_size=int(raw["vocab_size"]),
+        num_query_groups=groups,
+        head_size=head_size,
+        vocab_size=size("vocab_size"),
         max_positions=max_positions,
-        norm_eps=float(raw["rms_norm_eps"]),
-        rope_theta=float(rope["rope_theta"]),
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        norm_eps=fields.get("rms_norm_eps", float, at_least=0),
+        rope_theta=theta,
+        tied_embeddings=fields.get("tie_word_embeddings", bool, False),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
-        rope_scaling=_rope_scaling(rope, max_positions),
+        rope_scaling=_rope_scaling(path, rope, max_positions),
     )

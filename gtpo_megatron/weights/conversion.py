@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
+from gtpo_megatron.weights.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
 from gtpo_megatron.weights.hf_reader import WeightFolder
 from gtpo_megatron.weights.hf_writer import SHARD_BYTES, copy_companions, write_shards, written_aside
 from gtpo_megatron.weights.megatron_layout import Chunk, chunks_by_rank, cut, key_dtypes, model_parts
@@ -22,9 +23,6 @@ from gtpo_megatron.weights.model_values import check_values
 from gtpo_megatron.weights.reshard import hf_shapes
 
 logger = logging.getLogger(__name__)
-
-MEGATRON_FOLDER = "megatron"
-"""Of a converted folder: the checkpoint."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
 """One of these at least makes a tokenizer; ``tokenizer_config.json`` alone does not."""
@@ -132,6 +130,7 @@ def megatron_to_hf(
     progress: Progress,
     shard_bytes: int = SHARD_BYTES,
     replace: bool = False,
+    verify: Verify = "full",
 ) -> None:
     """Converts a Megatron checkpoint, of a converted folder or of a training run.
 
@@ -142,6 +141,7 @@ def megatron_to_hf(
         progress: is told of every tensor's pieces.
         shard_bytes: of the largest file.
         replace: take the place of what ``target`` holds, when the new folder is complete.
+        verify: what is compared with the checkpoint's manifest before anything is written; a converted folder has none.
 
     Raises:
         ConfigError: ``model`` is unusable, or ``target`` is not empty and may not be replaced.
@@ -149,6 +149,7 @@ def megatron_to_hf(
         CheckpointError: the checkpoint is damaged, or the disk is full or not writable.
     """
     arch = read_architecture(model)
+    check_checkpoint(checkpoint, verify)
     stored = MegatronCheckpoint(checkpoint, arch)
     shapes = hf_shapes(arch)
     sizes = {name: torch.Size(shape).numel() * stored.dtypes[name].itemsize for name, shape in shapes.items()}

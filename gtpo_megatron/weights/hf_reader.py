@@ -1,7 +1,6 @@
 """Reads slices of the tensors of a Hugging Face folder, and fills a rank's parameters with those it holds."""
 
 import difflib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gtpo_megatron.errors import ConfigError, WeightMappingError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
+from gtpo_megatron.untrusted.names import bare_name
+from gtpo_megatron.untrusted.text import check_file, printable
 from gtpo_megatron.weights.finite import require_finite
 from gtpo_megatron.weights.matrix import as_matrix
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
@@ -48,17 +51,18 @@ def weight_files(folder: Path) -> list[Path]:
             f"give a folder in Hugging Face format with safetensors"
         )
     names = sorted(set(_weight_map(index).values()))
-    absent = [name for name in names if not (folder / name).is_file()]
+    absent = [name for name in names if not (folder / name).exists()]
     if absent:
         raise ConfigError(f"{index} names {', '.join(absent)}, not in the folder; fetch the missing shards")
     return [folder / name for name in names]
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        found: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{index} is no index of weights: {type(error).__name__}: {error}; fetch it again") from error
+    found = Fields(read_json(index, error=ConfigError), str(index), ConfigError).get("weight_map", dict[str, str])
+    if not found:
+        raise ConfigError(f"{index}: its weight_map is empty; fetch it again")
+    for name in set(found.values()):
+        bare_name(name, f"{index}: weight_map", ConfigError)
     return found
 
 
@@ -113,10 +117,11 @@ class WeightFolder:
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
+            check_file(path, error=ConfigError)  # of a file that it may not read safetensors says that it is not there
             try:
                 self._open[path] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise ConfigError(f"{path} cannot be read: {error}; fetch it again") from error
+                raise ConfigError(f"{path} cannot be read: {printable(error)}; fetch it again") from error
         return self._open[path]
 
     def read(self, name: str, box: Box) -> Tensor:

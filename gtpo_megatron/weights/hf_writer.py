@@ -11,7 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.weights.hf_reader import INDEX_FILE, SINGLE_FILE
 
 SHARD_BYTES = 5 << 30
@@ -88,10 +91,10 @@ def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> No
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copyfile(path, target / path.name)
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config = Fields(read_json(target / "config.json", error=ConfigError), str(source), ConfigError).raw
     changed = {key: dtype_name for key in DTYPE_KEYS if key in config and dtype_name not in (None, config[key])}
     if changed:
-        (target / "config.json").write_text(json.dumps(config | changed, indent=2) + "\n", encoding="utf-8")
+        write_file(target / "config.json", json.dumps(config | changed, indent=2) + "\n")
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:

@@ -1,7 +1,6 @@
 """Reads the model's parameters out of a Megatron checkpoint, chunk by chunk and without Megatron."""
 
 import itertools
-import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
@@ -19,6 +17,7 @@ from gtpo_megatron.weights.hf_reader import check_names
 from gtpo_megatron.weights.matrix import as_matrix
 from gtpo_megatron.weights.megatron_layout import MODEL_KEYS, Chunk, model_parts
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
+from gtpo_megatron.weights.restricted_pickle import RestrictedReader, refusal
 
 LAYERS = "decoder.layers."
 
@@ -51,14 +50,9 @@ class MegatronCheckpoint:
         self.folder = folder
         self._arch = arch
         self._room = torch.empty(0, dtype=torch.uint8)
-        self._reader = FileSystemReader(folder)
-        try:
-            metadata = self._reader.read_metadata()
-            self._reader.set_up_storage_reader(metadata, is_coordinator=True)
-        except Exception as error:  # whatever unpickling a damaged file raises
-            raise CheckpointError(
-                f"{folder} is no Megatron checkpoint that can be read: {type(error).__name__}: {error}"
-            ) from error
+        self._reader = RestrictedReader(folder)
+        metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         self._check_files(metadata)
         tensors = {
             key: entry
@@ -136,8 +130,8 @@ class MegatronCheckpoint:
         items = [_read_item(index, self._stored[index]) for index in indices]
         try:
             self._reader.read_data(LoadPlan(items), _Scatter(self._chunks, tensors, advance)).wait()
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"{self.folder} cannot be read: {type(error).__name__}: {error}") from error
+        except (OSError, RuntimeError, EOFError, ValueError) as error:
+            raise CheckpointError(f"{self.folder} {refusal(error)}") from error
         return tensors
 
     def _make_room(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.evaluation.response_file import read_responses
-from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import STARTED
+from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 PROBLEMS = 200  # so many that a signal after the first responses comes long before the last
@@ -111,9 +110,7 @@ def test_a_model_that_never_stops_is_cut_and_counted(tmp_path):
 def test_a_checkpoint_of_a_run_is_converted_and_measured_as_the_run_was(tmp_path):
     """Named by its folder. It holds the tiny model, which solves about a quarter; wrong weights would solve nothing."""
     run = tmp_path / "run"
-    hf_to_megatron(ASSETS / "tiny_qwen2", run / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
-    (run / "checkpoints").mkdir()
-    shutil.move(run / "converted" / "megatron", run / "checkpoints" / "step_4")
+    save_model(CheckpointFolder(run / "checkpoints"), 4)
     (run / "config.yaml").write_text(to_yaml(tiny_cpu.gtpo()))
     output = run / "evaluations" / "step_4"
     named = ["evaluate", str(run / "checkpoints" / "step_4"), "--num-problems", "32", "--samples", "4"]

@@ -60,3 +60,63 @@ def test_errors_survive_pickling_and_keep_their_counterpart():
         assert str(again) == "what, got, expected"
         if kind is not errors.GTPOError:
             assert len(kind.__mro__) > len(errors.GTPOError.__mro__) + 1, f"{kind.__name__} has no standard counterpart"
+
+
+OWN_JSON = {
+    "gtpo_megatron/evaluation/response_file.py": "what it has just made of a value",
+    "gtpo_megatron/orchestration/manifest.py": "what it has just made of a value",
+    "gtpo_megatron/rewards/pool.py": "the program that a grading process runs, as text",
+    "gtpo_megatron/rewards/worker.py": "its command line, written by the process that started it",
+    "gtpo_megatron/distributed/kernels/checks.py": "from the other ranks of this run",
+    "tools/make_tiny_model.py": "what the tokenizers library has just made",
+}
+"""Where JSON is read that nobody else may have written, and whose it is."""
+
+PARSERS = {("json", "load"), ("json", "loads"), ("json", "JSONDecoder"), ("yaml", "load"), ("yaml", "load_all")}
+PARSERS |= {("yaml", f"{kind}_load{all_}") for kind in ("safe", "full", "unsafe") for all_ in ("", "_all")}
+
+
+def parsers_in(path):
+    """Calls of other readers of JSON and YAML."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if (node.value.id, node.attr) in PARSERS:
+                yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module in ("json", "yaml"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in ("orjson", "ujson", "simplejson", "ruamel"))
+
+
+def test_what_others_may_have_written_is_read_in_one_place():
+    found = {}
+    for folder in ("gtpo_megatron", "launchers", "tools", "recipes"):
+        for path in (ROOT.parent / folder).rglob("*.py"):
+            name = str(path.relative_to(ROOT.parent))
+            if not name.startswith("gtpo_megatron/untrusted/") and (calls := list(parsers_in(path))):
+                found[name] = calls
+    assert found.keys() <= OWN_JSON.keys(), "read it with gtpo_megatron.untrusted, which says in a line what is wrong"
+    assert all(set(calls) == {"json.loads"} for calls in found.values())
+
+
+def test_files_are_replaced_in_one_place():
+    """Folders are renamed, and buckets of a push, which are no files of text; a file is written by ``atomic_file``."""
+    allowed = {
+        "gtpo_megatron/atomic_file.py",
+        "gtpo_megatron/orchestration/checkpoint_folder.py",
+        "gtpo_megatron/weights/hf_writer.py",
+        "gtpo_megatron/weights/transports/files.py",
+    }
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        # Path.replace and Path.rename take one argument, str.replace two
+        renames = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("replace", "rename", "renames")
+            and len(node.args) == 1
+            and not node.keywords
+        ]
+        assert not renames or str(path.relative_to(ROOT.parent)) in allowed, path

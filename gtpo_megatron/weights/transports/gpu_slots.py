@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.restricted_pickle import load_gpu_slots
 from gtpo_megatron.weights.transports.channel import SLOTS
 from gtpo_megatron.weights.transports.shared_memory import SlotFile
 
@@ -44,7 +45,7 @@ def open_gpu_slots(file: SlotFile) -> Tensor:
     Raises:
         WeightSyncError: they are on another GPU, or that process has gone.
     """
-    rebuild, arguments = pickle.loads(file.published())  # written by a rank of this run
+    rebuild, arguments = load_gpu_slots(file.published())
     here = torch.cuda.current_device()
     arguments = (*arguments[:_DEVICE_ARGUMENT], here, *arguments[_DEVICE_ARGUMENT + 1 :])
     try:

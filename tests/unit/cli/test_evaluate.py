@@ -15,9 +15,11 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, RolloutError
 from gtpo_megatron.orchestration import evaluation_run
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
 MODEL = str(ASSETS / "tiny_qwen2")
@@ -47,7 +49,7 @@ def rows(tmp_path, *lines, name="rows.jsonl"):
         ((MODEL, "--benchmarks", "aime24,aime42"), "unknown data set 'aime42'"),
         ((MODEL, "--benchmarks", "aime24,math-500"), "known: dapo-math-17k, aime24, aime25, math500"),
         ((MODEL, "--benchmarks", "aime24@main"), "must be a commit"),
-        ((MODEL, "--benchmarks", "x=/nowhere.jsonl", *SHORT), "/nowhere.jsonl: no such file"),
+        ((MODEL, "--benchmarks", "x=/nowhere.jsonl", *SHORT), "/nowhere.jsonl: cannot be read: no such file"),
         ((MODEL, "--benchmarks", "aime24", "--samples", "0"), "samples=0: must be greater than 0"),
         ((MODEL, "--benchmarks", "aime24", "--samples", "4", "--ks", "8"), "every k must lie between 1 and samples=4"),
         ((MODEL, "--benchmarks", "aime24", "--sampling.temperature", "0"), "would be 32 equal responses"),
@@ -150,9 +152,7 @@ def run_folder(tmp_path, run, checkpoint=""):
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(run))
     if checkpoint:
-        hf_to_megatron(ASSETS / "tiny_qwen2", folder / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
-        (folder / "checkpoints").mkdir()
-        shutil.move(folder / "converted" / "megatron", folder / "checkpoints" / checkpoint)
+        save_model(CheckpointFolder(folder / "checkpoints"), int(checkpoint.removeprefix("step_")))
     else:
         shutil.copytree(ASSETS / "tiny_qwen2", folder / "hf")
     return folder
@@ -198,11 +198,13 @@ def test_a_training_set_that_has_moved_is_missed_only_by_who_named_it(capsys, tm
     status = dispatch.run(["evaluate", folder])
     text = capsys.readouterr()
     assert (status, "samples=8 of" in text.err) == (1, True)
-    assert "not compared with the run's training set: /gone/train.jsonl: no such file" in " ".join(text.out.split())
+    assert "not compared with the run's training set: /gone/train.jsonl: cannot be read: no such file" in " ".join(
+        text.out.split()
+    )
     for named in (("--against", "/gone/train.jsonl"), ("--against=/gone/other.jsonl",)):
         status, error = complaint(capsys, folder, *named)
         assert status == 1
-        assert "train.jsonl: no such file" in error.replace("other", "train")
+        assert "train.jsonl: cannot be read: no such file" in error.replace("other", "train")
         assert "samples=8 of" not in error
 
 

@@ -1,5 +1,7 @@
 """``gtpo-megatron report``: where it writes, and what it says where it cannot."""
 
+from pathlib import Path
+
 import pytest
 
 from gtpo_megatron.cli import dispatch
@@ -32,3 +34,13 @@ def test_an_output_that_cannot_be_written_is_one_line_and_leaves_nothing(run, tm
         assert "--output" in error
         assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "run"]
+
+
+def test_a_device_stays_what_it_is(run, tmp_path, capsys):
+    device = tmp_path / "device"
+    device.symlink_to("/dev/null")
+    assert dispatch.run(["report", str(run), "--output", str(device)]) == 0
+    assert device.is_char_device()
+    assert dispatch.run(["report", str(run), "--output", "/dev/full"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert Path("/dev/full").is_char_device()

@@ -80,7 +80,7 @@ def test_a_pair_is_read_back_as_a_pair():
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: no such file"):
         load_config(tmp_path / "config.yaml")
 
 

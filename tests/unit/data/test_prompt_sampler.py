@@ -64,7 +64,7 @@ def test_a_broken_state_is_refused():
     sampler = PromptSampler(problems(12), seed=1)
     with pytest.raises(CheckpointError, match="keys"):
         sampler.load_state_dict({"epoch": 0})
-    with pytest.raises(CheckpointError, match="position 13"):
+    with pytest.raises(CheckpointError, match="position is 13, expected from 0 to 12"):
         sampler.load_state_dict({**sampler.state_dict(), "position": 13})
 
 

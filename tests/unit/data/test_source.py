@@ -94,7 +94,7 @@ def test_a_broken_parquet_file_is_a_data_error(tmp_path):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"prompt": "a", "answer"', "not a JSON object"),
+        ('{"prompt": "a", "answer"', "not valid JSON"),
         ("[1, 2]", "got list"),
         ("null", "got NoneType"),
         ({"answer": "1"}, "prompt is missing"),
@@ -119,7 +119,7 @@ def test_a_malformed_line_is_named_by_file_and_line(tmp_path, line, complaint):
 def test_a_line_that_is_not_utf8_is_named(tmp_path):
     path = tmp_path / "set.jsonl"
     path.write_bytes(b'{"prompt": "a", "answer": "1"}\n\xff\xfe\n')
-    with pytest.raises(DataError, match=r"set\.jsonl:2: not a JSON object"):
+    with pytest.raises(DataError, match=r"set\.jsonl:2: not UTF-8 text"):
         list(read_rows(str(path)))
 
 

@@ -28,10 +28,10 @@ def test_what_is_no_model(tmp_path, folder):
     with pytest.raises(ConfigError, match="has no weights"):
         check_model_folder(folder)
     (folder / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"config\.json: not valid JSON"):
         check_model_folder(folder)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="holds no object"):
+    with pytest.raises(ConfigError, match=r"config\.json: is \[\], expected an object"):
         check_model_folder(folder)
 
 

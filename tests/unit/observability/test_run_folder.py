@@ -42,9 +42,9 @@ def test_settings_are_read_by_path(tmp_path):
     ("files", "remark"),
     [
         ({"metrics": None}, "metrics.jsonl: no such file"),
-        ({"metrics": '{"step": 1}\noops\n{"step": 2}\n'}, "metrics.jsonl:2: not JSON"),
-        ({"config": None}, "config.yaml cannot be read"),
-        ({"config": "a: [1"}, "config.yaml cannot be read"),
+        ({"metrics": '{"step": 1}\noops\n{"step": 2}\n'}, "metrics.jsonl:2: not valid JSON"),
+        ({"config": None}, "config.yaml: cannot be read: no such file, so the run's settings are not shown"),
+        ({"config": "a: [1"}, "config.yaml: not valid YAML"),
         ({"config": "just text"}, "config.yaml holds no settings"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_full_disk_at_the_last_moment_leaves_the_last_good_one(folder, monkeyp
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_folder, "write_aside", full)
+    monkeypatch.setattr(checkpoint_folder, "write_file", full)
     with pytest.raises(CheckpointError, match="No space left on device; the last good one stays valid"):
         save(folder, 2)
     assert folder.latest().state.step == 1
@@ -114,9 +114,9 @@ def test_a_rank_on_another_file_system_is_noticed(folder):
         (lambda path: (path / "__0_0.distcp").write_bytes(b"x" * 99), "__0_0.distcp has 99 bytes, expected 100"),
         (lambda path: (path / "metadata.json").unlink(), "lacks metadata.json: No such file"),
         (lambda path: (path / "manifest.json").unlink(), "has no manifest.json.*--checkpoint.verify none"),
-        (lambda path: (path / "manifest.json").write_text("{"), "manifest.json cannot be read"),
-        (lambda path: (path / "manifest.json").write_text('{"format": 1}'), "manifest.json is malformed"),
-        (lambda path: (path / "manifest.json").write_text('{"format": 9}'), "format 9, expected 1"),
+        (lambda path: (path / "manifest.json").write_text("{"), "manifest.json: not valid JSON"),
+        (lambda path: (path / "manifest.json").write_text('{"format": 1}'), "manifest.json: lacks files"),
+        (lambda path: (path / "manifest.json").write_text('{"format": 9}'), "format 9, expected 2"),
         (lambda path: (path / "driver.json").write_text("0" * (path / "driver.json").stat().st_size), "driver.json"),
     ],
     ids=["truncated", "missing", "no manifest", "half a manifest", "malformed", "of the future", "driver"],

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration import evaluated_model
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.orchestration.evaluated_model import find_model
-from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.unit.orchestration.checkpoints import save_model
 
 MODEL = ASSETS / "tiny_qwen2"
 
@@ -26,9 +26,7 @@ def run():
 
 def checkpoint(folder, run, name):
     """A checkpoint of the tiny model in a run's folder."""
-    hf_to_megatron(MODEL, folder / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    shutil.move(folder / "converted" / "megatron", folder / "checkpoints" / name)
+    save_model(CheckpointFolder(folder / "checkpoints"), int(name.removeprefix("step_")))
 
 
 def test_a_model_folder_is_itself():
@@ -132,8 +130,8 @@ def test_a_run_that_has_not_ended_has_its_latest_checkpoint(tmp_path, run, monke
         def __init__(self, path):
             self.path = path
 
-        def latest(self):
-            return dataclasses.make_dataclass("Found", ["path"])(self.path / "step_4")
+        def latest(self, verify):
+            return dataclasses.make_dataclass("Found", ["path", "note"])(self.path / "step_4", "")
 
     monkeypatch.setattr(evaluated_model, "CheckpointFolder", Folder)
     assert find_model(tmp_path, "", run).checkpoint == "step_4"

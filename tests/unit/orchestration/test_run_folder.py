@@ -68,11 +68,23 @@ def test_what_nothing_was_measured_on_may_change(folder):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "3", '{"train": 3}', '{"train": {"origin": "x"}}', '{"train": {"problems": []}}']
+    "text",
+    [
+        b"",
+        b"\xff\x00random",
+        b"[]",
+        b"3",
+        b'{"train": 3}',
+        b'{"train": {"origin": "x"}}',
+        b'{"train": {"problems": []}}',
+    ],
 )
-def test_a_record_of_data_that_cannot_be_read_is_written_anew(folder, text):
-    (folder.path / "data.json").write_text(text)
-    assert read_contents(folder.path) == {}
+def test_a_damaged_record_of_data_does_not_switch_its_check_off(folder, text):
+    (folder.path / "data.json").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"data\.json: .*bring it back, or remove it"):
+        folder.accept(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
+    assert (folder.path / "data.json").read_bytes() == text
+    (folder.path / "data.json").unlink()
     folder.accept(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
     assert read_contents(folder.path) == contents(train="a")
 

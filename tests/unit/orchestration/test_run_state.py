@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
 
 
@@ -39,7 +40,8 @@ def test_starts_are_counted_and_an_end_is_recorded(tmp_path):
     assert state.ended_at >= state.started_at
 
 
-def test_a_record_that_cannot_be_read_counts_as_none(tmp_path):
+def test_a_record_that_cannot_be_read_is_said_and_counts_as_none(tmp_path):
     (tmp_path / run_state.STATE_FILE).write_text(json.dumps({"pid": 1}), encoding="utf-8")
-    assert run_state.read_state(tmp_path) is None
+    with pytest.raises(DataError, match=r"run_state\.json: lacks num_starts"):
+        run_state.read_state(tmp_path)
     assert run_state.record_start(tmp_path).num_starts == 1

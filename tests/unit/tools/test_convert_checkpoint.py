@@ -1,7 +1,6 @@
 """The command: both directions, what a source may be, and mistakes by the sentence a person reads."""
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -15,9 +14,11 @@ from safetensors.torch import load_file
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.weights.conversion import MEGATRON_FOLDER
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.unit.orchestration.checkpoints import save_model
 from tools.convert_checkpoint import find_checkpoint, main
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -78,16 +79,13 @@ def test_a_sentencepiece_folder_keeps_its_ids(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- what a source may be
 @pytest.fixture
-def run(converted, tmp_path):
+def run(tmp_path):
     """A run's folder with two checkpoints, as far as a conversion looks at it."""
     config = tiny_cpu.gtpo(num_steps=4)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(TINY)))
     folder = tmp_path / "run"
     for step in (2, 4):
-        shutil.copytree(converted / MEGATRON_FOLDER, folder / "checkpoints" / f"step_{step}")
-        state = {"step": step, "sampler": {}, "counters": {}}
-        (folder / "checkpoints" / f"step_{step}" / "driver.json").write_text(json.dumps(state))
-    (folder / "checkpoints" / "latest").write_text("step_4\n")
+        save_model(CheckpointFolder(folder / "checkpoints"), step)
     (folder / "config.yaml").write_text(to_yaml(config))
     return folder
 
@@ -101,7 +99,7 @@ def test_every_kind_of_source_is_found(converted, run, tmp_path):
     assert find_checkpoint(alone, TINY) == (alone, TINY)
     with pytest.raises(ConfigError, match="a checkpoint outside its run's folder, .* by --model"):
         find_checkpoint(alone, None)
-    (run / "checkpoints" / "latest").unlink()
+    shutil.rmtree(run / "checkpoints")
     with pytest.raises(ConfigError, match="a run without a finished checkpoint"):
         find_checkpoint(run, None)
     with pytest.raises(ConfigError, match="holds no Megatron checkpoint; expected a converted folder"):

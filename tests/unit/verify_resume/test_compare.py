@@ -67,8 +67,8 @@ def write_run(folder, *, loss=0.5, seconds=1.0, weight=1.0, steps=2):
 @pytest.fixture
 def compare(tmp_path, monkeypatch):
     """Metrics and exports of two runs whose checkpoints are equal."""
-    monkeypatch.setattr("gtpo_megatron.verify_resume.compare.compare_checkpoints", lambda *_: iter(()))
-    monkeypatch.setattr("gtpo_megatron.verify_resume.compare._last_checkpoint", lambda run: run)
+    monkeypatch.setattr("gtpo_megatron.verify_resume.compare.compare_checkpoints", lambda *_, **__: iter(()))
+    monkeypatch.setattr("gtpo_megatron.verify_resume.compare._last_checkpoint", lambda run, _: run)
 
     def compare(**changes):
         left = write_run(tmp_path / "left", seconds=2.0)
@@ -112,5 +112,7 @@ def test_responses_sampled_ahead_are_compared_where_there_are_any(compare, tmp_p
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="has no readable index"):
+    with pytest.raises(CheckpointError, match=r"has no manifest.json"):
         list(compare_checkpoints(tmp_path, tmp_path))
+    with pytest.raises(CheckpointError, match=r"\.metadata: cannot be read: no such file"):
+        list(compare_checkpoints(tmp_path, tmp_path, verify="none"))

@@ -48,7 +48,7 @@ def test_a_run_that_does_not_repeat_itself_is_refused(tmp_path):
 
 
 def test_a_profile_past_the_scratch_run_is_left_out(tmp_path, monkeypatch, fake):
-    monkeypatch.setattr(verify, "compare_runs", lambda *_: [])
+    monkeypatch.setattr(verify, "compare_runs", lambda *_, **__: [])
     config = dataclasses.replace(tiny_cpu.gtpo(), profile=ProfileConfig(tool="torch", first_step=20, num_steps=2))
     attempt(tmp_path, config=config, keep=True)
     assert load_config(tmp_path / "out" / "config.yaml").profile == ProfileConfig()
@@ -86,7 +86,7 @@ def fake(monkeypatch):
 @pytest.mark.parametrize("is_equal", [True, False])
 def test_three_runs_then_a_comparison_of_two(tmp_path, monkeypatch, fake, is_equal):
     result = Comparison(part="metrics", compared="3 rows", difference="" if is_equal else "step 3.x: 1 and 2")
-    monkeypatch.setattr(verify, "compare_runs", lambda *_: [result])
+    monkeypatch.setattr(verify, "compare_runs", lambda *_, **__: [result])
     assert attempt(tmp_path) == [result]
     assert [call for call in fake.calls if call[0] != "kill"] == [
         ("unbroken", False),
@@ -101,7 +101,7 @@ def test_three_runs_then_a_comparison_of_two(tmp_path, monkeypatch, fake, is_equ
 
 
 def test_the_scratch_runs_save_where_they_are_killed_and_tell_nobody(tmp_path, monkeypatch, fake):
-    monkeypatch.setattr(verify, "compare_runs", lambda *_: [])
+    monkeypatch.setattr(verify, "compare_runs", lambda *_, **__: [])
     attempt(tmp_path, keep=True, num_steps=6, kill_after=3)
     config = load_config(tmp_path / "out" / "config.yaml")
     assert (config.num_steps, config.checkpoint.every_steps, config.checkpoint.export_hf) == (6, 3, True)

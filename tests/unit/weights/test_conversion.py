@@ -229,7 +229,7 @@ def test_damaged_shards(model, tmp_path):
     with pytest.raises(ConfigError, match=f"names {first.name}, not in the folder; fetch the missing shards"):
         to_megatron(model, tmp_path / "converted")
     (model / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(ConfigError, match="is no index of weights"):
+    with pytest.raises(ConfigError, match=r"index\.json: is \[\], expected an object"):
         to_megatron(model, tmp_path / "converted")
 
 
@@ -304,7 +304,7 @@ def test_damaged_checkpoints(converted, tmp_path):
     path.unlink()
     refused(CheckpointError, "__1_0.distcp is missing")
     (checkpoint / ".metadata").write_bytes(b"no pickle")
-    refused(CheckpointError, "is no Megatron checkpoint that can be read")
+    refused(CheckpointError, ".metadata cannot be read: UnpicklingError")
 
 
 @pytest.mark.parametrize(
@@ -353,5 +353,5 @@ def test_layers_stored_one_by_one_are_read_too(models, tmp_path):
     read_parameters(source, hf_shapes(arch), load_plan(arch, place, arch.vocab_size), parameters)
     state = {fused_name(name): parameter for name, parameter in parameters.items()}
     torch.distributed.checkpoint.save(state, checkpoint_id=tmp_path / "stored", no_dist=True)
-    megatron_to_hf(tmp_path / "stored", source, tmp_path / "back", progress=Count())
+    megatron_to_hf(tmp_path / "stored", source, tmp_path / "back", progress=Count(), verify="none")
     assert contents(tmp_path / "back") == contents(source)

@@ -49,6 +49,43 @@ def test_a_folder_without_weights_says_what_is_missing(tmp_path):
         weight_files(tmp_path)
 
 
+def indexed(folder, weight_map):
+    save_file({"matrix": torch.randn(5, 3)}, folder / "part0.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["../part0.safetensors", "/etc/passwd", "..", "", "x\0y", "a/b", "part0\n"])
+def test_an_index_leads_to_no_other_folder(tmp_path, monkeypatch, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    indexed(folder, {"matrix": name})
+    (tmp_path / "part0.safetensors").write_bytes((folder / "part0.safetensors").read_bytes())
+    monkeypatch.setattr("gtpo_megatron.weights.hf_reader.safe_open", None)  # nothing is opened
+    with pytest.raises(ConfigError, match=r"index\.json: weight_map: got .*, expected a"):
+        weight_files(folder)
+
+
+@pytest.mark.parametrize(
+    "weight_map", [[], ["matrix"], {"matrix": 1}, {"matrix": None}, {"matrix": ["x"]}, {}, None, "x"]
+)
+def test_an_index_of_another_kind_is_named(tmp_path, weight_map):
+    indexed(tmp_path, weight_map)
+    with pytest.raises(ConfigError, match=r"index\.json: .*weight_map"):
+        weight_files(tmp_path)
+
+
+def test_a_shard_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
+    indexed(tmp_path, {"matrix": "part0.safetensors"})
+
+    def forbidden(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("gtpo_megatron.untrusted.text.os.open", forbidden)
+    monkeypatch.setattr("gtpo_megatron.weights.hf_reader._weight_map", lambda _: {"matrix": "part0.safetensors"})
+    with pytest.raises(ConfigError, match=r"part0\.safetensors: cannot be read: Permission denied"):
+        WeightFolder(tmp_path)
+
+
 def test_missing_misshapen_and_unfilled_parameters_are_named(tmp_path):
     save_file({"matrix": torch.randn(5, 3)}, tmp_path / "model.safetensors")
     parameters = {"m": torch.zeros(5, 3), "v": torch.zeros(7)}

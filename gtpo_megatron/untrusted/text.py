@@ -1,0 +1,162 @@
+"""The bytes and the text of a file, or one line on why there are none."""
+
+import os
+import reprlib
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from gtpo_megatron.errors import DataError, GTPOError
+
+MAX_BYTES = 256 << 20
+"""Of a file that is read at once; a checkpoint's index of a model with a million tensors has 100 MB."""
+MAX_LINE_BYTES = 64 << 20
+"""Of a line; a response of 100,000 tokens with its numbers has 4 MB."""
+MAX_SHOWN = 80
+"""Characters of a value in a message."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 4, MAX_SHOWN, MAX_SHOWN, MAX_SHOWN
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def shown(value: object) -> str:
+    """A value in one line, short enough for a message."""
+    try:
+        text = repr(value[: MAX_SHOWN + 1]) if isinstance(value, str) else _SHORT.repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def printable(text: object) -> str:
+    """Text in one line: a path, or another program's message; line breaks and other controls as escapes or blanks."""
+    words = " ".join(str(text).split())
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in words)
+
+
+def read_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> bytes:
+    """The whole file.
+
+    Args:
+        path: of a regular file; a device or a pipe could go on for ever.
+        limit: in bytes.
+        error: to raise.
+
+    Raises:
+        GTPOError: ``error``: no such file, something else than a file, one that cannot be read, or is too large.
+    """
+    content = find_bytes(path, limit=limit, error=error)
+    if content is None:
+        raise error(f"{printable(path)}: cannot be read: no such file")
+    return content
+
+
+def find_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> bytes | None:
+    """As :func:`read_bytes`; None where there is no such file."""
+    try:
+        descriptor = _open(path, error)
+        if descriptor is None:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, GTPOError):
+            raise
+        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
+    if len(content) > limit:
+        raise error(f"{printable(path)}: is larger than {limit} bytes, the most that is read of such a file")
+    return content
+
+
+def check_file(path: Path, *, error: type[GTPOError] = DataError) -> None:
+    """Whether a library that is to open the file could: its own message would be of another kind, or wrong.
+
+    Raises:
+        GTPOError: ``error``, as in :func:`read_bytes`.
+    """
+    try:
+        descriptor = _open(path, error)
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, GTPOError):
+            raise
+        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
+    if descriptor is None:
+        raise error(f"{printable(path)}: cannot be read: no such file")
+    os.close(descriptor)
+
+
+def read_text(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> str:
+    """As :func:`read_bytes`, decoded; a byte order mark is left out."""
+    return decoded(read_bytes(path, limit=limit, error=error), printable(path), error)
+
+
+def find_text(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> str | None:
+    """As :func:`read_text`; None where there is no such file."""
+    content = find_bytes(path, limit=limit, error=error)
+    return None if content is None else decoded(content, printable(path), error)
+
+
+def decoded(content: bytes, place: str, error: type[GTPOError] = DataError) -> str:
+    """UTF-8 with or without a byte order mark as text.
+
+    Raises:
+        GTPOError: ``error``: it is something else.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        byte = content[problem.start]
+        raise error(
+            f"{place}: not UTF-8 text (byte 0x{byte:02x} at offset {problem.start}); is it binary, or of another "
+            f"encoding?"
+        ) from problem
+
+
+def numbered_lines(path: Path, *, error: type[GTPOError] = DataError) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, from number 1, each with its line break if it has one; one at a time in memory.
+
+    Raises:
+        GTPOError: ``error``, as in :func:`read_bytes`; a line, and not the file, is limited in size.
+    """
+    try:
+        descriptor = _open(path, error)
+        if descriptor is None:
+            raise error(f"{printable(path)}: cannot be read: no such file")
+        with os.fdopen(descriptor, "rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise error(f"{printable(path)}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
+                yield number, line
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, GTPOError):
+            raise
+        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
+
+
+def reason(problem: Exception) -> str:
+    """What the operating system says, without number and path."""
+    return printable(problem.strerror if isinstance(problem, OSError) and problem.strerror else problem)
+
+
+def _open(path: Path, error: type[GTPOError]) -> int | None:
+    """A descriptor of a regular file; None where there is none."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(mode):
+        raise error(f"{printable(path)}: is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, expected a file")
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # gone in between
+        return None

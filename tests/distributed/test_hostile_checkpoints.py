@@ -1,0 +1,126 @@
+"""A rank that resumes runs nothing that a checkpoint says: Megatron's own loader is held back in every file."""
+
+import shutil
+
+import pytest
+
+from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from tests.dist_utils import run_processes
+from tests.distributed.test_actor_checkpoint import one_step, save, start
+from tests.distributed.tiny_world import make_config, make_model
+from tests.unit.weights import hostile
+
+pytestmark = [
+    pytest.mark.megatron,
+    pytest.mark.distributed,
+    pytest.mark.usefixtures("megatron"),
+    pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
+]
+
+PLACES = {
+    "index": (hostile.in_index, ".metadata"),
+    "beside the index": (hostile.beside_index, ".metadata"),
+    "common": (hostile.in_common, "common.pt"),
+    "tensor": (hostile.in_tensor, "__0_0.distcp"),
+    "random states": (hostile.in_object, "__0_0.distcp: the object random"),
+    "a layer's extra state": (
+        lambda checkpoint, value: hostile.in_object(checkpoint, value, "decoder.layers.mlp.linear_fc1._extra"),
+        "__0_0.distcp: the object decoder",
+    ),
+}
+
+
+def written(rank, world_size, init_method, config, folder):
+    actor = start(rank, init_method, config)
+    one_step(actor, config, 1)
+    return save(actor, folder)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, tied=False)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "sharded optimizer"])
+def whole(model, tmp_path_factory, request):
+    """A configuration and its checkpoint."""
+    config = make_config(model, {"num_ranks": 1, "distributed_optimizer": request.param})
+    folder = tmp_path_factory.mktemp("whole")
+    run_processes(written, 1, config, str(folder), timeout_s=120)
+    return config, folder
+
+
+def test_nothing_runs_when_a_rank_resumes(whole, tmp_path):
+    """One process loads all of them, one after the other, and then the one that is whole."""
+    config, folder = whole
+    mark = tmp_path / "ran"
+    cases = []
+    for place, (plant, file) in PLACES.items():
+        for name in ("os.system", "partial", "nested"):
+            copy = tmp_path / f"{place} {name}"
+            shutil.copytree(folder, copy)
+            value, named = hostile.payloads(mark)[name]
+            plant(copy, value)
+            cases.append((copy, file, named))
+
+    def load(rank, world_size, init_method):
+        actor = start(rank, init_method, config)
+        for copy, file, named in cases:
+            with pytest.raises(CheckpointError) as caught:
+                actor.load(str(copy), {})
+            message = str(caught.value)
+            assert named in message, message
+            assert file in message, message
+            assert "\n" not in message
+            assert not mark.exists(), copy
+        return actor.load(str(folder), {})
+
+    run_processes(load, 1, timeout_s=120)
+    assert not mark.exists()
+
+
+def test_a_converted_model_runs_nothing_when_it_is_loaded(model, tmp_path):
+    config = make_config(model, {"num_ranks": 1})
+    hf_to_megatron(model, tmp_path / "converted", config.parallel, progress=Unseen())
+    mark = tmp_path / "ran"
+    copies = [shutil.copytree(tmp_path / "converted" / "megatron", tmp_path / place) for place in ("index", "tensor")]
+    for copy in copies:
+        PLACES[copy.name][0](copy, hostile.payloads(mark)["os.system"][0])
+
+    def load(rank, world_size, init_method):
+        from gtpo_megatron.actor.converted import load_converted
+
+        actor = start(rank, init_method, config)
+        for copy in copies:
+            with pytest.raises(CheckpointError, match=f"{copy}.*posix.system"):
+                load_converted(copy, actor._chunks)
+
+    run_processes(load, 1, timeout_s=60)
+    assert not mark.exists()
+
+
+def test_every_object_of_a_rank_is_read_and_none_is_more_than_it_seems(whole):
+    reader = CheckpointReader(whole[1], verify="none")
+    assert {name.split("/")[0].rpartition(".")[2] for name in reader.objects} == {"random", "_extra_state"}
+    for name in reader.objects:
+        if "_extra_state" in name:
+            assert reader.read_object(name) == [None], "nothing that Transformer Engine would unpickle"
+
+
+def test_a_megatron_that_reads_by_other_names_is_refused():
+    """Else a later version could read without restriction, and nobody would notice."""
+    from gtpo_megatron.actor.restricted_load import RestrictedStrategy, _with
+
+    with pytest.raises(ImportError, match="does not use _reader_of_tomorrow"):
+        _with(RestrictedStrategy.load, _reader_of_tomorrow=None)
+
+
+def test_layers_get_nothing_that_is_unpickled():
+    from gtpo_megatron.actor.restricted_load import without_extra_states
+
+    state = {"a.weight": 1, "a._extra_state": b"pickle"}
+    assert without_extra_states(state) == {"a.weight": 1, "a._extra_state": None}

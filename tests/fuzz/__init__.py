@@ -1,0 +1,1 @@
+"""Every command on inputs that somebody damaged, seeded: one line each, never a traceback."""
