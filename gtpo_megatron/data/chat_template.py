@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from gtpo_megatron.data.rows import Message
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.text import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 SENTENCEPIECE_FILE = "tokenizer.model"
+MAX_WORDS = 300
+"""Characters of a library's own words; some print the file."""
 
 
 def is_sentencepiece_only(folder: Path) -> bool:
@@ -43,7 +46,7 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... by kind of damage
         raise DataError(
-            f"{model_path}: no tokenizer in it ({type(error).__name__}: {error}); "
+            f"{model_path}: no tokenizer in it ({type(error).__name__}: {printable(error)[:MAX_WORDS]}); "
             "expected tokenizer.json or the files of the model's own tokenizer"
         ) from error
     return tokenizer
@@ -73,6 +76,8 @@ def render_prompt(
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # jinja2's errors: templates raise them on roles they do not know
-        raise DataError(f"the chat template of {tokenizer.name_or_path} refuses the messages: {error}") from error
+        raise DataError(
+            f"the chat template of {tokenizer.name_or_path} refuses the messages: {printable(error)[:MAX_WORDS]}"
+        ) from error
     # The template writes every special token itself, so the tokenizer must not add its own.
     return tuple(tokenizer.encode(text, add_special_tokens=False))
