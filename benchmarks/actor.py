@@ -27,7 +27,7 @@ import transformers
 import tyro
 from torch import Tensor
 
-from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.batch import RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
 from recipes import tiny_cpu
@@ -65,6 +65,7 @@ def make_batch(lengths: list[int]) -> RolloutBatch:
         prompt_lengths=torch.full((rows,), PROMPT_TOKENS),
         response_ids=torch.randint(3, 339, (rows, longest), generator=generator),
         response_lengths=torch.tensor(lengths),
+        loss_mask=mask_of_lengths(torch.tensor(lengths), longest),
         rollout_logprobs=torch.zeros(rows, longest),
         group_ids=torch.zeros(rows, dtype=torch.int64),
         truncated=torch.zeros(rows, dtype=torch.bool),

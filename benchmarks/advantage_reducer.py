@@ -172,10 +172,12 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
         rewards = RewardBatch(
             rewards=(torch.rand(num_responses) < 0.5).float(), failed=torch.zeros(num_responses, dtype=torch.bool)
         )
+        lengths = torch.randint(1, tokens + 1, (num_responses,))
         handle = RolloutHandle(
             payload=reference,
             prompt_lengths=torch.full((num_responses,), 100),
-            response_lengths=torch.randint(1, tokens + 1, (num_responses,)),
+            response_lengths=lengths,
+            own_lengths=lengths,
             group_ids=ids,
             truncated=torch.zeros(num_responses, dtype=torch.bool),
             is_multi_version=torch.zeros(num_responses, dtype=torch.bool),

@@ -77,6 +77,7 @@ class Sleeper:
             prompt_lengths=ones[:, 0],
             response_ids=ones,
             response_lengths=ones[:, 0],
+            loss_mask=ones.bool(),
             rollout_logprobs=torch.zeros(len(groups), 1),
             group_ids=groups,
             truncated=torch.zeros(len(groups), dtype=torch.bool),

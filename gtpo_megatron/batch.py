@@ -51,6 +51,11 @@ class PromptBatch:
             raise ShapeError(f"{len(self.problems)} problems but {len(self.group_ids)} group_ids; one label a prompt")
 
 
+def mask_of_lengths(lengths: Tensor, width: int) -> Tensor:
+    """``[B, width]`` bool, True on the first ``lengths[i]`` columns of each row; int64 ``[B]``."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBatch:
     """Sampled responses, as the sampler saw them.
@@ -58,23 +63,26 @@ class RolloutBatch:
     Attributes:
         prompt_ids: ``[B, Tp]`` int64, right-padded with 0.
         prompt_lengths: ``[B]`` int64.
-        response_ids: ``[B, T]`` int64, right-padded with 0.
+        response_ids: ``[B, T]`` int64, right-padded with 0: what follows the prompt, whoever wrote it.
         response_lengths: ``[B]`` int64.
-        rollout_logprobs: ``[B, T]`` float32, nats, of the sampling distribution; 0 at padding.
+        loss_mask: ``[B, T]`` bool, True on the tokens that the policy wrote. The others (the output of a tool, an
+            environment's turn) are read as context; they are not scored and nothing is learned from them.
+        rollout_logprobs: ``[B, T]`` float32, nats, of the sampling distribution; 0 outside ``loss_mask``.
         group_ids: ``[B]`` int64.
         truncated: ``[B]`` bool, True where the length limit cut the response.
         policy_version: of the weights that generated every token here; where there are ``token_versions``, none is
             older.
-        token_entropy: ``[B, T]`` float32, nats over the full vocabulary, by the sampler; 0 at padding. None where the
-            sampler was not asked for it.
+        token_entropy: ``[B, T]`` float32, nats over the full vocabulary, by the sampler; 0 outside ``loss_mask``. None
+            where the sampler was not asked for it.
         token_versions: ``[B, T]`` int64, policy version that generated each token, never falling along a response;
-            without meaning at padding. None where ``policy_version`` generated all tokens.
+            without meaning outside ``loss_mask``. None where ``policy_version`` generated all tokens.
     """
 
     prompt_ids: Tensor
     prompt_lengths: Tensor
     response_ids: Tensor
     response_lengths: Tensor
+    loss_mask: Tensor
     rollout_logprobs: Tensor
     group_ids: Tensor
     truncated: Tensor
@@ -92,6 +100,13 @@ class RolloutBatch:
                 f"response_ids {tuple(self.response_ids.shape)}, rollout_logprobs {tuple(self.rollout_logprobs.shape)} "
                 f"and prompt_ids {tuple(self.prompt_ids.shape)} disagree on the number of responses or tokens"
             )
+        if self.loss_mask.shape != self.response_ids.shape or self.loss_mask.dtype != torch.bool:
+            raise ShapeError(
+                f"loss_mask {tuple(self.loss_mask.shape)} {self.loss_mask.dtype}, response_ids "
+                f"{tuple(self.response_ids.shape)}: one bool a token is needed"
+            )
+        if bool((self.loss_mask & ~self.response_mask).any()):
+            raise ShapeError("loss_mask: True outside a response; the policy can only have written response tokens")
         if self.token_entropy is not None and self.token_entropy.shape != self.response_ids.shape:
             raise ShapeError(
                 f"token_entropy {tuple(self.token_entropy.shape)}, response_ids {tuple(self.response_ids.shape)}: "
@@ -110,23 +125,28 @@ class RolloutBatch:
 
     @property
     def response_mask(self) -> Tensor:
-        """``[B, T]`` bool, True on response tokens; left-aligned."""
-        positions = torch.arange(self.response_ids.shape[1], device=self.response_ids.device)
-        return positions[None, :] < self.response_lengths[:, None]
+        """``[B, T]`` bool, True on response tokens, whoever wrote them; left-aligned."""
+        return mask_of_lengths(self.response_lengths, self.response_ids.shape[1])
+
+    @property
+    def own_lengths(self) -> Tensor:
+        """``[B]`` int64, tokens that the policy wrote."""
+        return self.loss_mask.sum(1)
 
     @property
     def oldest_versions(self) -> Tensor:
         """``[B]`` int64, policy version of the weights that generated each response's first token."""
         if self.token_versions is None or self.token_versions.shape[1] == 0:
             return torch.full((self.num_responses,), self.policy_version)
-        return self.token_versions[:, 0]
+        first = self.loss_mask.to(torch.uint8).argmax(1, keepdim=True)
+        return self.token_versions.gather(1, first)[:, 0]
 
     @property
     def is_multi_version(self) -> Tensor:
         """``[B]`` bool, True where several versions of the weights generated a response."""
         if self.token_versions is None:
             return torch.zeros(self.num_responses, dtype=torch.bool)
-        is_newer = (self.token_versions != self.oldest_versions[:, None]) & self.response_mask
+        is_newer = (self.token_versions != self.oldest_versions[:, None]) & self.loss_mask
         return is_newer.any(dim=1)
 
     def select(self, rows: Sequence[int]) -> "RolloutBatch":
@@ -140,6 +160,7 @@ class RolloutBatch:
             prompt_lengths=prompt_lengths,
             response_ids=self.response_ids[index, :response_width],
             response_lengths=response_lengths,
+            loss_mask=self.loss_mask[index, :response_width],
             rollout_logprobs=self.rollout_logprobs[index, :response_width],
             group_ids=self.group_ids[index],
             truncated=self.truncated[index],
@@ -185,6 +206,7 @@ def concatenate(batches: Sequence[RolloutBatch], *, may_mix: bool = False) -> Ro
         prompt_lengths=joined("prompt_lengths"),
         response_ids=padded("response_ids"),
         response_lengths=joined("response_lengths"),
+        loss_mask=padded("loss_mask"),
         rollout_logprobs=padded("rollout_logprobs"),
         group_ids=joined("group_ids"),
         truncated=joined("truncated"),
@@ -226,9 +248,9 @@ class PolicyScores:
     """What the old policy says of the sampled tokens; known once, before the first update.
 
     Attributes:
-        old_logprobs: ``[B, T]`` float32, nats; 0 at padding. By the trainer, or by the sampler where there is no
-            scoring pass.
-        token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 at padding.
+        old_logprobs: ``[B, T]`` float32, nats; 0 where the policy wrote no token. By the trainer, or by the sampler if
+            there is no scoring pass.
+        token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 where the policy wrote no token.
         policy_version: of the weights that made them.
         temperature: logits were divided by it.
         vocab_size: columns that took part.
@@ -272,7 +294,7 @@ class TokenCredit:
     Attributes:
         shaped_rewards: ``[B, T]`` float32, zero at padding.
         advantages: ``[B, T]`` float32, zero at padding.
-        loss_mask: ``[B, T]`` bool, left-aligned: the tokens that enter the loss.
+        loss_mask: ``[B, T]`` bool: the tokens that enter the loss, which may be fewer than the policy wrote.
     """
 
     shaped_rewards: Tensor
@@ -299,6 +321,7 @@ class TokenRecord:
 
     Attributes:
         policy_version: of the oldest weights that generated a token of it.
+        loss_mask: ``|o|`` values: whether the policy wrote the token; where it did not, the numbers are 0.
         token_entropy: ``|o|`` values, nats.
         shaped_rewards: ``|o|`` values.
         advantages: ``|o|`` values.
@@ -308,6 +331,7 @@ class TokenRecord:
     policy_version: int
     prompt_ids: list[int]
     response_ids: list[int]
+    loss_mask: list[bool]
     token_entropy: list[float]
     shaped_rewards: list[float]
     advantages: list[float]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
@@ -180,8 +181,8 @@ def check_inputs(config: RunConfig) -> RunInputs:
     """Reads what the run works on, and finds what would stop it; ``config`` and ``train`` both come through here.
 
     Raises:
-        ConfigError: the model folder, its values, the layout, this machine, the loggers, the reward function or the
-            number of prompts cannot be used.
+        ConfigError: the model folder, its values, the layout, the algorithm, this machine, the loggers, the reward
+            function or the number of prompts cannot be used.
         DataError: a data set is missing, empty or malformed.
     """
     model = Path(config.model.path)
@@ -192,6 +193,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
             f"model.max_sequence_tokens={config.model.max_sequence_tokens} exceeds the model's "
             f"max_position_embeddings={architecture.max_positions}"
         )
+    algorithm_of(config.algorithm)
     check_loggers(config.logging)
     check_host(config.cluster, config.rollout, architecture)
     resolve_reward(config.reward.function)

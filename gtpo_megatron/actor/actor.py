@@ -250,7 +250,7 @@ class MegatronActor:
             )
         index = torch.tensor(scored.rows, dtype=torch.int64)
         mine = scored.rollouts
-        judged = mine.response_mask & ~rewards.failed[index][:, None]
+        judged = mine.loss_mask & ~rewards.failed[index][:, None]
         shaping_mask = None
         if self._unshaped is not None:
             shaping_mask = self._unshaped.shaping_mask(mine.response_ids, mine.response_lengths)
@@ -323,6 +323,7 @@ class MegatronActor:
                     policy_version=int(mine.oldest_versions[i]),
                     prompt_ids=mine.prompt_ids[i, : int(mine.prompt_lengths[i])].tolist(),
                     response_ids=mine.response_ids[i, :length].tolist(),
+                    loss_mask=mine.loss_mask[i, :length].tolist(),
                     token_entropy=batch.scored.scores.token_entropy[i, :length].tolist(),
                     shaped_rewards=batch.credit.shaped_rewards[i, :length].tolist(),
                     advantages=batch.credit.advantages[i, :length].tolist(),

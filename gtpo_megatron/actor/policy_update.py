@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron.actor.forward_backward import run_micro_batches
@@ -14,10 +13,10 @@ from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.actor.score_metrics import gap_metrics
 from gtpo_megatron.actor.stage_report import StageReport
-from gtpo_megatron.algorithms.credit import Credit
-from gtpo_megatron.algorithms.loss_terms import SumCount
+from gtpo_megatron.algorithms.assign_credit import Credit
+from gtpo_megatron.algorithms.losses.loss_terms import SumCount
 from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.algorithms.update import UpdateTensors, off_policy_statistics
+from gtpo_megatron.algorithms.prepare_update import UpdateTensors, off_policy_statistics
 from gtpo_megatron.batch import RolloutBatch, TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
@@ -103,7 +102,8 @@ class PolicyUpdate:
         """One update from some rows; its metrics, and this rank's part of the loss."""
         with self._stages.stage("prepare"):
             prepared = self._prepare(batch, rows)
-            weight = 1.0 if prepared is None else self._global_weight(prepared)
+            # a batch without a single token in the loss has loss 0 whatever it is divided by
+            weight = 1.0 if prepared is None else float(prepared.weight) or 1.0
         place = {row: i for i, row in enumerate(rows)}
 
         def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, Metrics]]:
@@ -219,20 +219,6 @@ class PolicyUpdate:
         sampled = rollouts.rollout_logprobs[rows, : logprobs.shape[1]].to(logprobs.device)
         statistics = off_policy_statistics(self._config.algorithm.off_policy, logprobs, sampled, mask)
         return gap_metrics(token_logprobs.cpu(), _sampler_logprobs(rollouts, micro)) | _as_means(statistics)
-
-    def _global_weight(self, prepared: UpdateTensors) -> float:
-        """The loss's denominator over all micro-batches and data-parallel ranks; it does not depend on log-probs.
-
-        Collectives: one all-reduce of a number over dp.
-        """
-        everything = prepared.rows(range(len(prepared.row_weights)))
-        with torch.no_grad():
-            terms = policy_loss(self._config.algorithm, logprobs=prepared.old_logprobs, **everything)
-        weight = terms.weight.double().reshape(1)
-        if self._groups.dp is not None:
-            dist.all_reduce(weight, group=self._groups.dp)
-        # a batch without a single token in the loss has loss 0 whatever it is divided by
-        return float(weight) or 1.0
 
 
 def _sampler_logprobs(rollouts: RolloutBatch, micro: PackedMicroBatch) -> Tensor:

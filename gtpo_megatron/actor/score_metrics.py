@@ -7,14 +7,14 @@ from gtpo_megatron.observability.metrics import Max, Mean, Metric
 
 
 def score_metrics(rollouts: RolloutBatch, scores: PolicyScores) -> dict[str, Metric]:
-    """Log-prob gap and entropy over all response tokens; of one data-parallel rank."""
-    mask = rollouts.response_mask
+    """Log-prob gap and entropy over the tokens that the policy wrote; of one data-parallel rank."""
+    mask = rollouts.loss_mask
     return gap_metrics(scores.old_logprobs[mask], rollouts.rollout_logprobs[mask]) | entropy_metrics(rollouts, scores)
 
 
 def entropy_metrics(rollouts: RolloutBatch, scores: PolicyScores) -> dict[str, Metric]:
     """Mean entropy in nats."""
-    values = scores.token_entropy[rollouts.response_mask].double()
+    values = scores.token_entropy[rollouts.loss_mask].double()
     return {"policy/entropy_nats": Mean(float(values.sum()), values.numel())}
 
 

@@ -20,13 +20,12 @@ def _shift(values: Tensor, bits: int) -> Tensor:
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def row_seeds(values: Tensor, response_mask: Tensor, seed: int) -> Tensor:
-    """A number for each row made of its content: ``[B, T]`` float -> ``[B]`` int64; padding has no influence."""
-    bits = values.to(torch.float32).contiguous().view(torch.int32).to(torch.int64)
-    return mix(torch.where(response_mask, bits, 0).sum(1) * _GAMMA + seed)
+def content_seeds(bits: Tensor, key: Tensor, num_keys: int, seed: int) -> Tensor:
+    """A number for each key, made of what the key holds, in any order: ``[N]`` integers -> ``[K]`` int64."""
+    sums = torch.zeros(num_keys, dtype=torch.int64, device=bits.device).index_add_(0, key, bits.to(torch.int64))
+    return mix(sums * _GAMMA + seed)  # integers that overflow wrap around, so the order of terms does not matter
 
 
-def token_hashes(seeds: Tensor, width: int) -> Tensor:
-    """Independent numbers for each token: ``[B]`` int64 -> ``[B, width]`` int64, non-negative."""
-    positions = torch.arange(1, width + 1, device=seeds.device, dtype=torch.int64)
-    return mix(seeds[:, None] + positions * _GAMMA) & torch.iinfo(torch.int64).max
+def token_hashes(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Independent numbers for each token, of its seed and position: int64 ``[N]`` twice -> ``[N]``, non-negative."""
+    return mix(seeds + (positions + 1) * _GAMMA) & torch.iinfo(torch.int64).max

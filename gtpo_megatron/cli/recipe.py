@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
+from gtpo_megatron.config.algorithm.named import default_algorithm
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config
@@ -51,8 +52,25 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(f"{command or program} needs a recipe first: {program} recipes.tiny_cpu:gtpo")
-    default = options(config=load_recipe(arguments[0]))
-    return parse_options(options, arguments[1:], program=f"{program} {arguments[0]}", default=default)
+    config = load_recipe(arguments[0])
+    name, others = _take_algorithm(arguments[1:])
+    if name is not None:
+        config = replace(config, algorithm=default_algorithm(name))
+    return parse_options(options, others, program=f"{program} {arguments[0]}", default=options(config=config))
+
+
+def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """``--algorithm NAME`` and the other arguments; the fields of the algorithm that is named come as usual."""
+    others: list[str] = []
+    name, rest = None, iter(arguments)
+    for argument in rest:
+        if argument == "--algorithm":
+            name = next(rest, "")
+        elif argument.startswith("--algorithm="):
+            name = argument.partition("=")[2]
+        else:
+            others.append(argument)
+    return name, others
 
 
 def load_recipe(name: str) -> RunConfig:

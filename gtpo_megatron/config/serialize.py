@@ -6,6 +6,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.algorithm.named import algorithm_class, algorithm_name
 from gtpo_megatron.config.checks import LARGEST_INTEGER
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
@@ -22,7 +24,8 @@ def to_plain(config: object) -> dict[str, Any]:
     """A configuration as nested dictionaries, lists, strings and numbers; every class by its name under ``kind``."""
     if not dataclasses.is_dataclass(config):
         raise ConfigError(f"expected a configuration, got {type(config).__name__}")
-    plain: dict[str, Any] = {KIND_KEY: type(config).__name__}
+    kind = algorithm_name(type(config)) if isinstance(config, AlgorithmConfig) else type(config).__name__
+    plain: dict[str, Any] = {KIND_KEY: kind}
     for field in dataclasses.fields(config):
         plain[field.name] = _plain_value(getattr(config, field.name))
     return plain
@@ -100,6 +103,8 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
         return plain
     if origin is tuple:
         return _read_tuple(get_args(hint), plain, where)
+    if hint is AlgorithmConfig:
+        return _read_algorithm(plain, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _read_dataclass(hint, plain, where)
     if hint is float:
@@ -113,6 +118,15 @@ def _read_float(plain: Any) -> Any:
     """An integer as a float."""
     is_number = isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= LARGEST_INTEGER
     return float(plain) if is_number else plain
+
+
+def _read_algorithm(plain: Any, where: str) -> AlgorithmConfig:
+    name = plain.get(KIND_KEY) if isinstance(plain, dict) else None
+    try:
+        kind = algorithm_class(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{KIND_KEY}: {error}") from error
+    return _read_dataclass(kind, plain, where)
 
 
 def _read_union(arms: tuple[Any, ...], plain: Any, where: str) -> Any:

@@ -134,9 +134,10 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None 
     for index, (row, start, prompt, length) in enumerate(zip(rows, bounds, prompts, responses, strict=False)):
         input_ids[start : start + prompt] = batch.prompt_ids[row, :prompt]
         input_ids[start + prompt : start + prompt + length] = batch.response_ids[row, :length]
-        scored.append(start + prompt - 1 + torch.arange(length))
-        token_rows.append(torch.full((length,), index))
-        token_columns.append(torch.arange(length))
+        own = batch.loss_mask[row, :length].nonzero().flatten()
+        scored.append(start + prompt - 1 + own)
+        token_rows.append(torch.full((len(own),), index))
+        token_columns.append(own)
     positions = _concatenate([torch.arange(end - start) for start, end in itertools.pairwise(bounds)])
     score_positions = _concatenate(scored)
     targets = input_ids[score_positions + 1]

@@ -1,26 +1,26 @@
 """Credit over data-parallel ranks: each rank gets its rows of what one process would compute, bit for bit.
 
-Responses are dealt to ranks by token count, so a group may be split anywhere. What travels:
+Responses are sharded over ranks by tokens, so a group may be split anywhere. What travels:
 
-1. a header of a few integers a rank, then six numbers a response (label, reward, length, extremes, mean): two
-   ``all_gather``. They give every rank all counts (``d_t``, ``h_t``, pool sizes) and the grids of exact sums;
-2. for GTPO, entropy sums a position (one sum a group, for the axis ``matrix``), as int64, of the groups that are really
-   split and only between the ranks that hold them: two ``all_to_all_single`` (a reduce-scatter and an all-gather over
-   the members of each group). Two more, of the largest weights, where entropies span too wide a range for one grid a
-   group (``share_grid.fixed_scales``), and for the axis ``matrix``; two more, of counts, with a shaping mask;
-3. range and sums of the pools that several ranks hold: two ``all_reduce`` of a few numbers a pool;
-4. diagnostics: two ``all_reduce`` of a few numbers.
+1. a header of a few integers a rank, then three numbers a response (label, length with outcome, reward): two
+   ``all_gather``. They give every rank all counts: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes;
+2. for GTPO, of the groups that are really split, and only between the ranks that hold them: the largest weight and the
+   sum of the weights at each position (at each group, for the axis ``matrix``); two ``all_to_all_single`` each (a
+   reduce-scatter and an all-gather over the members of each group). Two more, of counts, with a shaping mask;
+3. for GRPO-S, the mean entropy of each response: one ``all_gather``;
+4. lowest value, sums and sums of squares of the pools, and the diagnostics: ``all_reduce`` of a few numbers.
 
-Why the dealing cannot change a bit: whatever is summed over responses is first rounded to a grid that depends only on
-numbers that all ranks share, and summed as integers (see ``algorithms.fixed_point``; ``algorithms.shares`` says how far
-off a share can be); everything else is computed token by token from these sums with operations that IEEE 754 rounds
-correctly. That holds for advantages, rewards and metrics alike.
+Why the sharding cannot change a bit: whatever is added over tokens goes through ``algorithms.exact_sum``; everything
+else is computed token by token from these sums, with operations that IEEE 754 rounds correctly. That holds for
+advantages, rewards and metrics alike. Geometric means also take ``log`` and ``exp``, which machines of one kind round
+alike.
 
 Errors: a rank whose inputs are bad says so in its header, and all ranks raise the same error instead of waiting for it.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gtpo_megatron import algorithms
 from gtpo_megatron.algorithms import Credit, UpdateTensors
-from gtpo_megatron.algorithms.reduction import GatheredRows, LocalReduction, Reduction, SharedRange
+from gtpo_megatron.algorithms.batch.reduction import GatheredRows, LocalReduction, Reduction, SharedRange
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 
@@ -89,43 +89,47 @@ class ProcessGroupReduction:
                 f"(digests {headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
             )
 
-    def exchange(self, partial: Tensor, ranges: Sequence[SharedRange], *, keeps_largest: bool = False) -> Tensor:
-        """See ``Reduction``. Collectives: two ``all_to_all_single`` of int64.
+    def gather_values(self, values: Tensor) -> Tensor:
+        """See ``Reduction``. Collectives: two ``all_gather``."""
+        counts = self._all_gather(torch.tensor([len(values)])).flatten().tolist()
+        padded = torch.zeros(max(counts), dtype=values.dtype)
+        padded[: len(values)] = values.cpu()
+        gathered = self._all_gather(padded)
+        return torch.cat([row[:count] for row, count in zip(gathered, counts, strict=True)])
 
-        Each member of a range owns an equal slice of it: partial sums go to the owners, who add them and send totals
-        back. A member sends ``2 (k - 1) / k`` of the range, the least there is for ``k`` members.
+    def exchange(self, values: Tensor, ranges: Sequence[SharedRange], operation: Literal["max", "sum"]) -> Tensor:
+        """See ``Reduction``. Collectives: two ``all_to_all_single``.
+
+        Each member of a range owns an equal slice of it: partial values go to the owners, who combine them and send
+        totals back. A member sends ``2 (k - 1) / k`` of the range, the least there is for ``k`` members.
         """
-        pieces = list(_owned_slices(ranges))
+        pieces = _owned_slices(ranges)
         owned = [(a, b, members) for a, b, owner, members in pieces if owner == self.dp_rank]
-        to_owner = [[partial[a:b] for a, b, owner, _ in pieces if owner == r] for r in range(self.size)]
+        to_owner = [[values[a:b] for a, b, owner, _ in pieces if owner == r] for r in range(self.size)]
         sizes_in = [sum(b - a for a, b, members in owned if r in members) for r in range(self.size)]
-        received = self._all_to_all(to_owner, sizes_in)
-        totals = {a: torch.zeros(b - a, dtype=torch.int64, device=partial.device) for a, b, _ in owned}
-        for r, values in enumerate(received):
-            position = 0
-            for a, b, members in owned:
-                if r in members:
-                    values_of_r = values[position : position + b - a]
-                    totals[a] = torch.maximum(totals[a], values_of_r) if keeps_largest else totals[a] + values_of_r
-                    position += b - a
+        totals: dict[int, Tensor] = {}
+        for r, received in enumerate(self._all_to_all(to_owner, sizes_in, values)):
+            parts = [(a, b - a) for a, b, members in owned if r in members]
+            for (a, _), part in zip(parts, torch.split(received, [size for _, size in parts]), strict=True):
+                if a not in totals:
+                    totals[a] = part
+                else:
+                    totals[a] = torch.maximum(totals[a], part) if operation == "max" else totals[a] + part
         to_members = [[totals[a] for a, _, members in owned if r in members] for r in range(self.size)]
         sizes_back = [sum(b - a for a, b, owner, _ in pieces if owner == r) for r in range(self.size)]
-        returned = self._all_to_all(to_members, sizes_back)
-        result = torch.empty_like(partial)
-        for r, values in enumerate(returned):
-            position = 0
-            for a, b, owner, _ in pieces:
-                if owner == r:
-                    result[a:b] = values[position : position + b - a]
-                    position += b - a
+        result = torch.empty_like(values)
+        for r, returned in enumerate(self._all_to_all(to_members, sizes_back, values)):
+            parts = [(a, b) for a, b, owner, _ in pieces if owner == r]
+            for (a, b), part in zip(parts, torch.split(returned, [b - a for a, b in parts]), strict=True):
+                result[a:b] = part
         return result
 
     def sum(self, values: Tensor) -> Tensor:
-        """See ``Reduction``. Collectives: one ``all_reduce``."""
+        """See ``KeyReduction``. Collectives: one ``all_reduce``."""
         return self._all_reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Tensor) -> Tensor:
-        """See ``Reduction``. Collectives: one ``all_reduce``."""
+        """See ``KeyReduction``. Collectives: one ``all_reduce``."""
         return self._all_reduce(values, dist.ReduceOp.MAX)
 
     def _all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
@@ -144,15 +148,16 @@ class ProcessGroupReduction:
         self.sent_bytes["all_gather"] += (self.size - 1) * buffer.nbytes
         return torch.stack(parts).cpu()
 
-    def _all_to_all(self, outgoing: Sequence[Sequence[Tensor]], sizes_in: Sequence[int]) -> list[Tensor]:
-        flat = [piece for pieces in outgoing for piece in pieces]
+    def _all_to_all(
+        self, outgoing: Sequence[Sequence[Tensor]], sizes_in: Sequence[int], like: Tensor
+    ) -> tuple[Tensor, ...]:
         sizes_out = [sum(len(piece) for piece in pieces) for pieces in outgoing]
-        device = flat[0].device if flat else self.device
-        send = torch.cat(flat).to(self.device) if flat else torch.zeros(0, dtype=torch.int64, device=self.device)
-        received = torch.empty(sum(sizes_in), dtype=torch.int64, device=self.device)
+        send = torch.cat([like[:0], *(piece for pieces in outgoing for piece in pieces)]).to(self.device)
+        received = torch.empty(sum(sizes_in), dtype=like.dtype, device=self.device)
         dist.all_to_all_single(received, send, list(sizes_in), sizes_out, group=self.dp_group)
         self.sent_bytes["all_to_all"] += 8 * (len(send) - sizes_out[self.dp_rank])
-        return list(torch.split(received.to(device), list(sizes_in)))
+        parts: tuple[Tensor, ...] = torch.split(received.to(like.device), list(sizes_in))
+        return parts
 
 
 def _owned_slices(ranges: Sequence[SharedRange]) -> list[tuple[int, int, int, tuple[int, ...]]]:

@@ -1,4 +1,4 @@
-"""Which responses are correct, for readers of files: the comparison of ``algorithms.outcome``, without torch."""
+"""Which responses are correct, for readers of files: the comparison of ``algorithms.batch.outcome``, without torch."""
 
 from typing import Any
 

@@ -120,7 +120,10 @@ def _group(group: SampledGroup, num_tokens: int) -> dict[str, Any]:
 
 
 def _response(response: SampledResponse, num_tokens: int) -> dict[str, Any]:
-    """One response; ``length`` and the means are of the whole one, the lists may be cut."""
+    """One response; ``length`` and the means are of the whole one, the lists may be cut.
+
+    ``tokens`` are everybody's, ``foreign`` says which are not the policy's; all other lists are of the policy's tokens.
+    """
     data: dict[str, Any] = {
         "kind": response.kind,
         "truncated": response.truncated,
@@ -136,6 +139,9 @@ def _response(response: SampledResponse, num_tokens: int) -> dict[str, Any]:
             "mean_entropy": round(response.text.mean_entropy, 4),
             "mean_advantage": round(response.text.mean_advantage, 4),
         }
+        if response.text.num_tokens > response.length:
+            data["total"] = response.text.num_tokens
+            data["foreign"] = [index for index in response.text.foreign if index < num_tokens]
     return data
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ class RolloutRecord:
         prompt: text.
         response: text.
         tokens: the response's tokens as strings, ``|o|`` of them.
-        token_entropy: ``|o|`` values in nats, of the policy that generated the token.
+        token_entropy: ``|o|`` values in nats, of the policy that generated the token; 0 on foreign tokens.
         shaped_rewards: ``|o|`` values.
         advantages: ``|o|`` values.
+        foreign_spans: first and last-plus-one token of each stretch that the policy did not write, in order.
         reward: raw outcome reward.
         truncated: the length limit cut the response.
         reward_failed: the reward function gave no verdict.
@@ -67,6 +69,7 @@ class RolloutRecord:
     truncated: bool
     reward_failed: bool = False
     answer: str = ""
+    foreign_spans: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         for name in _PER_TOKEN:
@@ -75,6 +78,17 @@ class RolloutRecord:
                     f"rollout record of group {self.group_id}: {name} has {len(getattr(self, name))} values for "
                     f"{len(self.tokens)} tokens; give one a token, without padding"
                 )
+        ends = [0, *(end for span in self.foreign_spans for end in span), len(self.tokens)]
+        if any(len(span) != 2 for span in self.foreign_spans) or ends != sorted(ends):
+            raise DataError(
+                f"rollout record of group {self.group_id}: foreign_spans {list(self.foreign_spans)!r} of "
+                f"{len(self.tokens)} tokens; expected pairs (first, last plus one) in ascending order"
+            )
+
+    @property
+    def foreign_tokens(self) -> list[int]:
+        """Indices of the tokens that the policy did not write."""
+        return [index for first, last in self.foreign_spans for index in range(first, last)]
 
 
 class RolloutLog:
@@ -148,6 +162,17 @@ class RolloutLog:
         return len(later)
 
 
+def foreign_spans(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """The stretches of a mask that are False, as (first, last plus one)."""
+    spans, first = [], 0
+    for is_own, stretch in groupby(loss_mask):
+        last = first + sum(1 for _ in stretch)
+        if not is_own:
+            spans.append((first, last))
+        first = last
+    return spans
+
+
 def rollout_files(run_folder: Path) -> list[tuple[int, Path]]:
     """The steps of a run that have sampled texts, with their files, in ascending order."""
     folder = run_folder / ROLLOUT_FOLDER
@@ -200,9 +225,17 @@ def _record(row: Any) -> RolloutRecord:
             raise DataError(f"{name} is {shown(value)}, expected a list of finite numbers")
         if name == "tokens" and not (isinstance(value, list) and set(map(type, value)) <= {str}):
             raise DataError(f"tokens is {shown(value)}, expected a list of strings")
+        if name == "foreign_spans" and not _are_pairs(value):
+            raise DataError(f"foreign_spans is {shown(value)}, expected pairs of integers")
         if name == "reward" and finite(value) is None:
             raise DataError(f"reward is {shown(value)}, expected a finite number")
     return RolloutRecord(**values)
+
+
+def _are_pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and [type(end) for end in pair] == [int, int] for pair in value
+    )
 
 
 def _plain(record: RolloutRecord) -> dict[str, Any]:

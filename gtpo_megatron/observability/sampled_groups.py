@@ -45,14 +45,18 @@ class ResponseText:
     """The tokens of a response with their numbers.
 
     Attributes:
-        tokens: the first ``MAX_TOKENS``.
-        shaped_rewards: one a kept token.
-        advantages: one a kept token.
-        mean_entropy: over the whole response, nats; 0 for an empty one.
-        mean_advantage: over the whole response; 0 for an empty one.
+        tokens: the first ``MAX_TOKENS``, whoever wrote them.
+        foreign: indices of those that the policy did not write.
+        num_tokens: of the whole response, whoever wrote them.
+        shaped_rewards: one for each of the policy's first ``MAX_TOKENS`` tokens.
+        advantages: likewise.
+        mean_entropy: over the policy's tokens of the whole response, nats; 0 if there are none.
+        mean_advantage: likewise.
     """
 
     tokens: Sequence[str]
+    foreign: Sequence[int]
+    num_tokens: int
     shaped_rewards: Sequence[float]
     advantages: Sequence[float]
     mean_entropy: float
@@ -67,8 +71,8 @@ class SampledResponse:
         kind: by its verdict.
         truncated: the length limit cut it when it was sampled.
         reward: raw outcome reward.
-        length: of the whole response, tokens.
-        entropy: of the first ``MAX_TOKENS`` tokens, nats.
+        length: tokens of the whole response that the policy wrote.
+        entropy: of the first ``MAX_TOKENS`` of them, nats.
         text: None but for the first ``MAX_TEXTS_OF_A_KIND`` of a group and kind.
     """
 
@@ -82,7 +86,7 @@ class SampledResponse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenSums:
-    """Sums over all tokens of a group's responses of one kind, whole responses.
+    """Sums over all tokens that the policy wrote in a group's responses of one kind, whole responses.
 
     Attributes:
         num_responses: that have tokens.
@@ -155,7 +159,7 @@ def kind_of(record: RolloutRecord, threshold: float) -> Kind:
     return Kind.CORRECT if are_correct(record.reward, threshold=threshold) else Kind.INCORRECT
 
 
-def shortened(values: Sequence[float]) -> list[float]:
+def shortened(values: Sequence[float] | Floats) -> list[float]:
     """To ``SIGNIFICANT_DIGITS``; whole numbers as integers, which take less room as text.
 
     Scaling by a power of ten that float64 holds exactly gives the number nearest to the short decimal, so that its text
@@ -192,15 +196,20 @@ class _GroupBuilder:
         self._num_texts: dict[Kind, int] = defaultdict(int)
 
     def add(self, record: RolloutRecord, kind: Kind) -> None:
-        entropy = np.asarray(record.token_entropy, dtype=np.float64)
-        advantages = np.asarray(record.advantages, dtype=np.float64)
+        foreign = record.foreign_tokens
+        shaped, entropy, advantages = (
+            np.delete(np.asarray(values, dtype=np.float64), foreign)
+            for values in (record.shaped_rewards, record.token_entropy, record.advantages)
+        )
         text = None
         if self._num_texts[kind] < MAX_TEXTS_OF_A_KIND:
             self._num_texts[kind] += 1
             text = ResponseText(
                 tokens=[sys.intern(token) for token in record.tokens[:MAX_TOKENS]],
-                shaped_rewards=shortened(record.shaped_rewards[:MAX_TOKENS]),
-                advantages=shortened(record.advantages[:MAX_TOKENS]),
+                foreign=[index for index in foreign if index < MAX_TOKENS],
+                num_tokens=len(record.tokens),
+                shaped_rewards=shortened(shaped[:MAX_TOKENS]),
+                advantages=shortened(advantages[:MAX_TOKENS]),
                 mean_entropy=float(entropy.mean()) if len(entropy) else 0.0,
                 mean_advantage=float(advantages.mean()) if len(advantages) else 0.0,
             )
@@ -209,13 +218,17 @@ class _GroupBuilder:
                 kind=kind,
                 truncated=record.truncated,
                 reward=record.reward,
-                length=len(record.tokens),
-                entropy=shortened(record.token_entropy[:MAX_TOKENS]),
+                length=len(entropy),
+                entropy=shortened(entropy[:MAX_TOKENS]),
                 text=text,
             )
         )
-        if record.tokens:
-            self._sums.setdefault(kind, _SumsBuilder()).add(record.tokens, entropy, np.abs(advantages))
+        if len(entropy):
+            own = record.tokens
+            if foreign:
+                left_out = set(foreign)
+                own = [token for index, token in enumerate(own) if index not in left_out]
+            self._sums.setdefault(kind, _SumsBuilder()).add(own, entropy, np.abs(advantages))
 
     def group(self) -> SampledGroup:
         return SampledGroup(

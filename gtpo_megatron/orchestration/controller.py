@@ -19,7 +19,7 @@ from gtpo_megatron.observability.data_file import DataContent
 from gtpo_megatron.observability.memory import PeakMemory
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.progress import TrainingDisplay
-from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
+from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord, foreign_spans
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.orchestration.checkpoint_folder import UNMEASURED_FILE, Checkpoint, DriverState
 from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
@@ -352,6 +352,7 @@ class Controller:
             token_entropy=record.token_entropy,
             shaped_rewards=record.shaped_rewards,
             advantages=record.advantages,
+            foreign_spans=foreign_spans(record.loss_mask),
             reward=reward,
             truncated=record.truncated,
             reward_failed=reward_failed,

@@ -28,6 +28,7 @@ class RolloutHandle:
         payload: a ``RolloutBatch``, or a reference to one.
         prompt_lengths: ``[B]`` int64.
         response_lengths: ``[B]`` int64.
+        own_lengths: ``[B]`` int64, tokens that the policy wrote; the rest of a response is context.
         group_ids: ``[B]`` int64.
         truncated: ``[B]`` bool.
         is_multi_version: ``[B]`` bool, several versions of the weights generated the response.
@@ -37,6 +38,7 @@ class RolloutHandle:
     payload: Any
     prompt_lengths: Tensor
     response_lengths: Tensor
+    own_lengths: Tensor
     group_ids: Tensor
     truncated: Tensor
     is_multi_version: Tensor
@@ -207,6 +209,7 @@ def rollout_summary(batch: RolloutBatch) -> dict[str, Any]:
     return {
         "prompt_lengths": batch.prompt_lengths,
         "response_lengths": batch.response_lengths,
+        "own_lengths": batch.own_lengths,
         "group_ids": batch.group_ids,
         "truncated": batch.truncated,
         "is_multi_version": batch.is_multi_version,

@@ -14,11 +14,15 @@ BEST_COUNTS = (32, 16)
 
 
 def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
-    """Rewards, lengths, and how many groups carry a signal; responses without a verdict are left out of the rewards."""
+    """Rewards, lengths, and how many groups carry a signal; responses without a verdict are left out of the rewards.
+
+    Lengths count the tokens that the policy wrote.
+    """
     judged = ~rewards.failed
     values = rewards.rewards.double()
-    lengths = rollouts.response_lengths
+    lengths = rollouts.own_lengths
     num = lengths.numel()
+    foreign = int((rollouts.response_lengths - lengths).sum())
     best, mixed = _by_group(values, rollouts.group_ids, judged)
     metrics: Metrics = {
         "rollout/reward_mean": Mean(float(values[judged].sum()), int(judged.sum())),
@@ -30,6 +34,7 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
         "rollout/response_length_max_tokens": Max(int(lengths.max()) if num else 0),
         "rollout/responses_count": Sum(num),
         "rollout/response_tokens_count": Sum(int(lengths.sum())),
+        "rollout/foreign_tokens_count": Sum(foreign),
         "rollout/truncated_frac": Mean(int(rollouts.truncated.sum()), num),
         "rollout/multi_version_count": Sum(int(rollouts.is_multi_version.sum())),
         "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gtpo_megatron.algorithms.informative import informative_groups
+from gtpo_megatron.algorithms.batch.informative import informative_groups
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.rollout import RolloutConfig
@@ -113,7 +113,7 @@ def _informative(sampled: Sampled, threshold: float) -> set[int]:
         rewards.rewards,
         sampled.rollouts.group_ids,
         success_threshold=threshold,
-        is_usable=~rewards.failed & (sampled.rollouts.response_lengths > 0),
+        is_usable=~rewards.failed & (sampled.rollouts.own_lengths > 0),
     )
     return set(labels[is_informative].tolist())
 

@@ -49,6 +49,7 @@ def to_rollout_batch(
         prompt_lengths=torch.tensor([len(request.prompt_ids) for request in requests]),
         response_ids=_padded(ids, torch.int64),
         response_lengths=torch.tensor([len(tokens) for tokens in ids]),
+        loss_mask=_padded([[True] * len(tokens) for tokens in ids], torch.bool),
         rollout_logprobs=_padded(logprobs),
         group_ids=torch.tensor([request.group_id for request in requests]),
         truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]),

@@ -11,7 +11,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.model_file import read_tensors, write_slices
-from tests.distributed.tiny_world import dense_step, make_config, make_model, make_rewards, make_rollouts
+from tests.distributed.tiny_world import dense_step, make_config, make_model, make_rewards, make_rollouts, own_tokens
 
 pytestmark = [
     pytest.mark.megatron,
@@ -73,7 +73,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing][actor.place.data_index]
-    scored, _ = actor.score_tokens(make_rollouts(), rows)
+    scored, _ = actor.score_tokens(make_rollouts(loss_mask=own_tokens()), rows)
     batch, _ = actor.assign_credit(scored, make_rewards(failed))
     metrics = actor.update(batch, 1)
     write_slices(buffer_path, actor, config)
@@ -93,7 +93,7 @@ def compare(tmp_path, model, config, failed=(), dealing=None):
     # Adam's first step is lr * g / (|g| + eps): with the usual eps, the sign of g however small
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, adam_eps=1e-4))
     reference = copy.deepcopy(model)
-    expected = dense_step(reference, config, make_rollouts(), make_rewards(failed))
+    expected = dense_step(reference, config, make_rollouts(loss_mask=own_tokens()), make_rewards(failed))
     path = tmp_path / "buffer"
     dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
     ranks = run_processes(one_update, config.parallel.num_ranks, config, str(path), failed, dealing, timeout_s=120)

@@ -8,7 +8,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.batch import RewardBatch, RolloutBatch
+from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from recipes import tiny_cpu
@@ -41,6 +41,15 @@ def make_model(folder: Path, *, tied: bool, num_layers: int = 2) -> Qwen2ForCaus
     return model
 
 
+def own_tokens() -> torch.Tensor:
+    """Two of the responses hold tokens that somebody else wrote: at the start, in the middle and at the end."""
+    mask = mask_of_lengths(torch.tensor([response for _, response in LENGTHS]), 12)
+    mask[0, 1:3] = False
+    mask[3, :1] = False
+    mask[3, LENGTHS[3][1] - 1] = False
+    return mask
+
+
 def make_rollouts(**changes) -> RolloutBatch:
     generator = torch.Generator().manual_seed(3)
     rows = len(LENGTHS)
@@ -49,6 +58,7 @@ def make_rollouts(**changes) -> RolloutBatch:
         prompt_lengths=torch.tensor([prompt for prompt, _ in LENGTHS]),
         response_ids=torch.randint(0, VOCAB, (rows, 12), generator=generator),
         response_lengths=torch.tensor([response for _, response in LENGTHS]),
+        loss_mask=mask_of_lengths(torch.tensor([response for _, response in LENGTHS]), 12),
         rollout_logprobs=torch.zeros(rows, 12),
         group_ids=torch.tensor(GROUPS),
         truncated=torch.tensor([row in (2, 5) for row in range(rows)]),
@@ -84,7 +94,7 @@ def make_config(folder: Path, layout: dict, *, micro_batch_tokens: int = 30, upd
 
 
 def dense_scores(model, batch):
-    """Log-probs (with gradient) and entropies of the response tokens, row by row, no packing, no padding."""
+    """Log-probs (with gradient) and entropies of the policy's tokens, row by row, no packing, no padding."""
     shape = batch.response_ids.shape
     logprobs, entropy = torch.zeros(shape), torch.zeros(shape)
     lengths = zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), strict=True)
@@ -93,13 +103,13 @@ def dense_scores(model, batch):
         scores = torch.log_softmax(model(ids[None]).logits[0], -1)[prompt - 1 : prompt + length - 1]
         logprobs[row, :length] = scores.gather(1, ids[prompt:, None])[:, 0]
         entropy[row, :length] = -(scores.exp() * scores).sum(-1).detach()
-    return logprobs, entropy
+    return torch.where(batch.loss_mask, logprobs, 0.0), torch.where(batch.loss_mask, entropy, 0.0)
 
 
 def dense_step(model, config, batch, rewards):
     """One update by transformers, autograd and torch's AdamW: credit, loss, gradient norm and the new weights."""
     logprobs, entropy = dense_scores(model, batch)
-    judged = batch.response_mask & ~rewards.failed[:, None]
+    judged = batch.loss_mask & ~rewards.failed[:, None]
     mask = judged & ~batch.truncated[:, None] if config.update.mask_truncated else judged
     credit = assign_credit(
         config.algorithm,

@@ -32,14 +32,21 @@ class Run:
     """One invocation of ``gtpo-megatron train``."""
 
     def __init__(
-        self, folder: Path, *overrides: str, recipe: str = "recipes.tiny_cpu:gtpo", num_steps: int = 2
+        self,
+        folder: Path,
+        *overrides: str,
+        recipe: str = "recipes.tiny_cpu:gtpo",
+        num_steps: int = 2,
+        cwd: Path | None = None,
     ) -> None:
         self.folder = folder
         self._output = folder.parent / f"{folder.name}.{time.monotonic_ns()}.out"
         command = [str(Path(sys.executable).with_name("gtpo-megatron")), "train", recipe]
         command += ["--run-dir", str(folder), "--num-steps", str(num_steps), *SMALL, *overrides]
         with self._output.open("wb") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd
+            )
         STARTED.append(self.process)
 
     @property

@@ -74,6 +74,7 @@ class Engine:
             prompt_lengths=torch.tensor([len(r.prompt_ids) for r in requests]),
             response_ids=tokens,
             response_lengths=torch.full((len(requests),), 3),
+            loss_mask=torch.ones(tokens.shape, dtype=torch.bool),
             rollout_logprobs=torch.full(tokens.shape, -0.1 * self.index),
             group_ids=tokens[:, 0],
             truncated=torch.zeros(len(requests), dtype=torch.bool),

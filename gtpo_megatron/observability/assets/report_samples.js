@@ -20,16 +20,31 @@ const sampledGroups = (() => {
   const KINDS = { correct: "✓", incorrect: "✗", unjudged: "?" };
   const count = (group, kind) => group.responses.filter((each) => each.kind === kind).length;
 
-  function token(text, entropy, shaped, advantage, scales) {
-    const made = element("span");
-    made.style.cssText = `--e:${level(entropy, scales.entropy)};--s:${level(shaped, scales.shaped)};--a:${level(advantage, scales.advantage)}`;
-    made.dataset.v = `${short(entropy)} ${short(shaped)} ${short(advantage)}`;
+  function write(made, text) {
     if (!text) made.append(element("u", "", "∅"));
     text.split("\n").forEach((part, index) => {
       if (index) made.append(element("u", "", "↵"), "\n");
       made.append(part);
     });
     return made;
+  }
+
+  function token(text, entropy, shaped, advantage, scales) {
+    const made = element("span");
+    made.style.cssText = `--e:${level(entropy, scales.entropy)};--s:${level(shaped, scales.shaped)};--a:${level(advantage, scales.advantage)}`;
+    made.dataset.v = `${short(entropy)} ${short(shaped)} ${short(advantage)}`;
+    return write(made, text);
+  }
+
+  /** The tokens in order; those that the policy did not write have no numbers. */
+  function tokensOf(data, scales) {
+    const foreign = new Set(data.foreign);
+    let own = -1;
+    return data.tokens.map((text, i) => {
+      if (foreign.has(i)) return write(element("i", "foreign"), text);
+      own += 1;
+      return token(text, data.entropy[own], data.shaped[own], data.advantage[own], scales);
+    });
   }
 
   function response(data, scales) {
@@ -39,11 +54,13 @@ const sampledGroups = (() => {
     if (data.length) {
       facts.append(` · mean entropy ${data.mean_entropy.toFixed(3)} nats · mean advantage ${signed(data.mean_advantage)}`);
     }
+    const total = data.total ?? data.length;
+    if (total > data.length) facts.append(` · ${(total - data.length).toLocaleString("en")} more by others, in italics: read, not learned from`);
     if (data.truncated) facts.append(" · cut at the length limit");
     const tokens = element("p", "tokens");
-    data.tokens.forEach((text, i) => tokens.append(token(text, data.entropy[i], data.shaped[i], data.advantage[i], scales)));
+    tokens.append(...tokensOf(data, scales));
     made.append(facts, tokens);
-    const more = data.length - data.tokens.length;
+    const more = total - data.tokens.length;
     if (more > 0) made.append(element("p", "facts", `… and ${more.toLocaleString("en")} more tokens.`));
     return made;
   }

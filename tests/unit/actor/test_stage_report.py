@@ -10,7 +10,7 @@ from gtpo_megatron.actor import stage_report
 from gtpo_megatron.actor.flops import forward_flops
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.actor.stage_report import StageReport
-from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.batch import RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.observability.metrics import Sum, to_scalars
@@ -43,6 +43,7 @@ def batch():
         prompt_lengths=torch.tensor(prompts),
         response_ids=torch.zeros(4, 12, dtype=torch.int64),
         response_lengths=torch.tensor(responses),
+        loss_mask=mask_of_lengths(torch.tensor(responses), 12),
         rollout_logprobs=torch.zeros(4, 12),
         group_ids=torch.zeros(4, dtype=torch.int64),
         truncated=torch.zeros(4, dtype=torch.bool),

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.cispo import cispo_loss
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.clipped_surrogate import clipped_surrogate
+from gtpo_megatron.algorithms.losses.clipped_surrogate import clipped_surrogate
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.covariance import kl_cov_loss, token_covariance
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from gtpo_megatron.algorithms.credit_inputs import CreditInputs
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.algorithms.credit_inputs import CreditInputs
 from gtpo_megatron.config.algorithm import AlgorithmConfig, GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import ConfigError, DataError, ShapeError
 from tests.strategies import Batch

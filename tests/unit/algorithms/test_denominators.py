@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.denominators import row_weights
+from gtpo_megatron.algorithms.losses.denominators import row_weights
 
 LENGTHS, GROUPS = torch.tensor([3, 1, 0, 4]), torch.tensor([1, 1, 0, 0])
 

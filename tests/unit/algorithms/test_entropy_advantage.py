@@ -3,7 +3,6 @@
 import math
 
 import torch
-
 from gtpo_megatron.algorithms.entropy_advantage import add_entropy_bonus
 
 

@@ -4,9 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
 from gtpo_megatron.algorithms.fixed_point import (
     from_limbs,
     grid_scale,
@@ -15,6 +12,8 @@ from gtpo_megatron.algorithms.fixed_point import (
     power_of_two,
     to_limbs,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def test_powers_of_two_are_exact() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.group_relative import group_relative_credit
+
 from tests.unit.algorithms.test_table import build
 
 TABLE = build([1.0, 0.0, 0.5, 1.0, 9.0], [0, 0, 0, 1, 0], [1, 2, 3, 1, 0])

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.grpo_s import grpo_s_credit
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, formulation_sides
 from gtpo_megatron.algorithms.share_grid import ShareRule
+
 from tests.unit.algorithms.test_table import build
 
 

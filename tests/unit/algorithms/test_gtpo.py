@@ -1,14 +1,14 @@
 """GTPO from parts, without the facade: what the facade adds is only the reading of the configuration."""
 
 import torch
-
-from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.gtpo import gtpo_credit
-from gtpo_megatron.algorithms.reduction import LocalReduction
 from gtpo_megatron.algorithms.rows import row_facts
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, formulation_sides
 from gtpo_megatron.algorithms.share_grid import ShareRule, TokenWeights
 from gtpo_megatron.algorithms.table import gather_table
+
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.config.algorithm import GTPOConfig
 from tests.strategies import random_batch
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.length_penalty import group_relative_overlong, soft_overlong
+from gtpo_megatron.algorithms.credit.length_penalty import group_relative_overlong, soft_overlong
 
 GOLDEN = json.loads(Path(__file__).parents[2].joinpath("golden/cases.json").read_text())
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from gtpo_megatron.algorithms.loss_terms import sum_count
+from gtpo_megatron.algorithms.losses.loss_terms import sum_count
 
 
 def test_sum_and_count_of_what_is_masked_in() -> None:

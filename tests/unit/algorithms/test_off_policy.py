@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.off_policy import correction_ratio, correction_statistics, correction_weights
+from gtpo_megatron.algorithms.losses.off_policy import correction_ratio, correction_statistics, correction_weights
 
 OLD = torch.tensor([[-1.0, -1.0], [-2.0, math.nan]])
 SAMPLED = torch.tensor([[-1.5, -0.8], [-2.0, math.nan]])

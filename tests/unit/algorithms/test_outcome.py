@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms import assign_credit, informative_groups
-from gtpo_megatron.algorithms.outcome import is_correct
+from gtpo_megatron.algorithms.batch.outcome import is_correct
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from tests.strategies import Batch
 

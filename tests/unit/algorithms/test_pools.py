@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.pools import standardise
-from gtpo_megatron.algorithms.reduction import LocalReduction
 from gtpo_megatron.algorithms.responses import one_token_table, response_values
 from gtpo_megatron.algorithms.shaping import PoolRule, ShapingRules, SideRule
 from gtpo_megatron.algorithms.share_grid import ShareRule
+
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from tests.unit.algorithms.test_table import build
 
 

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
 from gtpo_megatron.algorithms.portable_math import LARGEST_LOG, portable_exp, portable_log
 from gtpo_megatron.algorithms.share_grid import LEAST_WEIGHT
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def one(function, value: float) -> float:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.ratios import LOG_RATIO_LIMIT, log_ratio, sequence_ratio
+from gtpo_megatron.algorithms.losses.ratios import LOG_RATIO_LIMIT, log_ratio, sequence_ratio
 
 MASK = torch.tensor([[True, True], [False, False]])
 

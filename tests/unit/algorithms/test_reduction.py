@@ -2,7 +2,7 @@
 
 import torch
 
-from gtpo_megatron.algorithms.reduction import LocalReduction, SharedRange
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction, SharedRange
 
 
 def test_identity() -> None:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import torch
-
 from gtpo_megatron.algorithms.pools import Standardised
 from gtpo_megatron.algorithms.responses import one_token_table, response_values, spread_over_tokens
+
 from tests.unit.algorithms.test_table import build
 
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.row_sums import row_sums, sums_and_squares
 
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.rows import left_aligned_lengths, length_blocks, row_blocks, row_facts
 from gtpo_megatron.algorithms.scratch import Scratch
+
 from gtpo_megatron.errors import DataError
 
 

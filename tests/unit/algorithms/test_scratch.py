@@ -1,7 +1,6 @@
 """Buffers are reused, grow, and keep dtypes apart."""
 
 import torch
-
 from gtpo_megatron.algorithms.scratch import Scratch
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import torch
-
-from gtpo_megatron.algorithms.reduction import SharedRange
 from gtpo_megatron.algorithms.segments import chunks, length_lists, live_counts, plan_segments
+
+from gtpo_megatron.algorithms.batch.reduction import SharedRange
 from tests.unit.algorithms.test_table import build
 
 

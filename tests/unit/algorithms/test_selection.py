@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_megatron.algorithms.reduction import LocalReduction
-from gtpo_megatron.algorithms.selection import largest, ordered_integers
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
+from gtpo_megatron.algorithms.losses.selection import largest, ordered_integers
 
 floats = st.floats(width=32, allow_nan=False)
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.rows import row_facts
 from gtpo_megatron.algorithms.sequence_entropy import sequence_entropy
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.shaping import SideRule, formulation_sides
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from gtpo_megatron.algorithms.segments import plan_segments
 from gtpo_megatron.algorithms.share_grid import LEAST_WEIGHT, ShareRule, check_weights, fixed_scales
+
 from gtpo_megatron.errors import DataError
 from tests.unit.algorithms.test_table import build
 

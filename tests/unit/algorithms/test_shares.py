@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-
-from gtpo_megatron.algorithms import rows as rows_module
-from gtpo_megatron.algorithms.reduction import LocalReduction
 from gtpo_megatron.algorithms.rows import row_facts
 from gtpo_megatron.algorithms.share_grid import ShareRule, TokenWeights
 from gtpo_megatron.algorithms.shares import Shares, entropy_shares
 from gtpo_megatron.algorithms.table import gather_table
+
+from gtpo_megatron.algorithms import rows as rows_module
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from tests.strategies import Batch, random_batch
 
 

@@ -1,10 +1,10 @@
 """The table of responses: groups by label, sides by threshold, rows without tokens nowhere."""
 
 import torch
-
-from gtpo_megatron.algorithms.reduction import LocalReduction
 from gtpo_megatron.algorithms.rows import RowFacts
 from gtpo_megatron.algorithms.table import ResponseTable, gather_table
+
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 
 
 def build(rewards: list[float], labels: list[int], lengths: list[int], threshold: float = 0.5) -> ResponseTable:

@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import pytest
 import torch
+from gtpo_megatron.algorithms.share_grid import ShareRule
 from torch import Tensor
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.algorithms.share_grid import ShareRule
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError
 from tests.strategies import Batch

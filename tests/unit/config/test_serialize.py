@@ -38,7 +38,10 @@ def edited(*path, **fields):
         (edited(num_steps="40"), "num_steps='40': expected int, got str"),
         (edited(num_steps=True), "num_steps=True: expected int, got bool"),
         (edited("model", dtype="float16"), "dtype='float16': must be one of 'float32', 'bfloat16'"),
-        (edited("algorithm", kind="PPOConfig"), "kind='PPOConfig': must be one of GTPOConfig"),
+        (
+            edited("algorithm", kind="PPOConfig"),
+            "algorithm 'PPOConfig': must be module:Class of your own, or one of GTPOConfig",
+        ),
         (edited("algorithm", entropy_clip=[1.0]), "entropy_clip"),
         (edited("rollout", group_size=1), "group_size=1"),
         (edited(model=3), "expected the fields of ModelConfig, got 3"),

@@ -5,20 +5,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.batch import RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackLayout, held_positions, micro_batches, pack, plan_micro_batches
 
 
-def batch_of(lengths):
-    """Rows of (prompt, response) lengths whose tokens are all different."""
+def batch_of(lengths, is_own=None):
+    """Rows of (prompt, response) lengths whose tokens are all different; ``is_own`` draws who wrote them."""
     prompts, responses = [p for p, _ in lengths], [r for _, r in lengths]
     shape = (len(lengths), max(prompts, default=0)), (len(lengths), max(responses, default=0))
+    loss_mask = mask_of_lengths(torch.tensor(responses, dtype=torch.int64), shape[1][1])
+    if is_own is not None:
+        loss_mask &= is_own[: shape[1][0], : shape[1][1]]
     return RolloutBatch(
         prompt_ids=torch.arange(shape[0][0] * shape[0][1]).reshape(shape[0]) + 1,
         prompt_lengths=torch.tensor(prompts, dtype=torch.int64),
         response_ids=torch.arange(shape[1][0] * shape[1][1]).reshape(shape[1]) + 1000,
         response_lengths=torch.tensor(responses, dtype=torch.int64),
+        loss_mask=loss_mask,
         rollout_logprobs=torch.zeros(shape[1]),
         group_ids=torch.zeros(len(lengths), dtype=torch.int64),
         truncated=torch.zeros(len(lengths), dtype=torch.bool),
@@ -30,9 +34,10 @@ ROWS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, ma
 
 
 @settings(max_examples=60)
-@given(lengths=ROWS, budget=st.integers(1, 40), multiple=st.sampled_from([1, 2, 4]))
-def test_every_token_is_packed_and_scored_once(lengths, budget, multiple):
-    batch = batch_of(lengths)
+@given(lengths=ROWS, budget=st.integers(1, 40), multiple=st.sampled_from([1, 2, 4]), seed=st.integers(0, 9))
+def test_every_token_is_packed_and_those_of_the_policy_are_scored_once(lengths, budget, multiple, seed):
+    is_own = torch.rand(9, 12, generator=torch.Generator().manual_seed(seed)) < (1.0, 0.6, 0.1)[seed % 3]
+    batch = batch_of(lengths, is_own)
     scored = torch.zeros(batch.response_ids.shape, dtype=torch.int64)
     for micro in micro_batches(batch, range(len(lengths)), budget_tokens=budget, layout=PackLayout(multiple=multiple)):
         assert micro.input_ids.shape == micro.position_ids.shape
@@ -52,7 +57,7 @@ def test_every_token_is_packed_and_scored_once(lengths, budget, multiple):
         # the token before a response token is what predicts it
         assert torch.equal(micro.input_ids[micro.score_positions + 1], micro.target_ids)
         scored[rows, micro.token_columns] += 1
-    assert torch.equal(scored, batch.response_mask.long())
+    assert torch.equal(scored, batch.loss_mask.long())
 
 
 @settings(max_examples=60)

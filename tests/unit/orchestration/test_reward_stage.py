@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
+from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.reward_stage import RewardGrader
 from gtpo_megatron.rewards.reward import RewardScorer
@@ -27,6 +27,7 @@ def rollouts(group_ids):
         prompt_lengths=torch.ones(3, dtype=torch.int64),
         response_ids=torch.tensor([[1, 2, 0], [3, 0, 9], [1, 2, 3]]),
         response_lengths=torch.tensor([3, 2, 3]),
+        loss_mask=mask_of_lengths(torch.tensor([3, 2, 3]), 3),
         rollout_logprobs=torch.zeros(3, 3),
         group_ids=torch.tensor(group_ids),
         truncated=torch.zeros(3, dtype=torch.bool),

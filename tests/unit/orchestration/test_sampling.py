@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, concatenate
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, concatenate, mask_of_lengths
 from gtpo_megatron.config.algorithm import DAPOConfig, DynamicSamplingConfig, GTPOConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError, ShapeError
@@ -29,6 +29,7 @@ def batch(group_ids, samples):
         prompt_lengths=torch.ones(len(groups), dtype=torch.int64),
         response_ids=tokens,
         response_lengths=lengths,
+        loss_mask=mask_of_lengths(lengths, width),
         rollout_logprobs=torch.zeros(len(groups), width),
         group_ids=torch.tensor(groups),
         truncated=torch.zeros(len(groups), dtype=torch.bool),

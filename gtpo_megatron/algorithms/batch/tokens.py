@@ -1,0 +1,81 @@
+"""Flat tokens: the policy's own tokens of this rank's responses, one after the other, without padding."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.errors import DataError
+
+LOWEST_ENTROPY = -1e-4
+"""Nats. Rounding may leave an entropy slightly below 0 (it counts as 0); anything lower is an error upstream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Where the ``N`` tokens of a ``[B, T]`` mask are; they are ordered by response, then by time.
+
+    Attributes:
+        shape: ``(B, T)``.
+        index: ``[N]`` int64, place in the flattened matrix.
+        row: ``[N]`` int64, the response.
+        lengths: ``[B]`` int64, tokens of each response, on the CPU.
+    """
+
+    shape: tuple[int, int]
+    index: Tensor
+    row: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, response_mask: Tensor) -> "Tokens":
+        """The tokens where ``response_mask`` ``[B, T]`` bool is True, in any arrangement."""
+        lengths = response_mask.sum(1)
+        return cls(
+            shape=(response_mask.shape[0], response_mask.shape[1]),
+            index=response_mask.flatten().nonzero().flatten(),
+            row=torch.repeat_interleave(lengths),
+            lengths=lengths.cpu(),
+        )
+
+    @property
+    def position(self) -> Tensor:
+        """``[N]`` int64, the ``t`` of the paper, from 0: how many of the policy's own tokens come before."""
+        return self.numbered_from(torch.zeros_like(self.lengths))
+
+    def numbered_from(self, first: Tensor) -> Tensor:
+        """``first[i] + t`` for every token, ``[B]`` int64 -> ``[N]`` int64."""
+        before = torch.cumsum(self.lengths, 0) - self.lengths
+        return self.of_response(first - before).add_(torch.arange(len(self.row), device=self.row.device))
+
+    def pick(self, matrix: Tensor) -> Tensor:
+        """``[B, T]`` -> ``[N]``, detached."""
+        return matrix.detach().reshape(-1).index_select(0, self.index)
+
+    def of_response(self, values: Tensor) -> Tensor:
+        """One value per response ``[B]`` -> one per token ``[N]``, on the tokens' device."""
+        return values.to(self.row.device).index_select(0, self.row)
+
+    def put(self, values: Tensor) -> Tensor:
+        """``[N]`` -> ``[B, T]`` float32, 0 where there is no token of the policy's own."""
+        matrix = torch.zeros(self.shape[0] * self.shape[1], dtype=torch.float32, device=values.device)
+        return matrix.index_copy_(0, self.index, values.to(torch.float32)).view(self.shape)
+
+    def checked(self, name: str, matrix: Tensor, *, sign: float = 1.0) -> Tensor:
+        """``sign * matrix`` at the tokens, ``[N]`` float64; it must be finite and not negative.
+
+        What rounding left slightly below 0 counts as 0.
+
+        Raises:
+            DataError: it is not; names the value, its row and its column.
+        """
+        values = self.pick(matrix).to(torch.float64).mul_(sign)
+        if len(values):
+            low, high = torch.aminmax(values)  # NaN comes through
+            if not (bool(low >= LOWEST_ENTROPY) and bool(torch.isfinite(high))):
+                where = int(torch.nonzero(~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))[0])
+                row, column = divmod(int(self.index[where]), self.shape[1])
+                limit = f">= {LOWEST_ENTROPY}" if sign > 0 else f"<= {-LOWEST_ENTROPY}"
+                value = float(values[where]) * sign
+                raise DataError(f"{name}[{row}, {column}] = {value}: expected a finite value {limit}")
+        return values.clamp_(min=0.0)

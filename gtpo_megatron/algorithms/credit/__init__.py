@@ -1,0 +1,1 @@
+"""From rewards and entropies to advantages, fixed before the first update."""

@@ -1,0 +1,48 @@
+"""What can stand in the place of entropy, to tell what entropy itself contributes: the shuffled controls."""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.batch.response_table import ResponseTable
+from gtpo_megatron.algorithms.batch.tokens import Tokens
+from gtpo_megatron.algorithms.hashing import content_seeds, token_hashes
+
+
+def shuffle_within_responses(values: Tensor, tokens: Tokens, seed: int) -> Tensor:
+    """Permutes the values of each response, ``[N]`` -> ``[N]``.
+
+    The order depends on the seed and on the response's content, never on the rank that holds it.
+    """
+    seeds = content_seeds(values.to(torch.float32).view(torch.int32), tokens.row, tokens.shape[0], seed)
+    keys = token_hashes(seeds.index_select(0, tokens.row), tokens.position)
+    return values[_sort_within(tokens.row, keys)]
+
+
+def shuffle_within_sets(table: ResponseTable, values: Tensor, seed: int, *, spans_batch: bool) -> Tensor:
+    """Permutes one value per response among the correct, and among the incorrect, responses of each scope.
+
+    Args:
+        table: of the batch.
+        values: ``[L]`` float64, of the responses with tokens.
+        seed: of the order; it also depends on the values, never on how responses were sharded.
+        spans_batch: scopes are the whole batch instead of groups.
+    """
+    sets = table.sets(spans_batch=spans_batch)[table.is_live]
+    lengths = table.lengths[table.is_live]
+    # a canonical order first, so that the ranks' order of responses does not matter
+    order = torch.argsort(lengths, stable=True)
+    order = order[torch.argsort(values[order], stable=True)]
+    order = order[torch.argsort(sets[order], stable=True)]
+    ordered = sets[order]
+    sizes = torch.bincount(ordered, minlength=int(ordered.max()) + 1 if len(ordered) else 0)
+    place = torch.arange(len(ordered)) - (torch.cumsum(sizes, 0) - sizes)[ordered]
+    seeds = content_seeds(values[order].view(torch.int64), ordered, len(sizes), seed)
+    shuffled = values.clone()
+    shuffled[order] = values[order[_sort_within(ordered, token_hashes(seeds[ordered], place))]]
+    return shuffled
+
+
+def _sort_within(row: Tensor, keys: Tensor) -> Tensor:
+    """The order of ``keys`` within each row; ``row`` is ascending already."""
+    order = torch.argsort(keys, stable=True)
+    return order[torch.argsort(row[order], stable=True)]

@@ -1,0 +1,82 @@
+"""What a credit assignment did, in a few numbers of the whole batch."""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.batch.reduction import KeyReduction
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
+from gtpo_megatron.algorithms.exact_sum import exact_sum
+
+
+def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
+    """Metrics of the batch, the same on every rank; one whose set is empty is left out.
+
+    - ``credit/correct_tokens_negative_frac``: tokens of correct responses with a negative advantage;
+      ``credit/wrong_tokens_positive_frac``: the reverse.
+    - ``credit/one_sided_groups_frac``: groups all correct or all wrong.
+    - ``credit/entropy_correct_nats``, ``_wrong``: mean token entropy.
+
+    And where entropies shape rewards (GTPO: of tokens; GRPO-S: of responses):
+
+    - ``credit/lone_survivor_tokens_frac``: correct ones with nothing to compare with (``d_t = 1``): their share is 1
+      whatever their entropy.
+    - ``credit/effective_frac_correct``, ``_wrong``: ``(sum x)^2 / (N sum x^2)``: 1 if all weigh the same, ``1/N`` if
+      one has it all. The mean of ``x`` is 1 in every comparison, so ``sum x = N``.
+
+    Collectives: those of ``_Sides``, for tokens and for shares.
+    """
+    table = batch.table
+    tokens = _Sides(batch.on_tokens(table.is_correct), batch.reduction)
+    flipped = torch.where(tokens.is_correct, credit.advantages < 0, credit.advantages > 0)
+    wrong_flips, correct_flips = tokens.count(flipped)
+    wrong_nats, correct_nats = tokens.sum(batch.entropy)
+    live_groups = torch.zeros(table.num_groups, dtype=torch.bool)
+    live_groups[table.group_index[table.is_live]] = True
+    ratios = {
+        "correct_tokens_negative_frac": (correct_flips, tokens.sizes[1]),
+        "wrong_tokens_positive_frac": (wrong_flips, tokens.sizes[0]),
+        "entropy_correct_nats": (correct_nats, tokens.sizes[1]),
+        "entropy_wrong_nats": (wrong_nats, tokens.sizes[0]),
+        "one_sided_groups_frac": (int((table.is_one_sided & live_groups).sum()), int(live_groups.sum())),
+    }
+    metrics = {f"credit/{name}": total / count for name, (total, count) in ratios.items() if count}
+    return metrics if credit.shares is None else metrics | _share_metrics(credit.shares)
+
+
+def _share_metrics(shares: Shares) -> dict[str, float]:
+    sides = _Sides(shares.is_correct, shares.reduction)
+    squares = sides.sum(shares.values.square())
+    metrics = {
+        f"credit/effective_frac_{name}": size / square
+        for name, size, square in zip(("wrong", "correct"), sides.sizes, squares, strict=True)
+        if size
+    }
+    if sides.sizes[1]:
+        metrics["credit/lone_survivor_tokens_frac"] = sides.count(shares.is_lone)[1] / sides.sizes[1]
+    return metrics
+
+
+class _Sides:
+    """Sums over the incorrect and over the correct of all ranks, in this order.
+
+    Args:
+        is_correct: ``[M]`` bool, of what is summed.
+        reduction: the ranks. Collectives: one ``sum`` for the sizes, one for ``count``, a ``max`` and a ``sum`` for
+            ``sum``; all of two numbers.
+    """
+
+    def __init__(self, is_correct: Tensor, reduction: KeyReduction) -> None:
+        self.is_correct, self.reduction = is_correct, reduction
+        self.key = is_correct.to(torch.int64)
+        self.counts = reduction.sum(torch.bincount(self.key, minlength=2))
+        self.sizes: list[int] = self.counts.tolist()
+
+    def count(self, flags: Tensor) -> list[int]:
+        """How many are True, ``[M]`` bool."""
+        numbers: list[int] = self.reduction.sum(torch.bincount(self.key[flags], minlength=2)).tolist()
+        return numbers
+
+    def sum(self, values: Tensor) -> list[float]:
+        """``[M]`` float64."""
+        numbers: list[float] = exact_sum(values, self.key, self.counts, self.reduction).total.tolist()
+        return numbers

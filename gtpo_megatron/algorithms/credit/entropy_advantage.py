@@ -1,0 +1,19 @@
+"""Entropy as a bonus on GRPO's advantage (arXiv 2506.14758)."""
+
+from dataclasses import replace
+
+import torch
+
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
+from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
+from gtpo_megatron.config.algorithm import EntropyAdvantageConfig
+
+
+def entropy_advantage_credit(config: EntropyAdvantageConfig, batch: CreditBatch) -> TokenCredit:
+    """``A + min(coefficient * H, |A| / bound)`` (arXiv 2506.14758, Eq. 6-7), ``A`` being GRPO's.
+
+    ``coefficient`` is ``alpha`` there, ``bound`` is ``kappa``: above 1 no sign can flip.
+    """
+    credit = group_relative_credit(config, batch)
+    bonus = torch.minimum(config.coefficient * batch.entropy.clamp(min=0.0), credit.advantages.abs() / config.bound)
+    return replace(credit, advantages=credit.advantages + bonus)

@@ -1,0 +1,81 @@
+"""The entropies that shape rewards: cleaned, raised by the floor, or replaced by a control."""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.credit import controls
+from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
+from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig
+from gtpo_megatron.errors import DataError, ShapeError
+
+LEAST_WEIGHT = 2.0**-950
+"""Weights lie between this and its inverse, so that no inverse and no sum of float64 overflows."""
+
+_INVERTS = ("v2", "v6")
+"""Formulations that look at ``y``, and so at ``1/H``."""
+
+
+def token_weights(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
+    """``[N]`` float64 nats: the entropies, or the control that ``weight_source`` puts in their place."""
+    if config.weight_source == "uniform":
+        return torch.ones_like(inputs.entropy)
+    if config.weight_source == "surprisal" and inputs.old_logprobs is not None:
+        return -inputs.old_logprobs
+    if config.weight_source == "shuffled" and not isinstance(config, GRPOSConfig):  # GRPO-S shuffles whole responses
+        return controls.shuffle_within_responses(inputs.entropy, inputs.tokens, config.weight_seed)
+    return inputs.entropy
+
+
+def raised(weights: Tensor, config: EntropyCreditSettings) -> Tensor:
+    """``clip(H, lowest, highest) + floor`` of ``entropy_clip`` and ``entropy_floor``; positive.
+
+    A floor of 0 is raised to ``LEAST_WEIGHT``: only a comparison of zeros sees it, and all of them are equal then.
+    """
+    clipped = weights if config.entropy_clip is None else weights.clamp(*config.entropy_clip)
+    return clipped + max(config.entropy_floor, LEAST_WEIGHT)
+
+
+def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct: Tensor) -> None:
+    """The inverses and logarithms that the configuration asks for exist.
+
+    Args:
+        config: of GTPO or GRPO-S.
+        inputs: of this rank.
+        is_correct: ``[B]`` bool.
+
+    Raises:
+        ShapeError: a tensor that the configuration needs was not given.
+        DataError: an entropy is 0 without a floor under it, or too large.
+    """
+    if config.unshaped_patterns and inputs.compared is None:
+        raise ShapeError(
+            f"shaping_mask: got None, needed for unshaped_patterns={config.unshaped_patterns!r}; "
+            "data.unshaped_tokens makes it from the sampled tokens"
+        )
+    if config.weight_source == "surprisal" and inputs.old_logprobs is None:
+        raise ShapeError("old_logprobs: got None, needed for weight_source='surprisal'")
+    weights = token_weights(config, inputs)
+    if not len(weights):
+        return
+    low, high = config.entropy_clip or (0.0, torch.finfo(torch.float64).max)
+    smallest, largest = (end.clamp(low, high) + config.entropy_floor for end in torch.aminmax(weights))
+    if smallest < LEAST_WEIGHT:
+        takes_logs = "geometric" in (config.entropy_mean, getattr(config, "sequence_entropy_mean", None))
+        takes_inverses = config.formulation in _INVERTS and config.shaped_sides != "positive"
+        needed = torch.full_like(is_correct, takes_logs)
+        if takes_inverses and not isinstance(config, GRPOSConfig):  # GRPO-S inverts means
+            needed |= ~is_correct
+        bad = weights.clamp(low, high) + config.entropy_floor < LEAST_WEIGHT
+        _refuse(config, inputs, bad & inputs.tokens.of_response(needed), "is 0")
+    if largest > 1 / LEAST_WEIGHT:
+        _refuse(config, inputs, weights > 1 / LEAST_WEIGHT, f"is above {1 / LEAST_WEIGHT}")
+
+
+def _refuse(config: EntropyCreditSettings, inputs: TokenInputs, bad: Tensor, words: str) -> None:
+    if bool(bad.any()):
+        row, column = divmod(int(inputs.tokens.index[torch.nonzero(bad)[0]]), inputs.tokens.shape[1])
+        name = "old_logprobs" if config.weight_source == "surprisal" else "token_entropy"
+        raise DataError(
+            f"{name}[{row}, {column}] {words} with entropy_floor={config.entropy_floor}: its inverse or logarithm does "
+            "not exist; set entropy_floor above 0, or entropy_clip"
+        )

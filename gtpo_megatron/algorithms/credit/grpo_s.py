@@ -1,0 +1,109 @@
+"""GRPO-S: every response gets a reward of its own, by the mean entropy of its tokens (arXiv 2508.04349).
+
+[I n] are the equations of version 6, [S n] those of version 1. The objective [I 10] is ``losses.clipped_surrogate`` of
+one ratio per response.
+"""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
+from gtpo_megatron.algorithms.batch.response_table import ResponseTable
+from gtpo_megatron.algorithms.credit import controls
+from gtpo_megatron.algorithms.credit.comparison import Comparison
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
+from gtpo_megatron.algorithms.credit.entropy_weights import LEAST_WEIGHT, raised, token_weights
+from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
+from gtpo_megatron.algorithms.credit.relative import relative_weight
+from gtpo_megatron.algorithms.credit.standardise import pools, standardise
+from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
+from gtpo_megatron.config.algorithm import GRPOSConfig
+from gtpo_megatron.errors import DataError
+
+
+def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
+    """Shaped rewards and advantages [I 8-9; S 5-6, 17-18], one value per response, repeated on its tokens.
+
+    With the defaults, for a response ``i`` that is correct (O+) or incorrect (O-):
+
+    - ``Hs[i] = (1/|o_i|) sum_t H[i,t]``;
+    - ``X[i] = Hs[i] / sum_{O+} Hs * n``, ``Y[i] = (1/Hs[i]) / sum_{O-} (1/Hs) * m``;
+    - ``r+ = beta1 + beta2 X``, ``r- = -beta1 - beta2 Y`` [I 8];
+    - ``A = (r - mean(R)) / std(R)`` over the responses of the group [I 9].
+
+    Each rank computes ``Hs`` of its responses; from there on all ``R`` responses are computed on every rank.
+    Collectives: one gather of a number per response.
+    """
+    table = batch.table
+    mean_entropy = batch.reduction.gather_values(_mean_entropy(config, batch))[table.is_live]  # Hs
+    if config.weight_source == "shuffled":
+        mean_entropy = controls.shuffle_within_sets(
+            table, mean_entropy, config.weight_seed, spans_batch=config.entropy_scope == "batch"
+        )
+    is_correct = table.is_correct[table.is_live]  # O+
+    _check_invertible(config, mean_entropy, is_correct)
+
+    weight = torch.where(is_correct, mean_entropy, 1.0 / mean_entropy)
+    peers = _peers(table, spans_batch=config.entropy_scope == "batch")
+    share = relative_weight(weight, peers, config.entropy_mean)  # X on O+, Y on O-
+    if config.shaped_sides != "both":
+        share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
+
+    reward = shaped_reward(  # r+ and r- [I 8; S 5, 17]
+        config.formulation, is_correct, share, base=config.beta1, bonus=config.beta2, kappa=config.kappa
+    )
+    reward += batch.penalties[table.is_live]  # R(i) [S 11; I App. D]
+
+    pooled = pools(
+        table,
+        table.is_live.to(torch.int64),
+        "combined" if config.formulation in SINGLE_POOL else config.advantage_pool,
+        spans_batch=config.advantage_scope == "batch",
+        takes_part=batch.takes_part(config.one_sided_groups),
+    )
+    advantage = standardise(  # A [I 9; S 6, 18]
+        reward,
+        pooled.of_response[table.is_live],
+        pooled,
+        ddof=config.std_ddof,
+        eps=config.std_eps,
+        reduction=LocalReduction(),
+    )
+    is_lone = (peers.count == 1)[peers.key]
+    shares = Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=LocalReduction())
+    return batch.of_responses(reward, advantage, shares)
+
+
+def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
+    """``Hs`` of this rank's responses [S 5; I 8], or ``exp((1/|o|) sum_t log H)`` [I App. C], ``[B]`` float64."""
+    tokens, entropy = batch.tokens, raised(token_weights(config, batch), config)
+    count = tokens.lengths.to(entropy.device)
+    value = significant(entropy.log() if config.sequence_entropy_mean == "geometric" else entropy)
+    if batch.compared is not None:
+        kept = torch.zeros_like(count).scatter_add_(0, tokens.row, batch.compared.to(torch.int64))
+        # a response of which nothing is compared is averaged whole
+        value = torch.where(batch.compared | (kept == 0).index_select(0, tokens.row), value, 0.0)
+        count = torch.where(kept > 0, kept, count)
+    mean = exact_sum(value, tokens.row, count, LocalReduction()).mean
+    return mean.exp() if config.sequence_entropy_mean == "geometric" else mean
+
+
+def _peers(table: ResponseTable, *, spans_batch: bool) -> Comparison:
+    """Each response of O+ is compared with O+, each of O- with O-; ``count`` is ``n`` and ``m``."""
+    key = table.sets(spans_batch=spans_batch)[table.is_live]
+    num_sets = 2 if spans_batch else 2 * table.num_groups
+    return Comparison(key=key, count=torch.bincount(key, minlength=num_sets), reduction=LocalReduction())
+
+
+def _check_invertible(config: GRPOSConfig, mean_entropy: Tensor, is_correct: Tensor) -> None:
+    """Raises on all ranks alike, since all of them hold all responses.
+
+    Raises:
+        DataError: an incorrect response consists of zero entropies, and there is no floor under them.
+    """
+    is_inverted = config.formulation in ("v2", "v6") and config.shaped_sides != "positive"
+    if config.entropy_floor == 0 and is_inverted and bool(((mean_entropy < 2 * LEAST_WEIGHT) & ~is_correct).any()):
+        raise DataError(
+            "token_entropy: an incorrect response has only zero entropies with entropy_floor=0: the inverse of their "
+            "mean does not exist; set entropy_floor above 0"
+        )

@@ -1,0 +1,65 @@
+"""GTPO: every token of a response gets a reward of its own, by its entropy (arXiv 2508.04349).
+
+[I n] are the equations of version 6, [S n] those of version 1. The objective [I 7] is ``losses.clipped_surrogate``.
+"""
+
+import torch
+
+from gtpo_megatron.algorithms.credit.comparison import compare
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
+from gtpo_megatron.algorithms.credit.entropy_weights import raised, token_weights
+from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
+from gtpo_megatron.algorithms.credit.relative import relative_weight
+from gtpo_megatron.algorithms.credit.standardise import pools, standardise
+from gtpo_megatron.config.algorithm import GTPOConfig
+
+
+def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
+    """Shaped rewards [I 3-4] and advantages [I 5-6] of this rank's ``N`` tokens.
+
+    With the defaults, for a token ``t`` of response ``i`` that is correct (O+) or incorrect (O-):
+
+    - ``x[i,t] = H[i,t] / sum_{k in O+} H[k,t] * d_t``, ``d_t`` being the number of correct responses that reach ``t``;
+    - ``y[i,t] = (1/H[i,t]) / sum_{k in O-} (1/H[k,t]) * h_t``;
+    - ``r+ = alpha1 + alpha2 x`` [I 3], ``r- = -alpha1 - alpha2 y`` [I 4];
+    - ``A+ = (r+ - mean(R+)) / std(R+)`` [I 5], ``A- = (r- - mean(R-)) / std(R-)`` [I 6].
+
+    Collectives: ``exact_sum``'s for the groups that several ranks hold, and for the pools.
+    """
+    tokens, table, mine = batch.tokens, batch.table, batch.table.mine
+    is_correct = tokens.of_response(table.is_correct[mine])  # O+
+    spans_batch = config.entropy_scope == "batch"
+    compared = batch.compared
+    peers = compare(
+        tokens, table, config.entropy_axis, spans_batch=spans_batch, compared=compared, reduction=batch.reduction
+    )
+
+    entropy = raised(token_weights(config, batch), config)  # H
+    weight = torch.where(is_correct, entropy, 1.0 / entropy)
+    share = relative_weight(weight, peers, config.entropy_mean, compared=compared)  # x on O+, y on O-
+    if config.shaped_sides != "both":
+        share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
+
+    reward = shaped_reward(  # r+ [I 3; S 2, 11, 13] and r- [I 4; S 14]
+        config.formulation, is_correct, share, base=config.alpha1, bonus=config.alpha2, kappa=config.kappa
+    )
+    reward += tokens.of_response(batch.penalties[mine])  # R(i) [S 11; I App. D]
+
+    pooled = pools(
+        table,
+        table.lengths,
+        "combined" if config.formulation in SINGLE_POOL else config.advantage_pool,
+        spans_batch=config.advantage_scope == "batch",
+        takes_part=batch.takes_part(config.one_sided_groups),
+    )
+    advantage = standardise(  # A+ [I 5; S 3, 15] and A- [I 6; S 15]
+        reward,
+        tokens.of_response(pooled.of_response[mine]),
+        pooled,
+        ddof=config.std_ddof,
+        eps=config.std_eps,
+        reduction=batch.reduction,
+    )
+    is_lone = (peers.count == 1).index_select(0, peers.key)
+    shares = Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
+    return TokenCredit(shaped_rewards=reward, advantages=advantage, shares=shares)

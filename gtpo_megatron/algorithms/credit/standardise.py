@@ -1,0 +1,100 @@
+"""Advantages: a reward relative to the mean and the standard deviation of its pool [S 3, 14; I 5-6, 9]."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.batch.reduction import KeyReduction
+from gtpo_megatron.algorithms.batch.response_table import ResponseTable
+from gtpo_megatron.algorithms.exact_sum import exact_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pools:
+    """What rewards are standardised over. The last pool is of the values that take no part; their advantage is 0.
+
+    Attributes:
+        of_response: ``[R]`` int64 in [0, P), the pool of each response.
+        own: ``[P]`` int64, values in each pool.
+        zeros: ``[P]`` int64, zeros that belong to the pool besides them.
+    """
+
+    of_response: Tensor
+    own: Tensor
+    zeros: Tensor
+
+
+def pools(
+    table: ResponseTable,
+    sizes: Tensor,
+    kind: Literal["joint_zero", "per_set", "combined"],
+    *,
+    spans_batch: bool,
+    takes_part: Tensor,
+) -> Pools:
+    """The pools of a batch.
+
+    ``joint_zero``: R+ holds ``r+`` of all responses of the scope, which is 0 on O-; R- likewise, 0 on O+.
+    ``per_set``: R+ holds the values of O+ only, R- those of O-. ``combined``: one pool, ``r+`` on O+ and ``r-`` on O-.
+
+    Args:
+        table: of the batch.
+        sizes: ``[R]`` int64, values of each response: its tokens, or 1.
+        kind: which.
+        spans_batch: the scope is the batch instead of the group.
+        takes_part: ``[R]`` bool; other responses are in no pool.
+    """
+    scope = table.scope(spans_batch=spans_batch)
+    num_pools = 1 if spans_batch else table.num_groups
+    if kind != "combined":
+        scope, num_pools = 2 * scope + table.is_correct, 2 * num_pools
+    of_response = torch.where(takes_part, scope, num_pools)
+    own = torch.zeros(num_pools + 1, dtype=torch.int64).index_add_(0, of_response, sizes)
+    zeros = torch.zeros_like(own)
+    if kind == "joint_zero":
+        zeros[:-1] = own[:-1].view(-1, 2).flip(1).flatten()  # the tokens of the other side
+    return Pools(of_response=of_response, own=own, zeros=zeros)
+
+
+def standardise(
+    reward: Tensor,
+    pool: Tensor,
+    pools: Pools,
+    *,
+    ddof: int,
+    eps: float,
+    reduction: KeyReduction,
+    divides_by_std: bool = True,
+) -> Tensor:
+    """``A = (r - mean(pool)) / (std(pool) + eps)``; 0 in a constant pool and in one of at most ``ddof`` values.
+
+    Rewards are counted from the lowest of their pool. In a constant pool all of them are then exactly 0, and so is the
+    std: no threshold decides. In a narrow one their differences keep all digits.
+
+    Args:
+        reward: ``[N]`` float64.
+        pool: ``[N]`` int64, the pool of each.
+        pools: sizes of all pools over all ranks.
+        ddof: 0 divides the squares by ``n``, 1 by ``n - 1``.
+        eps: added to the std.
+        reduction: the ranks that hold values of these pools.
+        divides_by_std: False only centres (Dr.GRPO).
+    """
+    own, zeros = pools.own.to(reward.device), pools.zeros.to(reward.device)
+    count = (own + zeros).to(torch.float64)
+    lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, pool, reward, "amin")
+    lowest = -reduction.max(torch.where(zeros > 0, lowest.clamp(max=0.0), lowest).neg_())
+    excess = reward - lowest.index_select(0, pool)
+    zero = torch.where(zeros > 0, -lowest, 0.0)  # what a 0 exceeds the lowest value by
+
+    mean = (exact_sum(excess, pool, own, reduction).total + zeros * zero) / count.clamp(min=1)
+    deviation = excess - mean.index_select(0, pool)
+    squares = exact_sum(deviation.square(), pool, own, reduction).total + zeros * (zero - mean).square()
+    std = (squares / (count - ddof).clamp(min=1)).sqrt()
+
+    factor = 1.0 / (std + eps) if divides_by_std else torch.ones_like(std)
+    factor = torch.where((std > 0) & (count > ddof), factor, 0.0)
+    factor[-1] = 0.0  # those that take no part
+    return deviation.mul_(factor.index_select(0, pool))

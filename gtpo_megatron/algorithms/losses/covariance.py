@@ -1,0 +1,58 @@
+"""Clip-Cov and KL-Cov: tokens of high covariance between log-prob and advantage (arXiv 2505.22617)."""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.exact_sum import exact_sum
+from gtpo_megatron.algorithms.hashing import content_seeds, token_hashes
+from gtpo_megatron.algorithms.losses.clipped_surrogate import token_surrogate
+from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.selection import SelectionBatch, largest, ordered_integers
+from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
+
+
+def token_covariance(batch: SelectionBatch) -> Tensor:
+    """``(log pi_old - mean(log pi_old)) (A - mean(A))``, means over all tokens of the batch, ``[N]`` float64 (Eq. 10).
+
+    Collectives: a ``max`` and a ``sum`` of a number, twice.
+    """
+    count = torch.tensor([batch.num_tokens], device=batch.advantages.device)
+    key = torch.zeros_like(batch.tokens.row)
+    product = torch.ones_like(batch.advantages)
+    for values in (batch.old_logprobs, batch.advantages):
+        product *= values - exact_sum(values, key, count, batch.reduction).mean
+    return product
+
+
+def select_clip_cov(config: ClipCovConfig, batch: SelectionBatch) -> Tensor:
+    """A random ``clip_fraction`` of the batch's tokens, of those with a covariance in [cov_low, cov_high]."""
+    covariance = token_covariance(batch)
+    candidates = (covariance >= config.cov_low) & (covariance <= config.cov_high)
+    bits = batch.old_logprobs.to(torch.float32).view(torch.int32)
+    seeds = content_seeds(bits, batch.tokens.row, batch.tokens.shape[0], config.seed)
+    keys = token_hashes(seeds.index_select(0, batch.tokens.row), batch.tokens.position) >> 31
+    return largest(keys, candidates, batch.part(config.clip_fraction), batch.reduction)
+
+
+def select_kl_cov(config: KLCovConfig, batch: SelectionBatch) -> Tensor:
+    """The ``penalised_fraction`` of the batch's tokens with the highest covariance."""
+    keys = ordered_integers(token_covariance(batch))
+    return largest(
+        keys, torch.ones_like(keys, dtype=torch.bool), batch.part(config.penalised_fraction), batch.reduction
+    )
+
+
+def clip_cov_loss(config: ClipCovConfig, inputs: LossInputs) -> Tensor:
+    """The clipped surrogate; selected tokens have no loss and so no gradient (Eq. 11-12)."""
+    assert inputs.selection is not None
+    return torch.where(inputs.selection, 0.0, token_surrogate(config, inputs))
+
+
+def kl_cov_loss(config: KLCovConfig, inputs: LossInputs) -> Tensor:
+    """``-w A``, plus ``kl_coef |log w|`` on the selected tokens (Eq. 13, as its authors coded it).
+
+    The derivative of ``|.|`` at 0 is 0, so nothing is penalised in the first update of a rollout batch.
+    """
+    assert inputs.selection is not None
+    penalty = config.kl_coef * inputs.log_ratios.abs() * inputs.selection
+    return -inputs.ratio * inputs.advantages + penalty

@@ -1,0 +1,57 @@
+"""What losses are divided by, as one weight per row, so that a batch can be cut into micro-batches anywhere."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Denominator:
+    """What makes one unit of the denominator.
+
+    Attributes:
+        unit: ``batch``: each token (each response, for a loss of responses); ``response``: each response, so that its
+            tokens are averaged; ``group``: each group, so that its tokens (responses) are averaged.
+        tokens_per_response: instead, every response with tokens counts as this many, whatever its length (Dr.GRPO).
+    """
+
+    unit: Literal["batch", "response", "group"] = "batch"
+    tokens_per_response: int | None = None
+
+    def row_weights(self, lengths: Tensor, group_index: Tensor | None, *, of_response: bool) -> Tensor:
+        """The weight of each token of a row; of the row itself, for a loss of responses.
+
+        ``batch``: 1. ``response``: ``1 / |o|`` a token. ``group``: one over the tokens (responses) of the row's group.
+        The loss is ``sum(weight * loss) / total(weights)``.
+
+        Args:
+            lengths: ``[B]`` int64; the rows must hold whole groups for ``group``.
+            group_index: ``[B]`` int64 in [0, N); needed for ``group``.
+            of_response: one loss per response.
+
+        Returns:
+            ``[B]`` float64; 0 for rows without tokens.
+        """
+        live = (lengths > 0).to(torch.float64)
+        units = live if of_response else lengths.to(torch.float64)
+        if self.unit == "group" and group_index is not None:
+            num_groups = int(group_index.max()) + 1 if len(group_index) else 0
+            total = torch.zeros(num_groups, dtype=torch.float64, device=lengths.device)
+            return live / total.index_add_(0, group_index, units)[group_index].clamp(min=1)
+        if self.unit == "response" and not of_response:
+            return live / units.clamp(min=1)
+        return live
+
+    def total(self, row_weights: Tensor, lengths: Tensor, *, of_response: bool) -> Tensor:
+        """What some rows add to the denominator, a float64 scalar; it needs no log-probs.
+
+        Args:
+            row_weights: ``[B]`` float64, of ``row_weights``.
+            lengths: ``[B]`` int64.
+            of_response: one loss per response.
+        """
+        if self.tokens_per_response is not None:
+            return (lengths > 0).sum().to(torch.float64) * self.tokens_per_response
+        return (row_weights * ((lengths > 0) if of_response else lengths)).sum()

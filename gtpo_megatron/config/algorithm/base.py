@@ -1,0 +1,133 @@
+"""What every algorithm's configuration has."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gtpo_megatron.config.checks import (
+    require_choice,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+    require_types,
+)
+from gtpo_megatron.config.length_penalty import LengthPenaltyConfig, NoLengthPenalty
+from gtpo_megatron.errors import ConfigError
+
+Scope: TypeAlias = Literal["group", "batch"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffPolicyConfig:
+    """Importance correction from the sampler's policy to the trainer's old policy: ``c = pi_old / pi_rollout``.
+
+    Its statistics are computed whenever the sampler's log-probs are at hand, whatever the mode.
+
+    Attributes:
+        mode: ``off`` multiplies nothing; ``truncate`` multiplies the loss by ``c`` clamped to [lower, upper]; ``mask``
+            by ``c`` where it lies in [lower, upper] and by 0 elsewhere.
+        level: ``token``: one ``c`` a token; ``sequence``: the product over the response; ``geometric``: its length-th
+            root.
+        lower: 0 means no lower bound.
+        upper: largest factor.
+    """
+
+    mode: Literal["off", "truncate", "mask"] = "off"
+    level: Literal["token", "sequence", "geometric"] = "token"
+    lower: float = 0.0
+    upper: float = 2.0
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_non_negative(lower=self.lower)
+        require_positive(upper=self.upper)
+        if self.lower >= self.upper:
+            raise ConfigError(f"lower={self.lower}: must be less than upper={self.upper}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicSamplingConfig:
+    """Replaces groups whose responses are all correct or all wrong by fresh ones (DAPO, arXiv 2503.14476).
+
+    Attributes:
+        enabled: False keeps every group.
+        max_refills: generation rounds after the first; when they are used up the step goes on with what there is, or
+            stops with a message where there is nothing.
+    """
+
+    enabled: bool = False
+    max_refills: int = 10
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_positive(max_refills=self.max_refills)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlgorithmConfig:
+    """What every algorithm has.
+
+    Attributes:
+        std_ddof: 0 divides by ``n`` (population), 1 by ``n - 1``.
+        std_eps: added to the standard deviation.
+        success_threshold: a response is correct where its raw outcome reward is at least this.
+        length_penalty: added to the (shaped) reward.
+        off_policy: correction from sampler to trainer.
+        dynamic_sampling: replaces groups without signal.
+    """
+
+    std_ddof: int = 0
+    std_eps: float = 0.0
+    success_threshold: float = 0.5
+    length_penalty: LengthPenaltyConfig = NoLengthPenalty()
+    off_policy: OffPolicyConfig = OffPolicyConfig()
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+
+    def __post_init__(self) -> None:
+        require_types(self)  # the fields of the class that this is part of, too
+        require_choice("std_ddof", self.std_ddof, (0, 1))
+        require_non_negative(std_eps=self.std_eps)
+        if not math.isfinite(self.success_threshold):
+            raise ConfigError(f"success_threshold={self.success_threshold!r}: must be finite")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipSettings(AlgorithmConfig):
+    """Algorithms that clip an importance ratio to [1 - clip_eps_low, 1 + clip_eps_high]."""
+
+    clip_eps_low: float = 0.2
+    clip_eps_high: float = 0.28
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)  # zero-argument super() breaks under slots=True
+        require_fraction(clip_eps_low=self.clip_eps_low)
+        require_non_negative(clip_eps_high=self.clip_eps_high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SurrogateSettings(ClipSettings):
+    """Algorithms with the objective ``min(w A, clip(w) A)``.
+
+    Attributes:
+        dual_clip: where ``A < 0`` the objective is at least ``dual_clip * A`` (arXiv 1912.09729); None: unbounded.
+    """
+
+    dual_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        ClipSettings.__post_init__(self)
+        if self.dual_clip is not None and not (math.isfinite(self.dual_clip) and self.dual_clip > 1):
+            raise ConfigError(f"dual_clip={self.dual_clip!r}: must be greater than 1, or None")
+
+
+def check_sequence_correction(off_policy: OffPolicyConfig) -> None:
+    """A loss with one ratio per response is corrected by one factor per response.
+
+    Raises:
+        ConfigError: the correction has a factor per token.
+    """
+    if off_policy.mode != "off" and off_policy.level == "token":
+        raise ConfigError(
+            "off_policy.level='token': a loss with one ratio a response needs one factor a response; "
+            "use 'sequence' or 'geometric'"
+        )

@@ -1,0 +1,153 @@
+"""GTPO and GRPO-S, the algorithms of this project's paper.
+
+Equation numbers: [S n] arXiv 2508.04349v1, [I n] arXiv 2508.04349v6.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gtpo_megatron.config.algorithm.base import Scope, SurrogateSettings, check_sequence_correction
+from gtpo_megatron.config.checks import require_non_negative
+from gtpo_megatron.errors import ConfigError
+
+Formulation: TypeAlias = Literal["v1", "v1_clipped", "v2", "v6"]
+WeightSource: TypeAlias = Literal["entropy", "uniform", "shuffled", "surprisal"]
+Side: TypeAlias = Literal["both", "positive", "negative"]
+Pool: TypeAlias = Literal["joint_zero", "per_set", "combined"]
+Mean: TypeAlias = Literal["arithmetic", "geometric"]
+Axis: TypeAlias = Literal["position", "response", "matrix"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyCreditSettings(SurrogateSettings):
+    """What GTPO and GRPO-S share: rewards shaped by entropy relative to other responses.
+
+    Attributes:
+        formulation: ``v1`` [S 2-8], ``v1_clipped`` [S 11-12], ``v2`` [S 13-19], ``v6`` [I 3-11].
+        kappa: bound of the clipped bonus, ``clip(., 1, alpha1 + alpha1 / kappa)``; ``v1_clipped`` needs it, ``v2``
+            takes it for its positive side.
+        entropy_scope: whose entropies a response is compared with: its group's or the whole batch's.
+        entropy_mean: entropies are compared with their arithmetic or (App. C) geometric mean.
+        advantage_pool: what R+ and R- are standardised over. ``joint_zero``: all of the scope, r+ being 0 on wrong and
+            r-
+            0 on correct responses; ``per_set``: own values only (advantages then do not depend on alpha); ``combined``:
+            one pool of both. Formulations ``v1`` and ``v1_clipped`` have one pool anyway.
+        entropy_floor: added to every entropy; nats.
+        entropy_clip: entropies are clamped to (lowest, highest) before anything else; nats.
+        one_sided_groups: groups all correct or all wrong get ``zero`` advantage and stay out of the pools, or ``keep``.
+        weight_source: what stands in the place of entropy: the controls ``uniform``, ``shuffled`` and ``surprisal``
+            (minus the token's old log-prob).
+        weight_seed: of ``shuffled``.
+        shaped_sides: ``positive`` or ``negative`` shapes correct or wrong responses only; the others weigh uniformly.
+        unshaped_patterns: regular expressions; tokens that hold a part of a match in the response's text (formatting:
+            ``</?think>``, ``Final answer:``) are compared with nothing and get the neutral share 1.
+        loss_denominator: ``batch``: all tokens (responses, for GRPO-S) of the mini-batch; ``group``: mean over groups
+            of each group's mean.
+    """
+
+    formulation: Formulation = "v6"
+    kappa: float | None = None
+    entropy_scope: Scope = "group"
+    entropy_mean: Mean = "arithmetic"
+    advantage_pool: Pool = "joint_zero"
+    entropy_floor: float = 1e-8
+    entropy_clip: tuple[float, float] | None = None
+    one_sided_groups: Literal["zero", "keep"] = "zero"
+    weight_source: WeightSource = "entropy"
+    weight_seed: int = 0
+    shaped_sides: Side = "both"
+    unshaped_patterns: tuple[str, ...] = ()
+    loss_denominator: Scope = "batch"
+
+    def __post_init__(self) -> None:
+        SurrogateSettings.__post_init__(self)
+        require_non_negative(entropy_floor=self.entropy_floor, weight_seed=self.weight_seed)
+        for pattern in self.unshaped_patterns:
+            _check_pattern(pattern)
+        if self.entropy_clip is not None:
+            low, high = self.entropy_clip
+            if not (0 <= low < high and math.isfinite(high)):
+                raise ConfigError(
+                    f"entropy_clip={self.entropy_clip}: must be (lowest, highest) with 0 <= lowest < highest"
+                )
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        matches_nothing = re.compile(pattern).search("") is not None
+    except re.error as error:
+        raise ConfigError(f"unshaped_patterns: {pattern!r} is no regular expression: {error}") from error
+    if matches_nothing:
+        raise ConfigError(f"unshaped_patterns: {pattern!r} matches the empty text; it must name at least a character")
+
+
+def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: float | None) -> None:
+    """``base`` and ``bonus`` are alpha1 and alpha2 (or beta1 and beta2); ``name`` is alpha or beta."""
+    require_non_negative(**{f"{name}1": base, f"{name}2": bonus})
+    if base + bonus == 0:
+        raise ConfigError(f"{name}1=0 and {name}2=0: every shaped reward would be 0; one of them must be greater")
+    if kappa is None:
+        if formulation == "v1_clipped":
+            raise ConfigError("kappa=None: formulation 'v1_clipped' needs kappa > 1, the paper's bound of the bonus")
+        return
+    if formulation not in ("v1_clipped", "v2"):
+        raise ConfigError(
+            f"kappa={kappa}: formulation {formulation!r} does not clip; use None, or 'v1_clipped' or 'v2'"
+        )
+    if not (math.isfinite(kappa) and kappa > 1):
+        raise ConfigError(f"kappa={kappa!r}: must be greater than 1")
+    if not math.isclose(base + bonus, 1.0, abs_tol=1e-9):
+        raise ConfigError(f"{name}1={base}, {name}2={bonus}: the clipped bonus needs {name}1 + {name}2 = 1 [S 11]")
+    if base < kappa / (kappa + 1) - 1e-12:
+        raise ConfigError(
+            f"{name}1={base}, kappa={kappa}: the clip interval [1, {name}1 + {name}1/kappa] = "
+            f"[1, {base + base / kappa:.6g}] is empty; raise {name}1 to kappa/(kappa+1) = {kappa / (kappa + 1):.6g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GTPOConfig(EntropyCreditSettings):
+    """Token-level shaping, GTPO [S 2-4, 11-16; I 3-7].
+
+    Attributes:
+        alpha1: weight of the outcome; 1 in ``v1`` and plain ``v2``.
+        alpha2: weight of the entropy bonus; the ``alpha`` of ``v1``.
+        entropy_axis: what an entropy is compared with: the same ``position`` of other responses, the rest of its own
+            ``response``, or the whole ``matrix`` of its set [S sec. 5].
+        advantage_scope: tokens are standardised over the whole batch or their group [S 14].
+    """
+
+    alpha1: float = 1.0
+    alpha2: float = 0.1
+    entropy_axis: Axis = "position"
+    advantage_scope: Scope = "batch"
+
+    def __post_init__(self) -> None:
+        EntropyCreditSettings.__post_init__(self)
+        _check_bonus("alpha", self.alpha1, self.alpha2, self.formulation, self.kappa)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GRPOSConfig(EntropyCreditSettings):
+    """Sequence-level shaping, GRPO-S [S 5-8, 17-19; I 8-11].
+
+    Attributes:
+        beta1: weight of the outcome; 1 in ``v1`` and plain ``v2``.
+        beta2: weight of the entropy bonus; the ``beta`` of ``v1``.
+        sequence_entropy_mean: how token entropies make a response's.
+        ratio_mean: how token ratios make a response's: the paper's arithmetic mean, or GSPO's geometric one.
+        advantage_scope: responses are standardised over their group or the whole batch.
+    """
+
+    beta1: float = 1.0
+    beta2: float = 0.1
+    sequence_entropy_mean: Mean = "arithmetic"
+    ratio_mean: Mean = "arithmetic"
+    advantage_scope: Scope = "group"
+
+    def __post_init__(self) -> None:
+        EntropyCreditSettings.__post_init__(self)
+        _check_bonus("beta", self.beta1, self.beta2, self.formulation, self.kappa)
+        check_sequence_correction(self.off_policy)
