@@ -124,7 +124,8 @@ def measure(options: Options) -> dict[str, Any]:
 
 def cpu_seconds(pool: RewardPool) -> float:
     """Of all workers so far."""
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pool.process_ids)
+    workers = [one for pid in pool.process_ids for one in psutil.Process(pid).children(recursive=True)]
+    return sum(sum(worker.cpu_times()[:2]) for worker in workers)
 
 
 def grade(pool: RewardPool, rows: Rows) -> tuple[float, int]:

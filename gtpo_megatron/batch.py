@@ -229,10 +229,12 @@ class RewardBatch:
     Attributes:
         rewards: ``[B]`` float32, raw outcome reward.
         failed: ``[B]`` bool, True where the reward function raised or ran out of time: no verdict, not a zero.
+        num_over_budget: how many of those had no time left, because other rows of the batch took it.
     """
 
     rewards: Tensor
     failed: Tensor
+    num_over_budget: int = 0
 
     def __post_init__(self) -> None:
         if self.rewards.shape != self.failed.shape or self.rewards.ndim != 1:

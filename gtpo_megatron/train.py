@@ -19,12 +19,13 @@ from gtpo_megatron.observability.metrics_file import METRICS_FILE, check_metrics
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.provenance import log_provenance
 from gtpo_megatron.observability.report import write_report
-from gtpo_megatron.observability.sinks import open_sinks
+from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint
 from gtpo_megatron.orchestration.controller import Controller, RunInputs, RunSummary
 from gtpo_megatron.orchestration.disk_space import check_disk_space
+from gtpo_megatron.orchestration.host import check_host
 from gtpo_megatron.orchestration.inputs import read_inputs
 from gtpo_megatron.orchestration.local_run import local_parts
 from gtpo_megatron.orchestration.manifest import RunFacts, check_model, layout_changes, run_facts
@@ -59,6 +60,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
     folder.open(config, resume=resume)
     with ExitStack() as stack:
         stack.callback(folder.close)
+        stack.callback(folder.withdraw)
         set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
         log_provenance(config)
         ending = stack.enter_context(run_state.recorded_end(run_dir))
@@ -176,11 +178,11 @@ def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
 
 
 def check_inputs(config: RunConfig) -> RunInputs:
-    """Reads what the run works on.
+    """Reads what the run works on, and finds what would stop it; ``config`` and ``train`` both come through here.
 
     Raises:
-        ConfigError: the model folder, the layout, the algorithm, the reward function or the number of prompts cannot be
-            used.
+        ConfigError: the model folder, its values, the layout, the algorithm, this machine, the loggers, the reward
+            function or the number of prompts cannot be used.
         DataError: a data set is missing, empty or malformed.
     """
     model = Path(config.model.path)
@@ -191,9 +193,11 @@ def check_inputs(config: RunConfig) -> RunInputs:
             f"model.max_sequence_tokens={config.model.max_sequence_tokens} exceeds the model's "
             f"max_position_embeddings={architecture.max_positions}"
         )
-    check_weights(model, architecture)
     algorithm_of(config.algorithm)
+    check_loggers(config.logging)
+    check_host(config.cluster, config.rollout, architecture)
     resolve_reward(config.reward.function)
+    check_weights(model, architecture)
     tokenizer = load_tokenizer(config.model.path)
     if config.rollout.sampling.stop_strings and is_sentencepiece_only(model):
         raise ConfigError(

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gtpo_megatron.actor.restricted_load import EXTRA_STATE, load, reason
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.finite import require_finite
 
 
 @torch.no_grad()
@@ -23,6 +24,7 @@ def load_converted(checkpoint: Path, chunks: Sequence[Any]) -> None:
 
     Raises:
         CheckpointError: damaged, or of another model.
+        ConfigError: a tensor holds NaN or infinity.
 
     Collectives: Megatron's own over the world.
     """
@@ -42,3 +44,5 @@ def load_converted(checkpoint: Path, chunks: Sequence[Any]) -> None:
         raise CheckpointError(f"{checkpoint} cannot be loaded: {reason(error)}") from error
     for number, chunk in enumerate(chunks):
         chunk.load_state_dict(found[str(number)] | dict.fromkeys(absent[number]))
+        for name, parameter in chunk.named_parameters():
+            require_finite([parameter], name, where=checkpoint)

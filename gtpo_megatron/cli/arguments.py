@@ -1,4 +1,4 @@
-"""Options from a command line; whatever is wrong with them is one sentence, with the option that may have been meant."""
+"""Options from a command line; what is wrong with them is one sentence, with the option that may have been meant."""
 
 import difflib
 import re

@@ -1,6 +1,7 @@
 """``gtpo-megatron status``."""
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.observability.progress import duration
 from gtpo_megatron.orchestration.run_status import RunStatus, read_status
+
+FULL_BYTES = 16 << 20
+"""A disk with less has no room for a run to say anything."""
 
 FAILED_STATES = ("failed", "gone")
 """States that make the command's status 1, so that a script can watch a run."""
@@ -71,7 +75,9 @@ def _state(status: RunStatus) -> str:
         waiting = "" if status.state == "running" else " - no step for long; is a process hung?"
         return f"{status.state} since {_when(driver.started_at)}, {where}{restarts}{waiting}"
     if status.state == "gone":
-        return f"gone: {where} ended without a word (killed?); --resume goes on{restarts}"
+        free = shutil.disk_usage(status.folder).free
+        why = "killed?" if free > FULL_BYTES else f"killed, or its disk was full: {free / 2**20:.1f} MiB are free"
+        return f"gone: {where} ended without a word ({why}); --resume goes on{restarts}"
     verdict = {"finished": "finished", "stopped": driver.outcome}.get(status.state, f"failed: {driver.outcome}")
     hint = "" if status.state == "finished" else "; --resume goes on"
     return f"{verdict} ({_when(driver.ended_at)}, {where}){hint}{restarts}"

@@ -16,7 +16,7 @@ class ClusterConfig:
 
     Attributes:
         mode: ``ray`` starts one actor a rank; ``local`` runs everything in this process (one rank; tests, debugging).
-        address: ``host:port`` of a running Ray head, or ``auto``, which asks Ray; empty starts a Ray of the run's own here.
+        address: ``host:port`` of a running Ray head, or ``auto``, which asks Ray; empty starts one of the run's own.
         num_nodes: machines that must have joined the Ray at ``address`` before processes are placed.
         num_cpus: logical cores that a Ray of the run's own offers.
         object_store_mib: shared memory for batches between processes.

@@ -1,5 +1,6 @@
 """What ``module:function`` names: recipes, rewards and studies are all found here."""
 
+import difflib
 import importlib
 from collections.abc import Callable
 from pathlib import PurePath
@@ -45,7 +46,11 @@ def named_function(name: str, *, what: str, example: str) -> Callable[..., Any]:
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module_name and not key.startswith("_")
         )
-        raise ConfigError(f"{where}: {module_name} lacks it; it has {', '.join(own) or 'no functions'}")
+        close = difflib.get_close_matches(attribute, own, n=1)
+        meant = f"; did you mean {module_name}:{close[0]}?" if close else ""
+        raise ConfigError(
+            f"{where}: {module_name} lacks it; it has {', '.join(own) or 'no function of its own'}{meant}"
+        )
     found: Callable[..., Any] = function
     return found
 

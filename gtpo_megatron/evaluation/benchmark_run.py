@@ -16,7 +16,7 @@ from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile, read_responses
 from gtpo_megatron.evaluation.scores import ProblemResponses
-from gtpo_megatron.rewards.pool import Verdict
+from gtpo_megatron.rewards.worker_process import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import ResponseSource, SampledResponse
 

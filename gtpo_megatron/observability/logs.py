@@ -46,7 +46,7 @@ def set_up_logs(
     handlers.append(terminal)
     if run_folder is not None:
         run_folder.mkdir(parents=True, exist_ok=True)
-        to_file = logging.FileHandler(run_folder / LOG_FILE, encoding="utf-8", delay=True)
+        to_file = _LogFile(run_folder / LOG_FILE, encoding="utf-8", delay=True)
         to_file.setFormatter(logging.Formatter(_FILE_FORMAT))
         handlers.append(to_file)
 
@@ -62,6 +62,30 @@ def set_up_logs(
     for package in PACKAGES:
         logging.getLogger(package).setLevel(level)
     logging.captureWarnings(capture=True)
+
+
+class _LogFile(logging.FileHandler):
+    """A file whose disk may be full: that is said once on stderr, without a traceback a line, and tried again."""
+
+    _is_failing = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)  # opening it raises, writing calls handleError
+        except OSError:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        super().flush()
+        self._is_failing = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._is_failing:
+            self._is_failing = True
+            sys.stderr.write(f"{self.baseFilename} cannot be written ({error.strerror}): lines are missing there\n")
 
 
 class _PrefixFilter(logging.Filter):

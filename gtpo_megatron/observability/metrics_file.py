@@ -1,10 +1,13 @@
 """``metrics.jsonl``: one line a step, equal byte by byte in two equal runs, and whole again after a crash."""
 
+import contextlib
 import json
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +24,41 @@ MAX_METRICS_BYTES = 4 << 30
 _log = logging.getLogger(__name__)
 
 
+MAX_WAITING_ROWS = 10_000
+"""Rows that are kept in memory while the file cannot be written, some tens of megabytes; the oldest go first."""
+
+
 class JsonlSink:
     """One line a step: ``{"step": 3, ...}``, keys sorted, floats with all their digits, so equal runs give equal bytes.
 
     JSON has no NaN: NaN and infinities are written as null, with a warning at the first of each metric. Every line is
-    synchronised to the disk before the step counts as written.
+    synchronised to the disk before the step counts as written. Where that fails (a full disk, a file server that is
+    away), rows wait in memory, up to ``MAX_WAITING_ROWS``, and are tried again with every step and at the end.
 
     Args:
         path: the file; made if missing, else appended to.
+
+    Attributes:
+        num_waiting: rows in memory that the file does not have.
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file: FileIO | None = None
+        self._end = 0
+        self._waiting: deque[bytes] = deque()
+        self._num_lost = 0
+        self._announced = 0
         self._warned: set[str] = set()
+        self._try_to_write()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many rows are in memory only."""
+        return len(self._waiting)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Appends one line.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Appends one line, after those that wait; does not raise where the disk is full."""
         line: dict[str, float | None] = {}
         for name in sorted(scalars):
             value = float(scalars[name])
@@ -49,13 +66,66 @@ class JsonlSink:
             if line[name] is None and name not in self._warned:
                 self._warned.add(name)
                 _log.warning("step %d: %s is %s, written as null; later ones are not announced", step, name, value)
-        self._file.write(json.dumps({"step": step, **line}, allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._waiting.append((json.dumps({"step": step, **line}, allow_nan=False) + "\n").encode("ascii"))
+        if len(self._waiting) > MAX_WAITING_ROWS:
+            self._waiting.popleft()
+            self._num_lost += 1
+        self._try_to_write()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Tries once more to write what waits, and closes the file."""
+        self._try_to_write()
+        if self._waiting or self._num_lost:
+            _log.error(
+                "%s: the last rows of metrics could not be written, %d are lost",
+                self._path,
+                len(self._waiting) + self._num_lost,
+            )
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._waiting.clear()
+
+    def _try_to_write(self) -> None:
+        try:
+            self._write_waiting()
+        except OSError as error:
+            self._cut_back()
+            if len(self._waiting) >= 2 * self._announced:  # at 1, 2, 4, ... rows
+                self._announced = len(self._waiting) or 1
+                _log.error(
+                    "%s cannot be written (%s): %d rows of metrics wait in memory (of at most %d) and are tried again "
+                    "at every step; make room",
+                    self._path,
+                    error.strerror,
+                    len(self._waiting),
+                    MAX_WAITING_ROWS,
+                )
+
+    def _write_waiting(self) -> None:
+        """All of them or, but for a cut end that is removed, none."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
+            self._end = self._file.seek(0, os.SEEK_END)
+        if not self._waiting:
+            return
+        text = memoryview(b"".join(self._waiting))
+        while text:
+            text = text[self._file.write(text) :]
+        os.fsync(self._file.fileno())
+        self._end = self._file.tell()
+        if self._announced:
+            _log.warning("%s is written again: %d rows that waited are in it", self._path, len(self._waiting) - 1)
+            self._announced = 0
+        self._waiting.clear()
+
+    def _cut_back(self) -> None:
+        """Removes the part of a row that did fit."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what a reader takes for a cut last line, until the next try
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
 
 
 def truncate_after(path: Path, step: int) -> int:

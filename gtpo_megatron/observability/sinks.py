@@ -1,12 +1,14 @@
 """Where the numbers of a step go: ``metrics.jsonl`` always, TensorBoard and Weights & Biases if chosen.
 
-A sink that fails (a full disk, a lost network) is switched off with an error in the log and a count; it never stops a
-training run. A wrong name, a step written twice, or a chosen library that is not installed raises: those are mistakes
-in the code or in the configuration, and show at the first step.
+A sink that fails (a lost network) is switched off with an error in the log and a count; it never stops a training run.
+``metrics.jsonl`` waits for room on its disk instead. A wrong name, a step written twice, or a chosen library that is
+not installed raises: those are mistakes in the code or in the configuration, and show at the first step.
 """
 
-import importlib
+import importlib.util
 import logging
+import sys
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,6 +54,8 @@ class TensorBoardSink:
                 f"logging.tensorboard is on, but TensorBoard cannot be imported ({error}); "
                 "install it (uv pip install tensorboard) or set logging.tensorboard=False"
             ) from error
+        if not isinstance(threading.excepthook, _QuietWriters):
+            threading.excepthook = _QuietWriters(threading.excepthook)
         self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -63,6 +67,21 @@ class TensorBoardSink:
     def close(self) -> None:
         """Closes the event file."""
         self._writer.close()
+
+
+class _QuietWriters:
+    """TensorBoard's thread ends by an error that the next ``write`` raises too: no traceback of it on the terminal.
+
+    Args:
+        before: the hook for all others.
+    """
+
+    def __init__(self, before: Callable[[threading.ExceptHookArgs], Any]) -> None:
+        self._before = before
+
+    def __call__(self, error: threading.ExceptHookArgs) -> None:
+        if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+            self._before(error)
 
 
 class WandbSink:
@@ -172,6 +191,26 @@ class MetricSinks:
         self._sinks.pop(name, None)
         self.failures[name] = f"{type(error).__name__}: {error}"
         _log.error("metrics sink %s failed and is switched off, training goes on: %s", name, self.failures[name])
+
+
+def check_loggers(logging_config: LoggingConfig) -> None:
+    """Raises ConfigError where a chosen logger's library is not installed; imports none."""
+    if logging_config.tensorboard and not _is_installed("tensorboard"):
+        raise ConfigError(
+            "logging.tensorboard is on, but TensorBoard is not installed; install it (uv pip install tensorboard) or "
+            "set logging.tensorboard=False"
+        )
+    if logging_config.wandb_project is not None and not _is_installed("wandb"):
+        raise ConfigError(
+            f"logging.wandb_project={logging_config.wandb_project!r}, but wandb is not installed; install it "
+            "(uv pip install wandb) or leave logging.wandb_project out"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None
 
 
 def open_sinks(

@@ -33,6 +33,7 @@ from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.provenance import provenance
 from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
+from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
 from gtpo_megatron.orchestration.inputs import contamination_notes, dataset_notes
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.reward import RewardScorer
@@ -118,6 +119,8 @@ def evaluate_model(
 def check_request(config: EvaluateConfig) -> None:
     """Raises ConfigError for what only the settings together show, before anything takes time."""
     config.check_samples()
+    if is_cpu_build():
+        check_cache(config.engine.rollout(config.sampling), where="engine")
     for ref in config.sets.values():
         origin_of(ref)
         if ref.path:

@@ -8,6 +8,9 @@ from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.rewards.reward import RewardScorer
 
+GRADING_SHARE = 0.75
+"""Of a stage's deadline: rows that have no verdict by then are failed and counted, so that the stage ends in time."""
+
 
 class RewardGrader:
     """Decodes responses and grades them against their problem's answer."""
@@ -47,5 +50,6 @@ def build_grader(config: RunConfig) -> RewardGrader:
         num_workers=reward.num_workers,
         timeout_s=reward.timeout_s,
         memory_limit_mib=reward.memory_limit_mib,
+        budget_s=GRADING_SHARE * config.cluster.stage_deadline_s,
     )
     return RewardGrader(load_tokenizer(config.model.path), scorer)

@@ -28,6 +28,7 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
         "rollout/reward_mean": Mean(float(values[judged].sum()), int(judged.sum())),
         "rollout/reward_best_frac": Mean(float(best.sum()), best.numel()),
         "rollout/reward_failed_count": Sum(int(rewards.failed.sum())),
+        "rollout/reward_over_budget_count": Sum(rewards.num_over_budget),
         "rollout/groups_mixed_frac": Mean(float(mixed.sum()), mixed.numel()),
         "rollout/response_length_tokens": Mean(int(lengths.sum()), num),
         "rollout/response_length_max_tokens": Max(int(lengths.max()) if num else 0),

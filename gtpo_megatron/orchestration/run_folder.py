@@ -42,6 +42,7 @@ class RunFolder:
         self.report_file = path / "report.html"
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._lock_descriptor: int | None = None
+        self._is_tentative = False
 
     def open(self, config: RunConfig, *, resume: bool) -> None:
         """Creates the folder for a new run, or checks that it belongs to this one, whose record it leaves as it is.
@@ -56,11 +57,13 @@ class RunFolder:
                 self._check_same_run(config, resume=resume)
             else:
                 write_file(self.config_file, to_yaml(config))
+                self._is_tentative = True
             run_state.record_start(self.path)
         except ConfigError:
             self.close()
             raise
         except OSError as error:
+            self.withdraw()
             self.close()
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
@@ -96,8 +99,16 @@ class RunFolder:
         try:
             write_file(self.path / DATA_FILE, contents_text(contents))
             write_file(self.config_file, to_yaml(config))
+            self._is_tentative = False
         except OSError as error:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
+
+    def withdraw(self) -> None:
+        """Forgets a new run that was refused before it was accepted, so that the folder does not hold one already."""
+        if self._is_tentative:
+            self._is_tentative = False
+            for path in (self.config_file, self.path / run_state.STATE_FILE):
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets another process use the folder; the end of this process does so too, however it comes."""

@@ -1,5 +1,6 @@
 """Who has a run folder: the lock that keeps a second driver out, and a record of starts and ends for ``status``."""
 
+import errno
 import fcntl
 import json
 import logging
@@ -24,6 +25,11 @@ FINISHED = "finished"
 
 LOCK_FILE = ".lock"
 STATE_FILE = "run_state.json"
+
+RECORD_BYTES = 8192
+"""Of the record: blanks fill it up."""
+OUTCOME_CHARACTERS = 500
+"""Of an outcome; twelve bytes each at most."""
 
 LOCK_PATIENCE_S = 2.0
 """Longest wait for the lock: a network file system may see the end of the last holder late, and ``status`` looks."""
@@ -132,10 +138,21 @@ def record_start(folder: Path) -> RunState:
 
 
 def record_end(folder: Path, outcome: str) -> None:
-    """Writes down how this process ended."""
+    """Writes down how this process ended, as well as it can: whoever ends has something better to say than an error.
+
+    Where the disk is full the record is written over the one of the start, which has taken its place already.
+    """
     state = _known_state(folder)
-    if state is not None:
-        _write(folder, replace(state, ended_at=time.time(), outcome=outcome))
+    if state is None:
+        return
+    state = replace(state, ended_at=time.time(), outcome=outcome[:OUTCOME_CHARACTERS])
+    try:
+        _write(folder, state)
+    except OSError as error:
+        try:
+            _write_over(folder / STATE_FILE, _text(state))
+        except OSError:
+            _log.warning("how the run ended could not be written into %s: %s", folder, error.strerror)
 
 
 @dataclass(slots=True)
@@ -162,4 +179,21 @@ def recorded_end(folder: Path) -> Iterator[Ending]:
 
 
 def _write(folder: Path, state: RunState) -> None:
-    write_file(folder / STATE_FILE, json.dumps(asdict(state), indent=1) + "\n")
+    write_file(folder / STATE_FILE, _text(state))
+
+
+def _write_over(path: Path, text: str) -> None:
+    """In place, without a byte more than there is."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        if len(text) > os.fstat(descriptor).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.pwrite(descriptor, text.encode("ascii"), 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(state: RunState) -> str:
+    """The record, always of one length: its end fits where its start was."""
+    return json.dumps(asdict(state), indent=1).ljust(RECORD_BYTES - 1) + "\n"

@@ -139,6 +139,7 @@ def _merged(rounds: list[Sampled], kept: list[set[int]], parts: StepParts, metri
         rewards=RewardBatch(
             rewards=torch.cat([s.rewards.rewards[part] for s, part in zip(rounds, chosen, strict=True)]),
             failed=torch.cat([s.rewards.failed[part] for s, part in zip(rounds, chosen, strict=True)]),
+            num_over_budget=sum(sampled.rewards.num_over_budget for sampled in rounds),
         ),
         metrics=metrics,
     )

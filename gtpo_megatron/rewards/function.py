@@ -6,8 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Protocol, SupportsFloat, cast
 
+from gtpo_megatron.config.checks import shown
 from gtpo_megatron.config.named_function import named_function
 from gtpo_megatron.errors import DataError
+
+LARGEST_REWARD = 1e6
+"""Advantages are differences and squares of rewards in float32; beyond this they lose what tells responses apart."""
 
 
 class RewardFunction(Protocol):
@@ -32,7 +36,8 @@ def graded(function: RewardFunction, response: str, answer: str) -> float:
     """Calls the function and insists on one finite number; numpy's and torch's scalars are numbers too.
 
     Raises:
-        DataError: it returned something else. Whatever it raises itself passes through.
+        DataError: it returned something else, or a number beyond ``LARGEST_REWARD`` either way. Whatever it raises
+            itself passes through.
     """
     returned: object = function(response, answer)
     reward = math.nan
@@ -40,7 +45,12 @@ def graded(function: RewardFunction, response: str, answer: str) -> float:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers, or too large
             reward = float(returned)
     if not math.isfinite(reward):
-        raise DataError(f"the reward function returned {returned!r}; expected a finite number")
+        raise DataError(f"the reward function returned {shown(returned)}; expected a finite number")
+    if abs(reward) > LARGEST_REWARD:
+        raise DataError(
+            f"the reward function returned {shown(returned)}; expected a number between -{LARGEST_REWARD:g} and "
+            f"{LARGEST_REWARD:g}: scale it down"
+        )
     return reward
 
 

@@ -12,6 +12,7 @@ import math_verify
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.final_answer import final_answer, last_boxed
+from gtpo_megatron.rewards.magnitude import is_too_large
 
 __all__ = ["final_answer", "math_answer"]
 
@@ -28,8 +29,8 @@ def math_answer(response: str, answer: str) -> float:
     r"""1 if the final answer of the response equals the reference, else 0.
 
     The final answer is the last ``\boxed{...}`` or the last line ``Answer: ...``, see :func:`final_answer`. None of
-    them, or one that does not parse, is a wrong answer. There is no time limit in here: math-verify's own one needs the
-    main thread's SIGALRM, so the pool that calls this holds the clock.
+    them, or one that does not parse, or a number of more than 10,000 digits, is a wrong answer. There is no time limit
+    in here: math-verify's own one needs the main thread's SIGALRM, so the pool that calls this holds the clock.
 
     Args:
         response: the sampled text.
@@ -39,7 +40,7 @@ def math_answer(response: str, answer: str) -> float:
         1.0 or 0.0.
 
     Raises:
-        DataError: the reference answer is empty or cannot be parsed: no response can be graded against it.
+        DataError: the reference answer is empty, cannot be parsed, or is a number too large to compare with this one.
     """
     reference = _unwrapped(answer.strip())
     if not reference:
@@ -52,9 +53,21 @@ def math_answer(response: str, answer: str) -> float:
         return 1.0
     if _PLAIN_INTEGER.fullmatch(given) and _PLAIN_INTEGER.fullmatch(reference):
         return float(int(given) == int(reference))
+    if is_too_large(reference):
+        if _squeezed(given) == _squeezed(reference):
+            return 1.0
+        raise DataError(
+            f"the reference answer {answer!r} is a number too large to compare; only its own text equals it"
+        )
+    if is_too_large(given):
+        return 0.0
     if not _parse(reference):
         raise DataError(f"math-verify cannot parse the reference answer {answer!r}; fix the row or drop it")
     return float(_is_equal(reference, given))
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"[\s{}]", "", text)
 
 
 def _unwrapped(reference: str) -> str:

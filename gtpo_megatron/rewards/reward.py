@@ -11,7 +11,8 @@ import torch
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.rewards.function import RewardFunction, graded, resolve_reward
-from gtpo_megatron.rewards.pool import DEFAULT_MEMORY_LIMIT_MIB, RewardPool, Verdict
+from gtpo_megatron.rewards.pool import DEFAULT_MEMORY_LIMIT_MIB, RewardPool
+from gtpo_megatron.rewards.worker_process import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class RewardScorer:
         num_workers: child processes; 0 grades here, without a time limit (tests, debuggers).
         timeout_s: wall-clock limit of one row.
         memory_limit_mib: of one row, in a child process; 0: none.
+        budget_s: wall-clock limit of one batch, in child processes; None: none.
 
     Raises:
         ConfigError: the function cannot be imported; raised here, before any response is sampled.
@@ -36,7 +38,9 @@ class RewardScorer:
         num_workers: int,
         timeout_s: float,
         memory_limit_mib: int = DEFAULT_MEMORY_LIMIT_MIB,
+        budget_s: float | None = None,
     ) -> None:
+        self._budget_s = budget_s
         self._pool = (
             RewardPool(function, num_workers=num_workers, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib)
             if num_workers
@@ -71,13 +75,14 @@ class RewardScorer:
         if len(texts) != len(answers):
             raise ShapeError(f"got {len(texts)} responses and {len(answers)} answers; expected one answer a response")
         if self._pool is not None:
-            verdicts = self._pool.grade(texts, answers)
+            verdicts = self._pool.grade(texts, answers, budget_s=self._budget_s)
         else:
             verdicts = [self.submit(text, answer).result() for text, answer in zip(texts, answers, strict=True)]
         _report_failures(verdicts)
         return RewardBatch(
             rewards=torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32),
             failed=torch.tensor([verdict.failure is not None for verdict in verdicts], dtype=torch.bool),
+            num_over_budget=sum(verdict.is_over_budget for verdict in verdicts),
         )
 
     def close(self) -> None:
@@ -106,5 +111,9 @@ def _report_failures(verdicts: Sequence[Verdict]) -> None:
     """Says how many rows have no verdict, and the commonest reasons."""
     reasons = Counter(verdict.failure for verdict in verdicts if verdict.failure is not None)
     if reasons:
-        commonest = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        first = {verdict.failure: row for row, verdict in reversed(list(enumerate(verdicts)))}
+        commonest = "; ".join(
+            f"{count} x {reason} (row {first[reason]}{' first' if count > 1 else ''})"
+            for reason, count in reasons.most_common(3)
+        )
         logger.warning("%d of %d responses have no reward: %s", reasons.total(), len(verdicts), commonest)

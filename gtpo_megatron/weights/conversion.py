@@ -19,6 +19,7 @@ from gtpo_megatron.weights.hf_writer import SHARD_BYTES, copy_companions, write_
 from gtpo_megatron.weights.megatron_layout import Chunk, chunks_by_rank, cut, key_dtypes, model_parts
 from gtpo_megatron.weights.megatron_reader import MegatronCheckpoint, is_checkpoint
 from gtpo_megatron.weights.megatron_writer import write_checkpoint
+from gtpo_megatron.weights.model_values import check_values
 from gtpo_megatron.weights.reshard import hf_shapes
 
 logger = logging.getLogger(__name__)
@@ -56,13 +57,14 @@ def converted_weights(folder: Path) -> Path | None:
 
 
 def check_weights(folder: Path, arch: Architecture) -> None:
-    """Raises the error that loading a model folder of either kind would raise for its names, shapes and sizes."""
+    """Raises what loading a model folder of either kind would raise for its names, shapes, sizes and values."""
     converted = converted_weights(folder)
     if converted is not None:
-        MegatronCheckpoint(converted, arch)
+        check_values(MegatronCheckpoint(converted, arch), arch)
         return
     with WeightFolder(folder) as weights:
         weights.check(hf_shapes(arch))
+        check_values(weights, arch)
 
 
 def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: Progress) -> None:

@@ -16,6 +16,7 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.names import bare_name
 from gtpo_megatron.untrusted.text import check_file, printable
+from gtpo_megatron.weights.finite import require_finite
 from gtpo_megatron.weights.matrix import as_matrix
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
 
@@ -198,6 +199,7 @@ def read_parameters(
 
     Raises:
         WeightMappingError: the folder's tensors are not the model's, or a parameter is not in the plan.
+        ConfigError: a tensor holds NaN or infinity.
     """
     unfilled = set(parameters) - {copy.megatron_name for copy in plan}
     if unfilled:
@@ -208,4 +210,6 @@ def read_parameters(
             parameter.zero_()  # rows that only pad the vocabulary
         for copy in plan:
             target = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices]
-            target.copy_(source.read(copy.hf_name, copy.hf_box))
+            piece = source.read(copy.hf_name, copy.hf_box)
+            require_finite([piece], copy.hf_name, where=source.tensors[copy.hf_name].path)
+            target.copy_(piece)

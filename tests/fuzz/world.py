@@ -33,7 +33,13 @@ from tests.unit.study.makers import STUDY, summaries
 
 STEPS = 3
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+SMALL = {
+    "hidden_size": 32,
+    "head_dim": 32,  # vLLM's attention on CPUs has none below
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "layer_types": ["full_attention"],
+}
 
 
 def make_world(root: Path) -> None:

@@ -1,10 +1,10 @@
 """Algorithms by name: ``GTPOConfig`` of this package, or ``module:Class`` of anybody's."""
 
 import dataclasses
-import importlib
 
 from gtpo_megatron.config.algorithm import ALGORITHMS
 from gtpo_megatron.config.algorithm.base import AlgorithmConfig
+from gtpo_megatron.config.named_function import named_function
 from gtpo_megatron.errors import ConfigError
 
 
@@ -22,22 +22,11 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     known = {kind.__name__: kind for kind in ALGORITHMS}
     if name in known:
         return known[str(name)]
-    module_name, colon, class_name = str(name).partition(":")
-    if not (isinstance(name, str) and colon and module_name and class_name):
+    if not isinstance(name, str) or ":" not in name:
         raise ConfigError(f"algorithm {name!r}: must be module:Class of your own, or one of {', '.join(known)}")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module: whatever it raises, the sentence names it
-        raise ConfigError(
-            f"algorithm {name!r}: importing {module_name} failed: {type(error).__name__}: {error}"
-        ) from error
-    kind = getattr(module, class_name, None)
+    kind = named_function(name, what="algorithm", example="mine:RLOOConfig")
     if not (isinstance(kind, type) and issubclass(kind, AlgorithmConfig)):
-        own = [key for key, value in vars(module).items() if _is_algorithm(value) and value.__module__ == module_name]
-        raise ConfigError(
-            f"algorithm {name!r}: {module_name} has no subclass {class_name} of AlgorithmConfig; it has "
-            f"{', '.join(own) or 'none'}"
-        )
+        raise ConfigError(f"algorithm {name!r}: expected a subclass of AlgorithmConfig, got {kind!r}")
     if "__dataclass_params__" not in vars(kind) or not dataclasses.fields(kind):
         raise ConfigError(
             f"algorithm {name!r}: the class lacks @dataclass(frozen=True, kw_only=True, slots=True), so its fields "
@@ -61,7 +50,3 @@ def default_algorithm(name: str) -> AlgorithmConfig:
     if missing:
         raise ConfigError(f"algorithm {name!r}: {', '.join(missing)} without a default; give every field one")
     return kind()
-
-
-def _is_algorithm(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, AlgorithmConfig)

@@ -7,7 +7,7 @@ from gtpo_megatron.config.dataset import DatasetRef
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.evaluation.benchmark_run import Benchmark
 from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
-from gtpo_megatron.rewards.pool import Verdict
+from gtpo_megatron.rewards.worker_process import Verdict
 from gtpo_megatron.rollout.response_stream import SampledResponse
 
 

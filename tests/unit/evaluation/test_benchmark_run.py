@@ -8,7 +8,7 @@ from gtpo_megatron.errors import RolloutError, WorkerError
 from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.benchmark_run import BenchmarkRun
 from gtpo_megatron.evaluation.response_file import read_responses
-from gtpo_megatron.rewards.pool import Verdict
+from gtpo_megatron.rewards.worker_process import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from tests.unit.evaluation.makers import Grader, Letters, Sampler, benchmark
 

@@ -143,7 +143,10 @@ def test_a_chain_is_waited_for_until_its_end_is_known(tmp_path, monkeypatch, cap
     ("arguments", "message"),
     [
         ([], "needs a recipe first: python -m launchers.slurm recipes.tiny_cpu:gtpo"),
-        (["recipes.tiny_cpu:gpto", *ANYWHERE], "has no recipe 'gpto'"),
+        (
+            ["recipes.tiny_cpu:gpto", *ANYWHERE],
+            "recipes.tiny_cpu lacks it; it has dapo, grpo, grpo_s, gtpo; did you mean recipes.tiny_cpu:gtpo?",
+        ),
         (["recipes.nowhere:gtpo", *ANYWHERE], "there is no module 'recipes.nowhere'"),
         (["recipes.tiny_cpu:gtpo", "--account", "a", "--dry-run"], "--partition is missing"),
         (["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--time", "10", "--dry-run"], "--time 10 is 600 s"),

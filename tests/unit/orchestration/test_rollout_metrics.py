@@ -34,6 +34,7 @@ def test_a_batch_by_hand():
     rollouts = handle([7, 7, 9, 9, 8, 8], [10, 20, 30, 40, 50, 60], [False] * 5 + [True], num_multi_version=2)
     found = to_scalars(rollout_metrics(rollouts, rewards([1.0, 0.0, 0.0, 0.0, 1.0, 1.0])))
     assert found == {
+        "rollout/foreign_tokens_count": 0.0,
         "rollout/groups_mixed_frac": pytest.approx(1 / 3),
         "rollout/multi_version_count": 2.0,
         "rollout/prompt_tokens": 5.0,
@@ -44,6 +45,7 @@ def test_a_batch_by_hand():
         "rollout/reward_best_frac": pytest.approx(2 / 3),
         "rollout/reward_failed_count": 0.0,
         "rollout/reward_mean": 0.5,
+        "rollout/reward_over_budget_count": 0.0,
         "rollout/truncated_frac": pytest.approx(1 / 6),
     }
 

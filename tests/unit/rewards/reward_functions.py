@@ -1,5 +1,6 @@
 """Reward functions that misbehave; the pool's workers import them by name."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -49,6 +50,36 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
     if word == "wait-for":
         while not Path(rest).exists():
             time.sleep(0.01)
+    if word == "daemon":  # a grandchild in a session of its own, whose parent has ended
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                Path(rest).write_text(str(os.getpid()))
+                os.execlp("sleep", "sleep", "60")
+            os._exit(0)
+        while not Path(rest).exists():
+            time.sleep(0.01)
+    if word == "daemon-and-die":
+        obey(f"daemon {rest}", answer)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "daemon-and-hang":
+        obey(f"daemon {rest}", answer)
+        time.sleep(60)
+    if word == "share":
+        shared = mmap.mmap(-1, int(rest) << 20)
+        for start in range(0, len(shared), 4096):
+            shared[start] = 1
+        time.sleep(5)
+    if word == "allocate-in-children":  # each of the four is within the limit of one process
+        allocate = f"b = bytearray({int(rest) << 20}); b[::4096] = bytes(len(b[::4096])); import time; time.sleep(60)"
+        children = [subprocess.Popen([sys.executable, "-c", allocate]) for _ in range(4)]
+        children[0].wait()
+    if word == "write-to-2":
+        os.write(2, b"x" * int(rest))
+    if word == "child-writes":
+        subprocess.run(["head", "-c", rest, "/dev/zero"], stdout=2, check=True)
+    if word == "close-2":
+        os.close(2)
     if word == "tell-pid":
         Path(rest).write_text(str(os.getpid()))
     return 1.0

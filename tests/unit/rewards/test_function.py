@@ -20,7 +20,7 @@ def test_a_function_is_found_by_module_and_name():
         ("math_answer", "module:function"),
         (":f", "module:function"),
         ("m:", "module:function"),
-        ("no_such_module_at_all:f", "importing no_such_module_at_all failed"),
+        ("no_such_module_at_all:f", "there is no module 'no_such_module_at_all'"),
         ("tests.unit.rewards.reward_functions:ecko", "it has .*echo"),
         ("tests.unit.rewards.reward_functions:NOT_A_FUNCTION", "it has .*echo"),
     ],

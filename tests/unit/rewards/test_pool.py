@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.process_tree import descendants
 
 OBEY = "tests.unit.rewards.reward_functions:obey"
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,13 +72,16 @@ def test_a_dying_worker_fails_its_own_row_and_is_replaced(pool):
     assert failures(pool, "fine") == [None]
 
 
-def test_a_worker_killed_while_idle_costs_nothing_but_its_replacement():
+@pytest.mark.parametrize("who", ["worker", "supervisor"])
+def test_a_worker_killed_while_idle_costs_nothing_but_its_replacement(who):
     with RewardPool(OBEY, num_workers=1, timeout_s=1.0) as pool:
-        process = pool._workers[0].process
-        process.kill()
-        process.wait()
+        (pid,) = pool.process_ids
+        (worker,) = descendants(pid)
+        os.kill(pid if who == "supervisor" else worker, signal.SIGKILL)
+        assert gone(worker)
+        assert gone(pid)
         assert failures(pool, "fine", "fine")[1:] == [None]
-        assert pool.process_ids[0] != process.pid
+        assert pool.process_ids[0] != pid
 
 
 def test_a_row_that_prints_megabytes_fills_neither_the_pipe_nor_the_log(capfd):
@@ -85,7 +90,7 @@ def test_a_row_that_prints_megabytes_fills_neither_the_pipe_nor_the_log(capfd):
     printed = capfd.readouterr()
     assert printed.out == ""
     assert 10_000 < len(printed.err) < 11_000
-    assert "printed more than 10000 characters: cut" in printed.err
+    assert "printed more than 10000 bytes: cut" in printed.err
     assert printed.err.endswith("cut]\nxxxxx\n")  # the next row may print again
 
 
@@ -98,6 +103,63 @@ def test_a_row_that_allocates_gigabytes_fails_and_gives_them_back():
             None,
         ]
         assert pool.process_ids[0] != first
+
+
+@pytest.mark.parametrize("how", ["write-to-2", "child-writes"])
+def test_a_row_that_writes_to_the_descriptor_is_cut_as_well(capfd, how):
+    with RewardPool(OBEY, num_workers=1, timeout_s=20.0) as pool:
+        assert failures(pool, f"{how} 3000000", "close-2", "fine") == [None] * 3
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert 10_000 < len(printed.err) < 11_000
+    assert "printed more than 10000 bytes: cut" in printed.err
+
+
+@pytest.mark.parametrize("how", ["share 1500", "allocate-in-children 300"])
+def test_shared_mappings_and_children_count_to_the_memory_of_a_row(how):
+    with RewardPool(OBEY, num_workers=1, timeout_s=30.0, memory_limit_mib=512) as pool:
+        start = time.monotonic()
+        assert failures(pool, "share 100", how, "fine") == [
+            None,
+            "MemoryError: the row needs more memory than its limit",
+            None,
+        ]
+        assert time.monotonic() - start < 25.0
+
+
+@pytest.mark.parametrize("how", ["daemon", "daemon-and-die", "daemon-and-hang"])
+def test_no_child_survives_whatever_session_it_made(tmp_path, how):
+    told = tmp_path / "pid"
+    with RewardPool(OBEY, num_workers=1, timeout_s=4.0) as pool:
+        pool.grade([f"{how} {told}"], [""])
+        assert failures(pool, "fine") == [None]
+        is_living = not gone(int(told.read_text()), within_s=0.2)
+        assert is_living == (how == "daemon")  # a row that ended well may keep a helper for the next one
+    assert gone(int(told.read_text()), within_s=0.5)
+
+
+def test_no_child_survives_a_pool_that_is_killed(tmp_path):
+    told = tmp_path / "pid"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "from gtpo_megatron.rewards.pool import RewardPool\n"
+        f"pool = RewardPool({OBEY!r}, num_workers=1, timeout_s=60.0)\n"
+        f"pool.grade(['daemon {told}'], [''])\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert gone(int(told.read_text()), within_s=5.0)
+
+
+def test_rows_past_the_budget_of_their_batch_have_no_verdict_and_the_next_batch_has():
+    with RewardPool(OBEY, num_workers=2, timeout_s=60.0) as pool:
+        start = time.monotonic()
+        verdicts = pool.grade(["fine", *["sleep 30"] * 50], [""] * 51, budget_s=1.0)
+        assert time.monotonic() - start < 4.0
+        assert [verdict.is_over_budget for verdict in verdicts] == [False] + [True] * 50
+        assert all(str(verdict.failure).startswith("no time left: ") for verdict in verdicts[1:])
+        assert failures(pool, "fine", "fine") == [None, None]
 
 
 def test_a_row_that_closes_its_pipe_and_hangs_is_killed(pool):

@@ -9,6 +9,7 @@ from gtpo_megatron.rewards.reward import RewardScorer
 
 MATH = "gtpo_megatron.rewards.math_answer:math_answer"
 OBEY = "tests.unit.rewards.reward_functions:obey"
+ECHO = "tests.unit.rewards.reward_functions:echo"
 RESPONSES = [r"\boxed{1}", r"\boxed{\frac{4}{2}}", "none", r"\boxed{9}"]
 ANSWERS = ["1", "2", "3", ""]
 
@@ -29,6 +30,30 @@ def test_a_reward_that_raises_is_failed_and_never_a_silent_zero():
     assert batch.rewards.tolist() == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("number", ["1e308", "-1e308", "1000001", "inf", "nan"])
+def test_a_reward_beyond_its_bound_is_no_verdict_and_its_row_is_named(num_workers, number, caplog):
+    with RewardScorer(ECHO, num_workers=num_workers, timeout_s=20.0) as scorer, caplog.at_level(logging.WARNING):
+        batch = scorer.score(["1", "1e6", number, "-1e6"], [""] * 4)
+    assert batch.failed.tolist() == [False, False, True, False]
+    assert batch.rewards.tolist() == [1.0, 1e6, 0.0, -1e6]
+    assert "1 of 4 responses have no reward: 1 x DataError: the reward function returned" in caplog.text
+    assert "(row 2)" in caplog.text
+
+
+def test_rows_that_hang_leave_the_others_their_verdicts(caplog):
+    """Five rows that hang, at ten seconds each, are more than the batch may take; all the others are graded."""
+    rows = ["hang", "fine", "fine"] * 5
+    with RewardScorer(OBEY, num_workers=1, timeout_s=10.0, budget_s=24.0) as scorer:
+        start = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            batch = scorer.score(rows, [""] * len(rows))
+        assert time.monotonic() - start < 26.0
+    assert batch.failed.tolist() == [row == "hang" for row in rows]
+    assert batch.num_over_budget == 4
+    assert "x no time left: " in caplog.text
+
+
 def test_an_empty_batch_is_legal():
     with RewardScorer(OBEY, num_workers=0, timeout_s=1.0) as scorer:
         assert scorer.score([], []).rewards.shape == (0,)
@@ -46,7 +71,7 @@ def test_a_wrong_name_fails_before_anything_is_sampled(num_workers):
 
 
 def test_an_expression_that_hangs_the_solver_costs_its_limit_once():
-    tower = r"\boxed{9^{9^{9^{9}}}+1}"
+    tower = r"\boxed{9^{9^{9+9^{9}}}+1}"  # a sum in the exponent: only the clock finds it
     with RewardScorer(MATH, num_workers=2, timeout_s=8.0) as scorer:
         start = time.monotonic()
         batch = scorer.score([tower, *[r"\boxed{\frac12}"] * 50], ["4", *["0.5"] * 50])

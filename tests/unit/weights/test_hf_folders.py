@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
+from gtpo_megatron.weights.finite import is_finite
 from gtpo_megatron.weights.hf_reader import WeightFolder, read_parameters, weight_files
 from gtpo_megatron.weights.hf_writer import written_aside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
@@ -118,3 +119,22 @@ def test_the_folder_that_one_stands_in_has_a_name_too(tmp_path, monkeypatch):
         (scratch / "new").touch()
     assert (target / "new").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_rank_refuses_a_value_that_is_no_number_wherever_it_reads_it(tmp_path, dtype, value):
+    tensors = {"matrix": torch.full((5, 3), 6e4, dtype=dtype), "vector": torch.full((7,), -6e4, dtype=dtype)}
+    parameters = {"m": torch.zeros(5, 3), "v": torch.zeros(7)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    read_parameters(tmp_path, SHAPES, IDENTITY, parameters)
+    tensors["vector"][6] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model.safetensors: vector holds NaN or infinity \(1 of 7 values"):
+        read_parameters(tmp_path, SHAPES, IDENTITY, parameters)
+
+
+def test_large_numbers_whose_sum_is_infinite_are_finite():
+    assert is_finite(torch.full((3,), 3e38))
+    assert is_finite(torch.empty(0))
+    assert not is_finite(torch.tensor([torch.inf, -torch.inf, 3e38]))

@@ -1,0 +1,89 @@
+"""A small process between the pool and a grading process: whatever grading started ends with it.
+
+It is the subreaper of all below it (``PR_SET_CHILD_SUBREAPER``): a process that makes a session of its own, and whose
+parents have ended, becomes its child instead of init's, and is found and killed like any other.
+"""
+
+import ctypes
+import os
+import resource
+import select
+import signal
+
+from gtpo_megatron.rewards.process_tree import end_descendants
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+ORPHAN_CHECK_S = 1.0
+"""How often it looks whether its parent is still there, besides the pipe, which another process may hold open."""
+
+
+def supervise(*, control: int, connection: int, parent: int) -> None:
+    """Forks, and returns in the child only, which goes on as the grading process.
+
+    The parent ends the child and all below it when the child ends, when ``control`` is closed at its other end, or when
+    the pool's process is gone; its exit status is the child's. Call it while the process has one thread.
+
+    Args:
+        control: a pipe that the pool holds open for as long as the worker may live.
+        connection: to the pool; the child's alone.
+        parent: the pool's process.
+    """
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    supervisor = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        os.close(control)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it was killed before the line above
+            os._exit(1)
+        return
+    os.close(connection)
+    has_ended = _wait(worker, control=control, parent=parent)
+    end_descendants(supervisor)
+    _leave_with(has_ended if has_ended is not None else os.waitpid(worker, 0)[1])
+
+
+def _wait(worker: int, *, control: int, parent: int) -> int | None:
+    """The status that the worker ended with; None where it is to be ended."""
+    poll = select.poll()
+    poll.register(os.pidfd_open(worker), select.POLLIN)
+    poll.register(control, select.POLLIN | select.POLLHUP)
+    while os.getppid() == parent:
+        ready = poll.poll(ORPHAN_CHECK_S * 1000)
+        if (status := _reap(worker)) is not None:
+            return status
+        if any(descriptor == control for descriptor, _ in ready):
+            return None
+    return None
+
+
+def _reap(worker: int) -> int | None:
+    """Takes the status of whatever has ended, adopted orphans too; the worker's is returned."""
+    found = None
+    while True:
+        try:
+            process, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if process == 0:
+            return found
+        if process == worker:
+            found = status
+
+
+def _leave_with(status: int) -> None:
+    """Ends this process as the worker ended."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

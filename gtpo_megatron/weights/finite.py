@@ -1,0 +1,26 @@
+"""Weights must be numbers: a NaN in a model folder spreads to every log-prob and would be blamed on whoever sees it."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.errors import ConfigError
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite; one pass, by the sum, unless that overflows."""
+    return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
+
+
+def require_finite(pieces: Iterable[Tensor], name: str, *, where: Path) -> None:
+    """Raises ConfigError where a piece of the tensor ``name`` holds NaN or infinity."""
+    for piece in pieces:
+        if not is_finite(piece):
+            num = int((~torch.isfinite(piece)).sum())
+            raise ConfigError(
+                f"{where}: {name} holds NaN or infinity ({num} of {piece.numel()} values looked at); fetch or convert "
+                f"the model again"
+            )

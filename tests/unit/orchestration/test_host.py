@@ -1,0 +1,143 @@
+"""What this machine lacks is said before anything starts, by ``config`` and by ``train`` alike."""
+
+import importlib
+import io
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+from gtpo_megatron import train
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration import host
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from recipes import tiny_cpu
+from recipes.tiny_cpu import ASSETS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
+RECIPE = "recipes.tiny_cpu:gtpo"
+TINY = ASSETS / "tiny_qwen2"
+PARALLEL = ParallelConfig(num_ranks=1)
+
+
+@pytest.fixture
+def refused(capsys, tmp_path, monkeypatch):
+    """The sentence of both commands, which must be one line, leave no folder, and start nothing."""
+
+    def started(*_, **__):
+        pytest.fail("processes were started")
+
+    monkeypatch.setattr(train, "ray_parts", started)
+
+    def refused(*overrides):
+        found = []
+        for command in (["config", RECIPE], ["train", RECIPE, "--run-dir", str(tmp_path / "run")]):
+            assert dispatch.run([*command, *overrides]) == 2
+            text = capsys.readouterr().err
+            assert len(text.splitlines()) == 1, text
+            found.append(text)
+        assert found[0] == found[1]
+        assert not (tmp_path / "run").exists()
+        return found[0]
+
+    return refused
+
+
+def poisoned(folder, name, value):
+    shutil.copytree(TINY, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name].view(-1)[7] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_no_number_is_named_with_its_file(refused, tmp_path, value):
+    folder = poisoned(tmp_path / "model", "model.layers.1.mlp.up_proj.weight", value)
+    text = refused("--model.path", str(folder))
+    assert f"{folder / 'model.safetensors'}: model.layers.1.mlp.up_proj.weight holds NaN or infinity (1 of " in text
+
+
+def test_so_is_one_of_a_converted_model(refused, tmp_path):
+    folder = poisoned(tmp_path / "model", "model.norm.weight", torch.nan)
+    converted = tmp_path / "converted"
+    hf_to_megatron(folder, converted, PARALLEL, progress=Unseen())
+    text = refused("--model.path", str(converted))
+    assert f"{converted / 'megatron'}: model.norm.weight holds NaN or infinity (1 of " in text
+
+
+def test_a_cache_larger_than_the_machine(refused):
+    text = refused("--rollout.kv-cache-mib", "100000000")
+    assert "rollout.kv_cache_mib=100000000 is 97656.2 GiB, and this machine has " in text
+
+
+def test_a_head_size_that_vllm_has_not_on_cpus(tmp_path, monkeypatch):
+    architecture = replace(read_architecture(TINY), head_size=48)
+    with pytest.raises(ConfigError, match=r"head size 48: vLLM's attention on CPUs has 32, 64, .*, 256, 512; take"):
+        host.check_host(ClusterConfig(), RolloutConfig(kv_cache_mib=1), architecture)
+    large = RolloutConfig(kv_cache_mib=1 << 40)
+    host.check_host(ClusterConfig(address="node:6379"), large, architecture)  # engines are elsewhere
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    host.check_host(ClusterConfig(), large, architecture)
+
+
+def test_the_caches_of_all_engines_count(monkeypatch):
+    monkeypatch.setattr(host, "machine_bytes", lambda: 8 << 30)
+    host.check_cache(RolloutConfig(kv_cache_mib=2000, tensor_parallel_size=2, num_engines=2), where="rollout")
+    with pytest.raises(
+        ConfigError, match=r"^engine.kv_cache_mib=2048 x 4 engine processes is 8.0 GiB, .* has 8.0 GiB;"
+    ):
+        host.check_cache(RolloutConfig(kv_cache_mib=2048, tensor_parallel_size=2, num_engines=2), where="engine")
+
+
+def test_an_evaluation_is_checked_too(capsys):
+    arguments = ["evaluate", str(TINY), "--benchmarks", "aime24", "--engine.kv-cache-mib", "100000000"]
+    assert dispatch.run(arguments) == 2
+    assert "engine.kv_cache_mib=100000000 is " in capsys.readouterr().err
+
+
+@pytest.mark.vllm
+def test_the_head_sizes_are_those_of_the_vllm_that_is_installed():
+    backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
+    assert tuple(backend.get_supported_head_sizes()) == host.CPU_HEAD_SIZES
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "message"),
+    [
+        ("wandb", ["--logging.wandb-project", "p"], "logging.wandb_project='p', but wandb is not installed"),
+        ("tensorboard", ["--logging.tensorboard"], "logging.tensorboard is on, but TensorBoard is not installed"),
+    ],
+)
+def test_a_logger_that_is_not_installed(refused, monkeypatch, module, option, message):
+    monkeypatch.setitem(sys.modules, module, None)
+    if module == "wandb":
+        option = [*option, "--logging.no-tensorboard"]
+    assert message in refused(*option)
+
+
+def test_a_run_that_is_refused_with_its_folder_open_leaves_none_that_holds_a_run(tmp_path, monkeypatch):
+    """The check of the disk needs the folder; a refusal must not make the next attempt say that it holds a run."""
+
+    def full(*_, **__):
+        raise ConfigError("no room")
+
+    monkeypatch.setattr(train, "check_disk_space", full)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="^no room$"):
+            train.train(tiny_cpu.gtpo(), run_dir=tmp_path / "run", resume=False, console=Console(file=io.StringIO()))
+    assert dispatch.run(["status", str(tmp_path / "run")]) == 1
+    monkeypatch.setattr(train, "check_disk_space", lambda *_, **__: None)
+    monkeypatch.setattr(train, "ray_parts", full)
+    for message in ("^no room$", "holds a run already"):  # accepted: its processes were asked to start
+        with pytest.raises(ConfigError, match=message):
+            train.train(tiny_cpu.gtpo(), run_dir=tmp_path / "run", resume=False, console=Console(file=io.StringIO()))
