@@ -209,7 +209,8 @@ def unlike_the_loops(case: Case, found: Outcome) -> Iterator[str]:
     )
     noise = SHARE_OF_LOGS if is_geometric else SHARE
     for i, (rewards, advantages, pool) in enumerate(zip(*wanted, strict=True)):
-        size = max(map(abs, pool or [0.0]))
+        # a length penalty of up to 1 may cancel what it is added to, but not its rounding
+        size = max(map(abs, pool or [0.0])) + (not isinstance(case.config.length_penalty, NoLengthPenalty))
         std = reference.deviation(pool, case.config.std_ddof) if pool else 0.0
         for t, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
             got, earned = found.shaped_rewards[i][t], found.advantages[i][t]

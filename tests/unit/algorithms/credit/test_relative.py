@@ -43,6 +43,19 @@ def test_tokens_that_are_not_compared_have_one_and_are_in_no_mean() -> None:
     assert relative(weights, key, "geometric", compared) == pytest.approx([3**-0.5, 3**0.5, 1.0, 1.0])
 
 
+@pytest.mark.parametrize("exponent", [0, 8, 25])
+def test_the_mean_share_of_a_comparison_is_one(exponent: int) -> None:
+    generator = torch.Generator().manual_seed(exponent)
+    weight = 10 ** (2 * exponent * torch.rand(5000, dtype=torch.float64, generator=generator) - exponent)
+    peers = comparison_of(torch.randint(0, 40, (5000,), generator=generator).tolist(), 40)
+    for mean in ("arithmetic", "geometric"):
+        share = relative_weight(weight, peers, mean, compared=None, reduction=LocalReduction())
+        share = share if mean == "arithmetic" else share.log()
+        total = torch.zeros(40, dtype=torch.float64).index_add_(0, peers.key, share)
+        wanted = torch.full_like(total, 1.0 if mean == "arithmetic" else 0.0)
+        torch.testing.assert_close(total / peers.count, wanted, rtol=0, atol=1e-12 if mean == "arithmetic" else 1e-7)
+
+
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
 @pytest.mark.parametrize("weight", [1.0, 0.1 + 1e-8, 1 / 3, 7e-30, 2.0**-950, 2.0**950])
 @pytest.mark.parametrize("count", [1, 2, 3, 10_007])
