@@ -194,6 +194,8 @@ def spread_over(single: Rows, entropies: Rows) -> Rows:
 
 SHARE = 2.0**-30
 """Relative error of a share: weights have 32 significant bits."""
+TINY = 1e-37
+"""Smaller float32 numbers have fewer digits."""
 SHARE_OF_LOGS = 2.0**-22
 """Logarithms of weights have 32 significant bits, whatever their size, up to 700."""
 
@@ -214,7 +216,7 @@ def unlike_the_loops(case: Case, found: Outcome) -> Iterator[str]:
         std = reference.deviation(pool, case.config.std_ddof) if pool else 0.0
         for t, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
             got, earned = found.shaped_rewards[i][t], found.advantages[i][t]
-            if not math.isclose(got, reward, rel_tol=1e-6 + noise, abs_tol=1e-6 * min(1.0, size) + noise * size):
+            if not math.isclose(got, reward, rel_tol=1e-6 + noise, abs_tol=1e-6 * min(1.0, size) + noise * size + TINY):
                 yield f"shaped_rewards[{i}][{t}] = {got}, expected {reward}"
             if std == 0 and not isinstance(case.config, EntropyAdvantageConfig):
                 if earned != 0:
