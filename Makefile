@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart test test-dist test-slow test-slurm test-gpu test-gpu-stack fmt lint types arch golden bench-quickstart check
+.PHONY: setup quickstart test test-dist test-slow test-slurm test-gpu test-gpu-stack fuzz fmt lint types arch golden bench-quickstart check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -8,6 +8,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 FAST := not (slow or gpu or vllm or ray or megatron or network or slurm)
 RUN_DIR := runs/quickstart
+MINUTES := 10
 
 setup:
 	@tools/setup_env.sh
@@ -28,6 +29,9 @@ test-slow: setup  ## whole runs: kill and resume, four ranks, two updates
 
 test-gpu-stack:  ## Megatron and Triton tests on the versions of the gpu extra, without a GPU; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
+
+fuzz: setup  ## random batches over all options of credit, fresh seeds; MINUTES=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.credit_fuzz --minutes $(MINUTES)
 
 test-slurm: setup  ## jobs on a real Slurm of two nodes on this machine; needs root, else skipped with the reason
 	@tools/install_slurm.sh

@@ -1,39 +1,50 @@
-"""Time and memory of credit on one core, beside one pass of ``torch.cumsum`` over the padded entropies.
+"""Time and memory of credit on one core, beside those of another commit, and the lines of source that it takes.
 
-    python -m benchmarks.credit
+    git worktree add ../before COMMIT
+    python -m benchmarks.credit --baseline ../before
 
-Rounds run the yardstick and every configuration one after the other; a ratio is the median over rounds of the ratio
-within a round, in CPU time of the process, so that neighbours on the machine do not count. Extra memory is the peak of
-the resident set over what the inputs take, the two outputs included, in a process of its own (Linux), as a multiple of
-the entropy tensor's size.
+Both packages run in processes of their own, on the same batch, one call after the other in turn; a ratio is the median
+over rounds of the ratio within a round, in CPU time. ``cumsum`` is one pass of ``torch.cumsum`` over the padded
+entropies, for machines without a baseline. Memory is the peak of the resident set over what the inputs take, the two
+padded outputs included, in bytes per token of the policy.
 """
 
+import ast
 import json
-import multiprocessing
+import os
 import platform
 import statistics
-import time
-from collections.abc import Callable
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
-from torch import Tensor
 
-from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.config.algorithm import AlgorithmConfig, DAPOConfig, GRPOSConfig, GTPOConfig
+from benchmarks.credit_worker import CONFIGS
 
-CONFIGS: dict[str, AlgorithmConfig] = {
-    "gtpo": GTPOConfig(),
-    "gtpo_matrix": GTPOConfig(entropy_axis="matrix"),
-    "gtpo_per_set": GTPOConfig(advantage_pool="per_set"),
-    "gtpo_small_floor": GTPOConfig(entropy_floor=1e-14),  # so wide a range that every position takes a grid of its own
-    "gtpo_geometric": GTPOConfig(entropy_mean="geometric"),
-    "grpo_s": GRPOSConfig(),
-    "dapo": DAPOConfig(),
-}
+ROOT = Path(__file__).parents[1]
+SOURCE = [
+    *(f"algorithms/{name}.py" for name in ("exact_sum", "assign_credit")),
+    *(f"algorithms/batch/{name}.py" for name in ("reduction", "response_table", "tokens")),
+    *(
+        f"algorithms/credit/{name}.py"
+        for name in (
+            "gtpo",
+            "grpo_s",
+            "relative",
+            "formulations",
+            "standardise",
+            "comparison",
+            "credit_batch",
+            "entropy_weights",
+        )
+    ),
+    "distributed/advantage_reducer.py",
+]
+"""Formulas, sums and reducer; without losses, penalties, controls, diagnostics, configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,102 +54,126 @@ class Options:
     Attributes:
         groups: prompt groups.
         group_size: responses a group.
-        max_tokens: padded length; response lengths are uniform in [1, max_tokens].
+        max_tokens: padded length; response lengths are uniform in [1, max_tokens], so that half of it is padding.
         rounds: repetitions.
+        baseline: another checkout to compare with; empty: none.
         json: file to write.
     """
 
-    groups: int = 512
+    groups: int = 32
     group_size: int = 16
     max_tokens: int = 4096
-    rounds: int = 5
+    rounds: int = 15
+    baseline: str = ""
     json: str = "benchmarks/results/credit.json"
 
 
-def make_batch(options: Options) -> dict[str, Tensor]:
-    """A seeded batch, groups one after the other."""
-    torch.manual_seed(0)
-    num_responses = options.groups * options.group_size
-    lengths = torch.randint(1, options.max_tokens + 1, (num_responses,))
-    mask = torch.arange(options.max_tokens) < lengths[:, None]
-    return {
-        "rewards": (torch.rand(num_responses) < 0.5).float(),
-        "token_entropy": torch.rand(num_responses, options.max_tokens).mul_(2).mul_(mask),
-        "response_mask": mask,
-        "group_ids": torch.arange(options.groups).repeat_interleave(options.group_size),
-    }
+class Worker:
+    """A process with the package of one checkout.
+
+    Args:
+        checkout: its folder.
+        options: the batch.
+    """
+
+    def __init__(self, checkout: Path, options: Options) -> None:
+        script = str(ROOT / "benchmarks" / "credit_worker.py")
+        sizes = (options.groups, options.group_size, options.max_tokens)
+        self.process = subprocess.Popen(  # noqa: S603 - our own script
+            [sys.executable, script, *map(str, sizes)],
+            env={**os.environ, "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, command: str) -> float:
+        """See ``credit_worker``."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.communicate()
 
 
-def cpu_seconds(function: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    start = time.process_time()
-    function()
-    return time.process_time() - start
-
-
-def measure_times(options: Options) -> dict[str, Any]:
+def measure_times(options: Options) -> dict[str, dict[str, float]]:
     """Seconds and ratios by configuration."""
-    batch = make_batch(options)
-    variants: dict[str, Callable[[], object]] = {"cumsum": lambda: torch.cumsum(batch["token_entropy"], 1)}
-    for name, config in CONFIGS.items():
-        variants[name] = lambda config=config: assign_credit(config, **batch)  # type: ignore[misc]
-    for function in variants.values():
-        function()
-    rounds = [{name: cpu_seconds(function) for name, function in variants.items()} for _ in range(options.rounds)]
-    return {
-        name: {
-            "seconds": statistics.median(r[name] for r in rounds),
-            "ratio_to_cumsum": statistics.median(r[name] / r["cumsum"] for r in rounds),
-        }
-        for name in variants
-    }
+    now = Worker(ROOT, options)
+    before = Worker(Path(options.baseline), options) if options.baseline else None
+    results = {}
+    for name in ("cumsum", *CONFIGS):
+        rounds = []
+        for _ in range(options.rounds + 1):
+            row = {"seconds": now.ask(name), "cumsum": now.ask("cumsum")}
+            if before is not None:
+                row["baseline_seconds"] = before.ask(name)
+            rounds.append(row)
+        del rounds[0]  # the first is slower
+        result = {key: statistics.median(r[key] for r in rounds) for key in rounds[0] if key != "cumsum"}
+        result["ratio_to_cumsum"] = statistics.median(r["seconds"] / r["cumsum"] for r in rounds)
+        if before is not None:
+            result["ratio_to_baseline"] = statistics.median(r["seconds"] / r["baseline_seconds"] for r in rounds)
+        results[name] = result
+    for worker in filter(None, (now, before)):
+        worker.close()
+    return results
 
 
-def _peak_over_inputs(options: Options, name: str, pipe: Any) -> None:
-    torch.set_num_threads(1)
-    batch = make_batch(options)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts again from here
-    before = memory_kib("VmRSS")
-    credit = assign_credit(CONFIGS[name], **batch)
-    peak = memory_kib("VmHWM")
-    assert credit.advantages.shape == batch["token_entropy"].shape
-    pipe.send((peak - before) * 1024 / batch["token_entropy"].nbytes)
-
-
-def memory_kib(field: str) -> int:
-    """A field of this process's status, such as VmRSS or VmHWM."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
-
-def measure_memory(options: Options, name: str) -> float:
-    """Peak extra memory over the entropy tensor's size; both outputs count."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_peak_over_inputs, args=(options, name, sender))
-    process.start()
-    ratio = float(receiver.recv())
-    process.join()
+def measure_memory(options: Options, name: str, checkout: Path) -> float:
+    """Peak extra bytes a token, in a fresh process."""
+    worker = Worker(checkout, options)
+    ratio = worker.ask(f"memory {name}") / worker.ask("tokens")
+    worker.close()
     return ratio
+
+
+def lines_of_source() -> dict[str, int]:
+    """Lines of the credit part: those of code, and all of them."""
+    code = total = 0
+    for path in (ROOT / "gtpo_megatron" / name for name in SOURCE):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        texts = {
+            number
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        total += len(lines)
+        code += sum(
+            bool(line.strip()) and not line.strip().startswith("#") and number not in texts
+            for number, line in enumerate(lines, 1)
+        )
+    return {"code": code, "with_docstrings_comments_and_blanks": total}
 
 
 def main() -> None:
     """Runs the benchmark and prints a table."""
     options = tyro.cli(Options, description=__doc__)
-    torch.set_num_threads(1)
-    times = measure_times(options)
+    results = measure_times(options)
     for name in CONFIGS:
-        times[name]["extra_memory_ratio"] = measure_memory(options, name)
-    result = {
-        "options": asdict(options),
+        results[name]["extra_bytes_per_token"] = measure_memory(options, name, ROOT)
+        if options.baseline:
+            results[name]["baseline_bytes_per_token"] = measure_memory(options, name, Path(options.baseline))
+    worker = Worker(ROOT, options)
+    report: dict[str, Any] = {
+        "options": {**asdict(options), "baseline": bool(options.baseline)},
+        "tokens": int(worker.ask("tokens")),
+        "lines_of_source": lines_of_source(),
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
-        "results": times,
+        "results": results,
     }
-    for name, row in times.items():
-        memory = f"{row['extra_memory_ratio']:6.2f} x entropies" if "extra_memory_ratio" in row else ""
-        print(f"{name:16s} {row['seconds']:8.3f} s {row['ratio_to_cumsum']:7.2f} x cumsum {memory}")
+    worker.close()
+    for name, row in results.items():
+        against = f"{row['ratio_to_baseline']:6.2f} x baseline" if options.baseline else ""
+        memory = f"{row['extra_bytes_per_token']:6.1f} bytes a token" if "extra_bytes_per_token" in row else ""
+        print(f"{name:16s} {1e3 * row['seconds']:8.1f} ms {row['ratio_to_cumsum']:7.2f} x cumsum {against} {memory}")
+    print(f"{report['tokens']:,} tokens; lines of source: {report['lines_of_source']}")
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

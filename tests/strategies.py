@@ -40,6 +40,20 @@ class Batch:
         return Batch(*([column[i] for i in rows] for column in (self.entropies, self.rewards, self.groups)))
 
 
+def with_holes(mask: Tensor, extra: int, generator: torch.Generator) -> Tensor:
+    """A mask with as many tokens a row as ``mask``, anywhere in a width that is ``extra`` tokens larger."""
+    width = mask.shape[1] + extra
+    places = torch.rand(len(mask), width, generator=generator).argsort(1).argsort(1)
+    return places < mask.sum(1, keepdim=True)
+
+
+def moved(matrix: Tensor, mask: Tensor, target: Tensor, foreign: float = float("nan")) -> Tensor:
+    """The values at the tokens of ``mask``, in their order at those of ``target``; ``foreign`` everywhere else."""
+    result = torch.full(target.shape, foreign, dtype=matrix.dtype)
+    result[target] = matrix[mask].detach()
+    return result
+
+
 def as_float32(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
 

@@ -27,7 +27,7 @@ from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
 from tests.dist_utils import run_ranks
-from tests.strategies import Batch, random_batch
+from tests.strategies import Batch, moved, random_batch, with_holes
 
 pytestmark = pytest.mark.distributed
 
@@ -61,7 +61,7 @@ CONFIGS: list[AlgorithmConfig] = [
 
 
 class Inputs:
-    """A batch with log-probs and a formatting mask; NaN outside the response mask."""
+    """A batch with log-probs and a formatting mask, left-aligned."""
 
     def __init__(self, seed: int, *, is_wide: bool = False) -> None:
         batch: Batch = random_batch(seed, num_groups=5, group_size=7, max_tokens=13)
@@ -74,44 +74,59 @@ class Inputs:
         self.sampled = (self.old + 0.1 * torch.randn(shape, generator=generator)).clamp(max=0)
         self.kept = torch.rand(shape, generator=generator) < 0.8
 
-    def rows(self, rows: Tensor, width: int) -> dict[str, Tensor]:
-        cut = {name: value[rows] for name, value in self.arguments.items()}
-        for name in ("token_entropy", "response_mask"):
-            cut[name] = cut[name][:, :width]
-        return {**cut, "old_logprobs": self.old[rows, :width]}
 
-    @property
-    def lengths(self) -> Tensor:
-        return self.arguments["response_mask"].sum(1)
+def outcome(
+    config: AlgorithmConfig, inputs: Inputs, rows: Tensor, dp_group: object, mask: Tensor | None = None
+) -> list[object]:
+    """Everything that must not depend on the sharding; matrices are left-aligned, whatever ``mask`` says.
 
-
-def outcome(config: AlgorithmConfig, inputs: Inputs, rows: Tensor, width: int, dp_group: object) -> list[object]:
-    """Everything that must not depend on the dealing."""
-    arguments = inputs.rows(rows, width)
+    Args:
+        config: of the algorithm.
+        inputs: the batch.
+        rows: those of this rank.
+        dp_group: None for one process.
+        mask: where this rank's matrices have the policy's own tokens; NaN stands everywhere else.
+    """
+    own = inputs.arguments["response_mask"][rows]
+    mask = own if mask is None else mask
+    matrices = {
+        "token_entropy": moved(inputs.arguments["token_entropy"][rows], own, mask),
+        "old_logprobs": moved(inputs.old[rows], own, mask),
+        "response_mask": mask,
+    }
+    rest = {**matrices, "group_ids": inputs.arguments["group_ids"][rows]}
+    arguments = {**rest, "rewards": inputs.arguments["rewards"][rows]}
     assign, prepare, where = assign_credit, prepare_update, {}
     if dp_group is not None:
         assign, prepare = advantage_reducer.assign_credit, advantage_reducer.prepare_update
         where = {"dp_group": dp_group}
     credit = assign(config, **arguments, **where)
-    rest = {name: value for name, value in arguments.items() if name != "rewards"}
-    update = prepare(config, credit=credit, rollout_logprobs=inputs.sampled[rows, :width], **rest, **where)
+    sampled = moved(inputs.sampled[rows], own, mask)
+    update = prepare(config, credit=credit, rollout_logprobs=sampled, **rest, **where)
     results = [credit.shaped_rewards, credit.advantages, update.row_weights, update.token_selection]
     if isinstance(config, GTPOConfig | GRPOSConfig):
-        masked = assign(config, **arguments, shaping_mask=inputs.kept[rows, :width], **where)
+        masked = assign(config, **arguments, shaping_mask=moved(inputs.kept[rows], own, mask, False), **where)
         results += [masked.shaped_rewards, masked.advantages]
-    return [*results, credit.metrics]
+    aligned = [
+        moved(result, mask, own, 0.0) if isinstance(result, Tensor) and result.ndim == 2 else result
+        for result in results
+    ]
+    return [*aligned, credit.metrics]
 
 
 def deal_and_run(
-    rank: int, world_size: int, inputs: Inputs, owners: list[Tensor], chosen: list[AlgorithmConfig]
+    rank: int, world_size: int, inputs: Inputs, owners: list[Tensor], chosen: list[AlgorithmConfig], has_holes: bool
 ) -> list[list[list[object]]]:
-    """One result a dealing and config."""
+    """One result a sharding and config; the ranks pad to different widths."""
     group = dist.group.WORLD
     results = []
     for owner in owners:
         rows = torch.nonzero(owner == rank).flatten()
-        width = int(inputs.lengths[rows].max()) + rank if len(rows) else rank
-        results.append([outcome(config, inputs, rows, width, group) for config in chosen])
+        own = inputs.arguments["response_mask"][rows]
+        mask = own[:, : int(own.sum(1).max()) if len(rows) else 0]
+        if has_holes:
+            mask = with_holes(mask, 2 * rank + 1, torch.Generator().manual_seed(rank))
+        results.append([outcome(config, inputs, rows, group, mask) for config in chosen])
     return results
 
 
@@ -119,21 +134,19 @@ def assert_same_rows(actual: list[object], wanted: list[object], rows: Tensor) -
     for one, other in zip(actual[:-1], wanted[:-1], strict=True):
         if isinstance(other, Tensor):
             assert isinstance(one, Tensor)
-            width = min(one.shape[1], other.shape[1]) if one.ndim == 2 else None
-            assert torch.equal(
-                one[:, :width] if width is not None else one,
-                other[rows][:, :width] if width is not None else other[rows],
-            )
+            assert torch.equal(one, other[rows])
         else:
             assert one is None
     assert isinstance(actual[-1], dict)
     assert actual[-1] == wanted[-1]
 
 
-def check_dealings(inputs: Inputs, world_size: int, owners: list[Tensor], configs: list[AlgorithmConfig]) -> None:
+def check_dealings(
+    inputs: Inputs, world_size: int, owners: list[Tensor], configs: list[AlgorithmConfig], *, has_holes: bool = False
+) -> None:
     everyone = torch.arange(len(inputs.old))
-    results = run_ranks(deal_and_run, world_size, inputs, owners, configs)
-    wanted = [outcome(config, inputs, everyone, inputs.old.shape[1], None) for config in configs]
+    results = run_ranks(deal_and_run, world_size, inputs, owners, configs, has_holes)
+    wanted = [outcome(config, inputs, everyone, None) for config in configs]
     for rank in range(world_size):
         for dealing, owner in enumerate(owners):
             rows = torch.nonzero(owner == rank).flatten()
@@ -150,11 +163,13 @@ def random_deal(world_size: int, num_holders: int, generator: torch.Generator) -
     return holders[torch.randint(0, num_holders, (NUM_ROWS,), generator=generator)]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_every_algorithm_gives_the_bits_of_one_process(world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "has_holes"), [(1, True), (2, False), (2, True), (3, True), (4, False), (4, True)]
+)
+def test_every_algorithm_gives_the_bits_of_one_process(world_size: int, has_holes: bool) -> None:
     generator = torch.Generator().manual_seed(world_size)
-    owners = [random_deal(world_size, num_holders, generator) for num_holders in (world_size, world_size - 1)]
-    check_dealings(Inputs(world_size), world_size, owners, CONFIGS)
+    owners = [random_deal(world_size, num_holders, generator) for num_holders in {world_size, max(1, world_size - 1)}]
+    check_dealings(Inputs(world_size), world_size, owners, CONFIGS, has_holes=has_holes)
 
 
 WIDE = [
@@ -196,12 +211,12 @@ def run_in_subgroup(rank: int, world_size: int, seed: int) -> object:
         return None
     inputs = Inputs(seed)
     rows = torch.arange(len(inputs.old))[(rank == 3) :: 2]
-    return rows, outcome(GTPOConfig(), inputs, rows, inputs.old.shape[1], members)
+    return rows, outcome(GTPOConfig(), inputs, rows, members)
 
 
 def test_any_subgroup_will_do() -> None:
     inputs = Inputs(9)
-    wanted = outcome(GTPOConfig(), inputs, torch.arange(len(inputs.old)), inputs.old.shape[1], None)
+    wanted = outcome(GTPOConfig(), inputs, torch.arange(len(inputs.old)), None)
     for result in run_ranks(run_in_subgroup, 4, 9):
         if result is not None:
             assert_same_rows(result[1], wanted, result[0])
@@ -215,7 +230,7 @@ def run_with_bad_values(rank: int, world_size: int) -> list[str]:
     """Rank 1 is given something else wrong every time; then all is well again."""
     inputs = Inputs(1)
     rows = torch.arange(len(inputs.old))[rank::world_size]
-    good = inputs.rows(rows, inputs.old.shape[1])
+    good = {name: value[rows] for name, value in inputs.arguments.items()} | {"old_logprobs": inputs.old[rows]}
     row = int(torch.nonzero(good["response_mask"][:, 0])[0])
 
     def spoilt(name: str, value: object) -> Tensor:
@@ -228,7 +243,7 @@ def run_with_bad_values(rank: int, world_size: int) -> list[str]:
         {"token_entropy": spoilt("token_entropy", -1.0)},
         {"token_entropy": good["token_entropy"].bfloat16()},
         {"rewards": spoilt("rewards", float("inf"))},
-        {"response_mask": spoilt("response_mask", False).roll(1, 1).logical_not()},
+        {"response_mask": good["response_mask"].float()},
         {"group_ids": good["group_ids"][:-1]},
         {"rewards": None},
     ]
@@ -259,35 +274,72 @@ def test_bad_values_on_one_rank_raise_alike_on_all() -> None:
     results = run_ranks(run_with_bad_values, 3)
     assert results[0] == results[1] == results[2]
     kinds = [message.split(":")[0] for message in results[0]]
-    assert kinds == ["DataError", "DataError", "ShapeError", "DataError", "DataError", "ShapeError", "ShapeError"]
+    assert kinds == ["DataError", "DataError", "ShapeError", "DataError", "ShapeError", "ShapeError", "ShapeError"]
     assert all("data-parallel rank 1: " in message for message in results[0])
 
 
-def count_bytes(rank: int, world_size: int) -> list[dict[str, int]]:
-    """What a batch sends whose groups are whole, then one whose groups are split."""
-    sent = []
-    for rows in (slice(16 * rank, 16 * rank + 16), slice(rank, None, world_size)):
-        entropy = torch.ones(16 * world_size, 400)
-        reduction = ProcessGroupReduction(dist.group.WORLD)
-        assign_credit(
-            GTPOConfig(),
-            rewards=(torch.arange(16 * world_size) % 4 < 2).float()[rows],
-            token_entropy=entropy[rows],
-            response_mask=torch.ones_like(entropy, dtype=torch.bool)[rows],
-            group_ids=(torch.arange(16 * world_size) // 16)[rows],
-            reduction=reduction,
-        )
-        sent.append(reduction.sent_bytes)
-    return sent
+TOKENS = 200
+BYTES = 8 * TOKENS
+"""Of one number a position."""
 
 
-def test_only_sums_of_split_groups_travel() -> None:
-    for whole, split in run_ranks(count_bytes, 2):
-        assert whole["all_to_all"] == 0
-        # a maximum and a sum: two groups, two sides, 400 positions of 8 bytes; two members send 2 (k - 1) / k = 1 of it
-        assert split["all_to_all"] == 2 * (2 * 2 * 400 * 8)
-        assert whole["all_gather"] == split["all_gather"] == 16 * 3 * 8 + 4 * 8  # three numbers a response, a header
-        assert whole["all_reduce"] <= split["all_reduce"] < 512
+def count_bytes(
+    rank: int, world_size: int, config: AlgorithmConfig, is_split: bool, masked: bool, lone_tokens: int
+) -> dict[str, int]:
+    """What a rank sends of two groups of 16 responses, each with ``TOKENS`` tokens between foreign ones.
+
+    Args:
+        rank: this one.
+        world_size: 2.
+        config: of the algorithm.
+        is_split: both ranks hold half of each group, else one group each.
+        masked: with a shaping mask.
+        lone_tokens: further tokens of rank 0's responses, which nobody else reaches.
+    """
+    rows = slice(rank, None, 2) if is_split else slice(16 * rank, 16 * rank + 16)
+    width = 2 * (TOKENS + (lone_tokens if rank == 0 else 0))
+    reduction = ProcessGroupReduction(dist.group.WORLD)
+    mask = (torch.arange(width) % 2 == 0).repeat(16, 1)
+    assign_credit(
+        config,
+        rewards=(torch.arange(32) // 2 % 4 < 2).float()[rows],
+        token_entropy=torch.ones(16, width),
+        response_mask=mask,
+        group_ids=(torch.arange(32) // 16)[rows],
+        shaping_mask=mask if masked else None,
+        reduction=reduction,
+    )
+    return reduction.sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "is_split", "masked", "lone_tokens", "sums"),
+    [
+        (GTPOConfig(), False, False, 0, 0),
+        # two groups, two sides; a maximum and a sum; two members send 2 (k - 1) / k = 1 of it
+        (GTPOConfig(), True, False, 0, 4 * 2 * BYTES),
+        (GTPOConfig(), True, False, 50, 4 * 2 * BYTES),  # beyond the second longest nobody else has tokens
+        (GTPOConfig(), True, True, 0, 4 * 3 * BYTES),  # and a count
+        (GTPOConfig(), False, True, 0, 0),
+        (GTPOConfig(entropy_scope="batch"), True, False, 0, 2 * 2 * BYTES),
+        (GTPOConfig(entropy_scope="batch"), False, False, 0, 2 * 2 * BYTES),
+        (GTPOConfig(entropy_axis="matrix"), True, False, 0, 4 * 2 * 8),
+        (GTPOConfig(entropy_axis="response"), True, False, 0, 0),
+        (GTPOConfig(entropy_mean="geometric"), True, False, 0, 4 * 2 * BYTES),
+        (GRPOSConfig(), True, False, 0, 0),
+        (GRPOConfig(), True, False, 0, 0),
+    ],
+)
+def test_only_sums_of_split_groups_travel(
+    config: AlgorithmConfig, is_split: bool, masked: bool, lone_tokens: int, sums: int
+) -> None:
+    reports = run_ranks(count_bytes, 2, config, is_split, masked, lone_tokens)
+    assert sum(sent["all_to_all"] for sent in reports) == 2 * sums
+    for sent in reports:
+        table = 16 * 3 * 8 + 4 * 8  # three numbers a response, a header
+        means = 16 * 8 + 8 if isinstance(config, GRPOSConfig) else 0
+        assert sent["all_gather"] == table + means
+        assert sent["all_reduce"] < 512
 
 
 def _mask_on_rank_zero_only(rank: int, world_size: int) -> str:

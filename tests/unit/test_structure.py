@@ -21,12 +21,24 @@ def imported_modules(path):
             yield node.module
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "algorithms").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "algorithms").rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 def test_algorithms_import_torch_and_the_standard_library_only(path):
     for name in imported_modules(path):
         root = name.split(".")[0]
         assert root in {"torch", "gtpo_megatron"} or root in sys.stdlib_module_names, name
         assert not name.startswith("torch.distributed"), name
+
+
+def test_every_module_of_the_algorithms_has_its_tests():
+    package, tests = ROOT / "algorithms", TESTS / "algorithms"
+    # what is only a record, or only what the others are given, has nothing of its own to test
+    without = {"algorithm.py", "credit/credit_batch.py"}
+    modules = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if path.stem != "__init__"}
+    assert without <= modules
+    missing = [name for name in modules - without if not (tests / name).with_name(f"test_{Path(name).name}").exists()]
+    assert not missing, sorted(missing)
 
 
 @pytest.mark.parametrize("folder", ["algorithms", "distributed", "weights", "config", "data", "rewards", "planner"])

@@ -45,7 +45,9 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
 
     weight = torch.where(is_correct, mean_entropy, 1.0 / mean_entropy)
     peers = _peers(table, spans_batch=config.entropy_scope == "batch")
-    share = relative_weight(weight, peers, config.entropy_mean)  # X on O+, Y on O-
+    share = relative_weight(  # X on O+, Y on O-
+        weight, peers, config.entropy_mean, compared=None, reduction=LocalReduction()
+    )
     if config.shaped_sides != "both":
         share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
 

@@ -36,7 +36,9 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
 
     entropy = raised(token_weights(config, batch), config)  # H
     weight = torch.where(is_correct, entropy, 1.0 / entropy)
-    share = relative_weight(weight, peers, config.entropy_mean, compared=compared)  # x on O+, y on O-
+    share = relative_weight(  # x on O+, y on O-
+        weight, peers, config.entropy_mean, compared=compared, reduction=batch.reduction
+    )
     if config.shaped_sides != "both":
         share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
 
@@ -61,5 +63,7 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
         reduction=batch.reduction,
     )
     is_lone = (peers.count == 1).index_select(0, peers.key)
+    if compared is not None:
+        is_lone &= compared
     shares = Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
     return TokenCredit(shaped_rewards=reward, advantages=advantage, shares=shares)

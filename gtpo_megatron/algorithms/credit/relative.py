@@ -5,12 +5,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gtpo_megatron.algorithms.batch.reduction import KeyReduction
 from gtpo_megatron.algorithms.credit.comparison import Comparison
 from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
+from gtpo_megatron.errors import DataError
+
+LARGEST_SHARE = 2.0**100
+"""Arithmetic shares are bounded by the number of peers, geometric ones by nothing; credit is float32, up to 2**128."""
 
 
 def relative_weight(
-    weight: Tensor, peers: Comparison, mean: Literal["arithmetic", "geometric"], *, compared: Tensor | None = None
+    weight: Tensor,
+    peers: Comparison,
+    mean: Literal["arithmetic", "geometric"],
+    *,
+    compared: Tensor | None,
+    reduction: KeyReduction,
 ) -> Tensor:
     """``x[i,t] = H[i,t] / sum_{k in O+} H[k,t] * d_t``, and ``y[j,t]`` with ``1/H``, O- and ``h_t``.
 
@@ -21,10 +31,25 @@ def relative_weight(
         peers: what each is compared with.
         mean: of the peers.
         compared: ``[N]`` bool; other tokens are in no mean and have 1. None: all are compared.
+        reduction: all ranks, which must raise alike.
+
+    Raises:
+        DataError: a geometric share is above ``LARGEST_SHARE``. Collectives: one ``max`` for geometric means.
     """
     value = significant(weight.log() if mean == "geometric" else weight)
     if compared is not None:
         value = torch.where(compared, value, 0.0)
     average = exact_sum(value, peers.key, peers.count, peers.reduction).mean.index_select(0, peers.key)
     share = value.sub_(average).exp_() if mean == "geometric" else value.div_(average)
+    if mean == "geometric":
+        _check_bounded(share, reduction)
     return share if compared is None else torch.where(compared, share, 1.0)
+
+
+def _check_bounded(share: Tensor, reduction: KeyReduction) -> None:
+    largest = float(reduction.max(share.amax().view(1) if len(share) else share.new_zeros(1)))
+    if largest > LARGEST_SHARE:
+        raise DataError(
+            f"token_entropy: a share is {largest:.3g}, expected at most 2**100 with entropy_mean='geometric'; set "
+            "entropy_clip or a higher entropy_floor, or take entropy_mean='arithmetic'"
+        )

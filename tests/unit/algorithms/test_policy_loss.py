@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms import BatchTerms, Credit, LossTerms, assign_credit, policy_loss, prepare_update
+from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     CISPOConfig,
@@ -26,7 +27,7 @@ from gtpo_megatron.config.algorithm import (
 )
 from gtpo_megatron.errors import ConfigError, DataError, ShapeError
 from tests.reference import losses as reference
-from tests.strategies import Batch, random_batch
+from tests.strategies import Batch, moved, random_batch, with_holes
 
 CASES = json.loads(Path(__file__).parents[2].joinpath("golden/cases.json").read_text())["cases"]
 ALL = [
@@ -305,13 +306,53 @@ def test_bad_values_are_named(name: str, value: float) -> None:
         policy_loss(GTPOConfig(), **given, response_mask=mask)
 
 
-def test_a_mask_with_a_gap_and_a_name_for_a_configuration_are_refused() -> None:
+def test_a_name_is_no_configuration() -> None:
     given = {name: torch.zeros(2, 3) for name in ("logprobs", "old_logprobs", "advantages")}
-    mask = torch.tensor([[True, True, False], [True, False, True]])
-    with pytest.raises(DataError, match=r"response_mask\[1\] is not left-aligned"):
-        policy_loss(GTPOConfig(), **given, response_mask=mask)
     with pytest.raises(ConfigError, match="config: got str"):
         policy_loss("gtpo", **given, response_mask=torch.ones(2, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+@pytest.mark.parametrize("foreign", [math.nan, -math.inf, 0.0, 7.0])
+def test_foreign_tokens_anywhere_change_no_loss(config: AlgorithmConfig, foreign: float) -> None:
+    """Tool output between the policy's own tokens, whose log-probs stay as they are.
+
+    A token's loss is computed by itself, so its gradient keeps every bit. What is added over the padded matrix (the
+    ratio of a response, the loss) is added in another order.
+    """
+    for seed in range(3):
+        own = problem(seed)[1]["response_mask"]
+        whole, gradient = loss_of_scattered(config, seed, own, foreign)
+        mask = with_holes(own, 6, torch.Generator().manual_seed(seed))
+        holed, found = loss_of_scattered(config, seed, mask, foreign)
+        if algorithm_of(config).ratio_of == "token":
+            assert torch.equal(found, gradient)
+        else:
+            torch.testing.assert_close(found, gradient, rtol=1e-13, atol=0)
+        assert torch.equal(holed.weight, whole.weight)
+        torch.testing.assert_close(holed.loss_sum, whole.loss_sum, rtol=1e-12, atol=1e-13)
+        assert set(holed.statistics) == set(whole.statistics)
+        for name, value in whole.statistics.items():
+            assert float(holed.statistics[name].total) == pytest.approx(float(value.total), rel=1e-12, abs=1e-13)
+            assert torch.equal(holed.statistics[name].count, value.count)
+
+
+def loss_of_scattered(config: AlgorithmConfig, seed: int, mask: Tensor, foreign: float) -> tuple[LossTerms, Tensor]:
+    """Loss, and the gradient of every token, of a problem whose tokens stand where ``mask`` has them."""
+    _, arguments, old, new, sampled = problem(seed)
+    own = arguments["response_mask"]
+
+    def move(matrix: Tensor) -> Tensor:
+        return moved(matrix, own, mask, foreign)
+
+    spread = {**arguments, "response_mask": mask, "token_entropy": move(arguments["token_entropy"])}
+    update = prepared(config, spread, move(old), move(sampled))
+    logprobs = move(new).requires_grad_()
+    terms = policy_loss(config, logprobs=logprobs, **update.rows(range(len(old))))
+    terms.loss_sum.backward()
+    assert logprobs.grad is not None
+    assert not logprobs.grad[~mask].any()
+    return terms, logprobs.grad[mask]
 
 
 @pytest.mark.parametrize("config", ALL, ids=IDS)

@@ -1,0 +1,203 @@
+"""Batches and configurations for ``tests.credit_fuzz``, drawn so that degenerate ones are frequent."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.registry import algorithm_of
+from gtpo_megatron.config.algorithm import (
+    AlgorithmConfig,
+    CISPOConfig,
+    ClipCovConfig,
+    DAPOConfig,
+    DrGRPOConfig,
+    EntropyAdvantageConfig,
+    GRPOConfig,
+    GRPOSConfig,
+    GSPOConfig,
+    GTPOConfig,
+    KLCovConfig,
+    TopEntropyConfig,
+)
+from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
+
+Rows = list[list[Any]]
+FOREIGN = [0.0, math.nan, math.inf, -math.inf, -9.0, 1e30, 1.0]
+"""What stands where the policy wrote nothing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch and a configuration; ``Case(...)`` as printed is Python that makes it again."""
+
+    config: AlgorithmConfig
+    entropies: Rows
+    rewards: list[float]
+    groups: list[int]
+    old_logprobs: Rows
+    kept: Rows | None = None
+    is_double: bool = False
+
+    def rows(self, rows: list[int]) -> "Case":
+        picked = {
+            name: None if getattr(self, name) is None else [getattr(self, name)[i] for i in rows]
+            for name in ("entropies", "rewards", "groups", "old_logprobs", "kept")
+        }
+        return replace(self, **picked)
+
+    def arguments(self, draw: random.Random, *, most_holes: int) -> dict[str, Tensor]:
+        """Keyword arguments of ``assign_credit``; with up to ``most_holes`` foreign tokens a row, anywhere."""
+        lengths = [len(row) for row in self.entropies]
+        width = max(lengths, default=0) + draw.randint(0, most_holes)
+        places = [sorted(draw.sample(range(width), n)) if most_holes else list(range(n)) for n in lengths]
+        dtype = torch.float64 if self.is_double else torch.float32
+
+        def spread(rows: Rows, foreign: list[Any], kind: torch.dtype) -> Tensor:
+            matrix = [[draw.choice(foreign) for _ in range(width)] for _ in rows]
+            for i, row in enumerate(rows):
+                for place, value in zip(places[i], row, strict=True):
+                    matrix[i][place] = value
+            return torch.tensor(matrix, dtype=kind).reshape(len(rows), width)
+
+        arguments = {
+            "rewards": torch.tensor(self.rewards, dtype=torch.float64),
+            "token_entropy": spread(self.entropies, FOREIGN, dtype),
+            "response_mask": spread([[True] * n for n in lengths], [False], torch.bool),
+            "group_ids": torch.tensor(self.groups, dtype=torch.int64),
+            "old_logprobs": spread(self.old_logprobs, FOREIGN, dtype),
+        }
+        if self.kept is not None:
+            arguments["shaping_mask"] = spread(self.kept, [False, True], torch.bool)
+        return arguments
+
+
+def float32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+def draw_entropies(draw: random.Random) -> Callable[[], float]:
+    """A way to draw an entropy; it is drawn itself, so that batches differ in kind."""
+    few = [draw.choice([0.0, 1e-6, 0.25, 0.5, 0.7, 1.0, 1.25, 2.0, 3.0, 11.0]) for _ in range(draw.randint(1, 3))]
+    low, high = draw.choice([(-3, 1), (-12, 1), (-25, 20), (-37, 37)])
+    return draw.choice(
+        [
+            lambda: few[0],
+            lambda: draw.choice(few),
+            lambda: draw.choice([0.0, draw.uniform(0, 8)]),
+            lambda: draw.uniform(1e-3, 8),
+            lambda: 1 + 1e-5 * draw.random(),
+            lambda: 10 ** draw.uniform(low, high),
+            lambda: draw.choice([0.0, -5e-5, 10 ** draw.uniform(low, high)]),
+        ]
+    )
+
+
+def draw_batch(draw: random.Random) -> dict[str, Any]:
+    """Responses, outcomes and groups; tiny and degenerate ones are frequent."""
+    count = draw.choice([1, 2, 2, 3, 4, 4, 5, 8, 12])
+    longest = draw.choice([1, 1, 2, 3, 5, 9])
+    is_double = draw.random() < 0.3
+    entropy = draw_entropies(draw)
+    lengths = [draw.choice([0, longest, draw.randint(0, longest), draw.randint(1, longest)]) for _ in range(count)]
+    entropies = [[entropy() if is_double else float32(entropy()) for _ in range(n)] for n in lengths]
+    labels = draw.sample([0, 1, 2, -5, 2**62, -(2**63)], draw.choice([1, 1, 2, 3]))
+    groups = [draw.choice(labels) for _ in range(count)]
+    outcome = draw.choice(
+        [
+            lambda _: 1.0,
+            lambda _: 0.0,
+            lambda i: float(groups[i] % 2),  # one-sided groups
+            lambda _: float(draw.random() < 0.5),
+            lambda _: float(draw.random() < 0.5),
+            lambda _: draw.choice([-1.0, 0.0, 0.3, 0.5, 1.0]),
+            lambda _: draw.uniform(-2, 2),
+        ]
+    )
+    kept = None
+    if draw.random() < 0.3:
+        share = draw.choice([0.0, 0.5, 0.8, 1.0])
+        kept = [[draw.random() < share for _ in row] for row in entropies]
+    logprob = draw.choice([lambda: -1.0, lambda: -draw.uniform(0, 4), lambda: draw.choice([0.0, -1e-3, -20.0])])
+    return {
+        "entropies": entropies,
+        "rewards": [outcome(i) for i in range(count)],
+        "groups": groups,
+        "old_logprobs": [[logprob() if is_double else float32(logprob()) for _ in row] for row in entropies],
+        "kept": kept,
+        "is_double": is_double,
+    }
+
+
+def draw_config(draw: random.Random) -> AlgorithmConfig:
+    """Any algorithm with any options; GTPO and GRPO-S in three of four."""
+    common: dict[str, Any] = {
+        "std_ddof": draw.choice([0, 0, 1]),
+        "std_eps": draw.choice([0.0, 0.0, 6e-5, 1e-3]),
+        "success_threshold": draw.choice([0.5, 0.5, 0.5, 0.3]),
+        "length_penalty": draw.choice(
+            [
+                NoLengthPenalty(),
+                NoLengthPenalty(),
+                SoftOverlongPenalty(max_tokens=5, buffer_tokens=3, applies_to=draw.choice(["correct", "all"])),
+                GroupRelativeLengthPenalty(correct_minority=draw.choice(["none", "incorrect"])),
+            ]
+        ),
+    }
+    if draw.random() < 0.25:
+        return draw.choice(
+            [
+                GRPOConfig(**common, loss_denominator=draw.choice(["response", "batch", "group"])),
+                DAPOConfig(**common),
+                DrGRPOConfig(**common),
+                GSPOConfig(**common),
+                CISPOConfig(**common),
+                EntropyAdvantageConfig(**common),
+                TopEntropyConfig(**common, top_fraction=draw.choice([0.2, 0.5, 1.0])),
+                ClipCovConfig(**common, clip_fraction=draw.choice([0.0, 0.2, 1.0]), cov_low=-1.0, cov_high=1.0),
+                KLCovConfig(**common, penalised_fraction=draw.choice([0.0, 0.3, 1.0])),
+            ]
+        )
+    is_gtpo = draw.random() < 0.6
+    formulation = draw.choice(["v1", "v1_clipped", "v2", "v2_clipped", "v6", "v6"])
+    is_clipped = formulation.endswith("_clipped")
+    base, bonus = (
+        (0.9, 0.1) if is_clipped else draw.choice([(1.0, 0.1), (1.0, 0.1), (0.1, 1.0), (0.0, 1.0), (1.0, 0.0)])
+    )
+    name = "alpha" if is_gtpo else "beta"
+    common |= {
+        "formulation": "v2" if formulation == "v2_clipped" else formulation,
+        "kappa": 4.0 if is_clipped else None,
+        f"{name}1": base,
+        f"{name}2": bonus,
+        "entropy_scope": draw.choice(["group", "batch"]),
+        "entropy_mean": draw.choice(["arithmetic", "arithmetic", "geometric"]),
+        "advantage_scope": draw.choice(["group", "batch"]),
+        "advantage_pool": draw.choice(["joint_zero", "per_set", "combined"]),
+        "entropy_floor": draw.choice([1e-8, 1e-8, 1e-3, 0.0, 1e-30]),
+        "entropy_clip": draw.choice([None, None, (0.1, 2.0)]),
+        "one_sided_groups": draw.choice(["zero", "keep"]),
+        "weight_source": draw.choice(["entropy", "entropy", "entropy", "uniform", "surprisal", "shuffled"]),
+        "weight_seed": draw.randint(0, 3),
+        "shaped_sides": draw.choice(["both", "both", "positive", "negative"]),
+    }
+    if is_gtpo:
+        return GTPOConfig(**common, entropy_axis=draw.choice(["position", "response", "matrix"]))
+    return GRPOSConfig(**common, sequence_entropy_mean=draw.choice(["arithmetic", "geometric"]))
+
+
+def draw_case(draw: random.Random) -> Case:
+    config = draw_config(draw)
+    batch = draw_batch(draw)
+    if not algorithm_of(config).takes_shaping_mask:
+        batch["kept"] = None
+    if isinstance(config, GRPOSConfig) and config.weight_source == "shuffled":
+        # responses that are alike in length and entropy are told apart by their place alone
+        config = replace(config, entropy_clip=None)
+        batch["entropies"] = [[draw.uniform(0.1, 8) for _ in row] for row in batch["entropies"]]
+        batch["is_double"] = True
+    return Case(config=config, **batch)

@@ -1,0 +1,107 @@
+"""What an algorithm weighs tokens by, and what it refuses before any other rank is asked."""
+
+import pytest
+import torch
+
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.algorithms.credit.controls import shuffle_within_responses
+from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
+from gtpo_megatron.algorithms.credit.entropy_weights import LEAST_WEIGHT, check_weights, raised, token_weights
+from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig, GTPOConfig
+from gtpo_megatron.errors import DataError, ShapeError
+from tests.strategies import Batch
+from tests.unit.algorithms.parts import column, tokens_of
+
+BATCH = Batch([[1.0, 3.0], [-5e-5], []], [1, 0, 0], [4, 4, 5])
+INPUTS = TokenInputs(tokens=tokens_of([2, 1, 0]), entropy=column(1.0, 3.0, 0.0), old_logprobs=column(-2.0, -7.0, -1.0))
+
+
+def test_what_takes_the_place_of_entropy() -> None:
+    assert token_weights(GTPOConfig(), INPUTS) is INPUTS.entropy
+    assert token_weights(GTPOConfig(weight_source="uniform"), INPUTS).tolist() == [1.0, 1.0, 1.0]
+    assert token_weights(GTPOConfig(weight_source="surprisal"), INPUTS).tolist() == [2.0, 7.0, 1.0]
+    shuffled = token_weights(GTPOConfig(weight_source="shuffled", weight_seed=3), INPUTS)
+    assert torch.equal(shuffled, shuffle_within_responses(INPUTS.entropy, INPUTS.tokens, 3))
+    # GRPO-S shuffles whole responses
+    assert token_weights(GRPOSConfig(weight_source="shuffled"), INPUTS) is INPUTS.entropy
+
+
+def test_clip_first_then_the_floor() -> None:
+    config = GTPOConfig(entropy_floor=0.5, entropy_clip=(0.25, 2.0))
+    assert raised(INPUTS.entropy, config).tolist() == [1.5, 2.5, 0.75]
+    assert raised(column(0.0, 1.0), GTPOConfig(entropy_floor=0.0)).tolist() == [LEAST_WEIGHT, 1.0]
+    assert INPUTS.entropy.tolist() == [1.0, 3.0, 0.0]
+
+
+def check(config: EntropyCreditSettings, entropies: list[float], *, is_correct: bool) -> None:
+    inputs = TokenInputs(tokens=tokens_of([len(entropies)]), entropy=column(*entropies))
+    check_weights(config, inputs, torch.tensor([is_correct]))
+
+
+@pytest.mark.parametrize(
+    ("config", "is_correct"),
+    [
+        (GTPOConfig(entropy_floor=0.0), False),  # y takes its inverse
+        (GTPOConfig(entropy_floor=0.0, formulation="v2"), False),
+        (GTPOConfig(entropy_floor=0.0, entropy_mean="geometric"), True),  # its logarithm
+        (GTPOConfig(entropy_floor=0.0, formulation="v1", entropy_mean="geometric"), False),
+        (GRPOSConfig(entropy_floor=0.0, sequence_entropy_mean="geometric"), True),
+        (GTPOConfig(entropy_floor=0.0, entropy_clip=(0.0, 1.0)), False),
+    ],
+)
+def test_zeros_need_a_floor_where_they_are_inverted(config: EntropyCreditSettings, is_correct: bool) -> None:
+    for zero in (0.0, 1e-300):
+        with pytest.raises(DataError, match=r"^token_entropy\[0, 1\] is 0 with entropy_floor=0.0: .*; set entropy_fl"):
+            check(config, [1.0, zero], is_correct=is_correct)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_correct"),
+    [
+        (GTPOConfig(entropy_floor=0.0), True),
+        (GTPOConfig(entropy_floor=0.0, formulation="v1"), False),
+        (GTPOConfig(entropy_floor=0.0, shaped_sides="positive"), False),
+        (GTPOConfig(entropy_floor=0.0, entropy_clip=(0.1, 2.0)), False),
+        (GTPOConfig(entropy_mean="geometric"), True),
+        (GRPOSConfig(entropy_floor=0.0), False),  # a mean of zeros and others is inverted, see grpo_s
+    ],
+)
+def test_zeros_do_no_harm_elsewhere(config: EntropyCreditSettings, is_correct: bool) -> None:
+    check(config, [1.0, 0.0], is_correct=is_correct)
+
+
+def test_what_float64_cannot_invert_is_refused() -> None:
+    check(GTPOConfig(), [1 / LEAST_WEIGHT], is_correct=True)
+    with pytest.raises(DataError, match=r"token_entropy\[0, 1\] is above .*set entropy_floor above 0, or entropy_clip"):
+        check(GTPOConfig(), [1.0, 1e300], is_correct=True)
+    check(GTPOConfig(entropy_clip=(0.0, 5.0)), [1.0, 1e300], is_correct=True)
+
+
+def test_no_tokens_are_no_problem() -> None:
+    check(GTPOConfig(entropy_floor=0.0), [], is_correct=False)
+
+
+def test_messages_name_the_tensor_that_was_given() -> None:
+    surprisal = {"weight_source": "surprisal", "entropy_floor": 0.0}
+    old = torch.tensor([[-2.0, -7.0], [0.0, 0.0], [0.0, 0.0]])
+    arguments = {**BATCH.arguments(), "old_logprobs": old}
+    with pytest.raises(DataError, match=r"^old_logprobs\[1, 0\] is 0 with entropy_floor=0"):
+        assign_credit(GTPOConfig(**surprisal), **arguments)
+    with pytest.raises(DataError, match=r"^old_logprobs\[1, 0\] is 0 with entropy_floor=0"):
+        assign_credit(GRPOSConfig(**surprisal, sequence_entropy_mean="geometric"), **arguments)
+    with pytest.raises(DataError, match=r"^token_entropy\[1, 0\] is 0 with entropy_floor=0"):
+        assign_credit(GTPOConfig(entropy_floor=0.0), **BATCH.arguments())
+    arguments["old_logprobs"] = torch.tensor([[-2.0, 0.5], [0.0, 0.0], [0.0, 0.0]])
+    with pytest.raises(DataError, match=r"^old_logprobs\[0, 1\] = 0\.5: expected a finite value <= 0\.0001"):
+        assign_credit(GTPOConfig(weight_source="surprisal"), **arguments)
+
+
+@pytest.mark.parametrize("kind", [GTPOConfig, GRPOSConfig])
+def test_what_a_configuration_needs_must_be_given(kind: type) -> None:
+    with pytest.raises(ShapeError, match="old_logprobs: got None, needed for weight_source='surprisal'"):
+        assign_credit(kind(weight_source="surprisal"), **BATCH.arguments())
+    config = kind(unshaped_patterns=("<think>",))
+    with pytest.raises(ShapeError, match=r"shaping_mask: got None, needed for unshaped_patterns=\('<think>',\)"):
+        assign_credit(config, **BATCH.arguments())
+    kept = torch.ones(3, 2, dtype=torch.bool)
+    assert assign_credit(config, **BATCH.arguments(), shaping_mask=kept).advantages.any()

@@ -1,0 +1,86 @@
+"""GRPO-S on the numbers of the paper's worked case, and its entropy of a response."""
+
+import math
+
+import pytest
+import torch
+
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.config.algorithm import GRPOSConfig
+from gtpo_megatron.errors import DataError
+from tests.strategies import Batch
+
+CASE = Batch([[0.5, 2.0, 1.0], [1.5, 0.5], [0.2, 1.0, 0.8], [0.8]], [1, 1, 0, 0], [0] * 4)
+
+
+def of_responses(batch: Batch, config: GRPOSConfig, kept: torch.Tensor | None = None) -> tuple[list, list]:
+    credit = assign_credit(config, **batch.arguments(), shaping_mask=kept)
+    mask = batch.arguments()["response_mask"]
+    for matrix in (credit.shaped_rewards, credit.advantages):
+        assert torch.equal(matrix, torch.where(mask, matrix[:, :1], 0.0))  # one value a response
+    return credit.shaped_rewards[:, 0].tolist(), credit.advantages[:, 0].tolist()
+
+
+def test_worked_case() -> None:
+    shaped, advantages = of_responses(CASE, GRPOSConfig(entropy_floor=0.0))
+    assert shaped == pytest.approx([1.107692, 1.092308, -1.109091, -1.090909], abs=1e-6)
+    assert advantages == pytest.approx([1.013936, 0.985966, -1.016460, -0.983404], abs=1e-6)
+
+
+def entropies_of(batch: Batch, kept: torch.Tensor | None = None, **options: object) -> list[float]:
+    """The mean entropy of two responses of one set, up to a factor: v6 with nothing but the bonus says ``X``."""
+    config = GRPOSConfig(beta1=0.0, beta2=1.0, **{"entropy_floor": 0.0, **options})
+    return of_responses(batch, config, kept)[0][:2]
+
+
+PAIR = Batch([[0.5, 2.0, 1.0], [0.2], [1.0]], [1, 1, 0], [0] * 3)
+
+
+def proportional(found: list[float], wanted: list[float]) -> bool:
+    return found == pytest.approx([2 * value / sum(wanted) for value in wanted], rel=1e-6)
+
+
+def test_arithmetic_and_geometric_means_of_tokens() -> None:
+    assert proportional(entropies_of(PAIR), [3.5 / 3, 0.2])
+    assert proportional(entropies_of(PAIR, sequence_entropy_mean="geometric"), [1.0, 0.2])
+    clipped = {"entropy_floor": 0.1, "entropy_clip": (0.3, 1.0)}
+    assert proportional(entropies_of(PAIR, **clipped), [2.5 / 3 + 0.1 - 0.2 / 3 + 0.2 / 3, 0.4])
+    geometric = math.prod([0.6, 1.1, 1.1]) ** (1 / 3)
+    assert proportional(entropies_of(PAIR, sequence_entropy_mean="geometric", **clipped), [geometric, 0.4])
+
+
+def test_only_compared_tokens_enter_the_mean() -> None:
+    kept = torch.tensor([[True, False, True], [True, True, True], [True, True, True]])
+    assert proportional(entropies_of(PAIR, kept), [0.75, 0.2])
+    kept[0] = False  # nothing of it is compared: all of it is averaged
+    assert proportional(entropies_of(PAIR, kept), [3.5 / 3, 0.2])
+
+
+def test_equal_entropies_have_exactly_equal_means_whatever_the_length() -> None:
+    lengths = [1, 2, 3, 7, 50, 999]
+    batch = Batch([[0.1] * n for n in lengths] + [[1.0]], [1.0] * 6 + [0.0], [0] * 7)
+    for mean in ("arithmetic", "geometric"):
+        config = GRPOSConfig(sequence_entropy_mean=mean, advantage_pool="per_set")
+        shaped, advantages = of_responses(batch, config)
+        assert len(set(shaped[:6])) == 1
+        assert not any(advantages)
+
+
+def test_zero_entropies_without_a_floor_matter_where_they_are_inverted() -> None:
+    batch = Batch([[1.0], [0.0, 0.0]], [1, 0], [0, 0])
+    with pytest.raises(DataError, match="an incorrect response has only zero entropies with entropy_floor=0"):
+        assign_credit(GRPOSConfig(entropy_floor=0.0), **batch.arguments())
+    for config in (
+        GRPOSConfig(entropy_floor=0.0, formulation="v1"),
+        GRPOSConfig(entropy_floor=0.0, shaped_sides="positive"),
+        GRPOSConfig(),
+    ):
+        assert assign_credit(config, **batch.arguments()).advantages.isfinite().all()
+    batch.rewards = [0.0, 1.0]
+    assert assign_credit(GRPOSConfig(entropy_floor=0.0), **batch.arguments()).advantages.isfinite().all()
+
+
+def test_response_entropies_of_any_range() -> None:
+    batch = Batch([[1e-30], [1e-10, 1e-10], [1.0], [1e30]], [1, 1, 0, 0], [0] * 4)
+    shaped = of_responses(batch, GRPOSConfig(entropy_floor=0.0))[0]
+    assert shaped == pytest.approx([1.0, 1.2, -1.2, -1.0])

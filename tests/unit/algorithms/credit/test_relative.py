@@ -1,0 +1,246 @@
+"""Shares by hand, and of entropies that span many orders of magnitude against exact fractions."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
+from gtpo_megatron.algorithms.credit.relative import LARGEST_SHARE, relative_weight
+from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
+from gtpo_megatron.errors import DataError
+from tests.faked_ranks import World
+from tests.strategies import Batch
+from tests.unit.algorithms.parts import column, comparison_of
+
+FLOAT32 = 2.0**-24
+"""Relative rounding of float32 rewards."""
+BONUS_ALONE = {"alpha1": 0.0, "alpha2": 1.0}
+"""With these, v6's rewards are the shares: ``x`` on O+, ``-y`` on O-."""
+
+
+def relative(weights: list[float], key: list[int], mean: str, compared: list[bool] | None = None) -> list[float]:
+    mask = None if compared is None else torch.tensor(compared)
+    peers = comparison_of(key)
+    if mask is not None:
+        peers.count.zero_().index_add_(0, peers.key, mask.long())
+    return relative_weight(column(*weights), peers, mean, compared=mask, reduction=LocalReduction()).tolist()
+
+
+def test_by_hand() -> None:
+    weights, key = [1.0, 3.0, 4.0, 5.0], [0, 0, 1, 2]
+    assert relative(weights, key, "arithmetic") == pytest.approx([0.5, 1.5, 1.0, 1.0])
+    assert relative(weights, key, "geometric") == pytest.approx([3**-0.5, 3**0.5, 1.0, 1.0])
+    assert relative([], [], "geometric") == []
+
+
+def test_tokens_that_are_not_compared_have_one_and_are_in_no_mean() -> None:
+    weights, key, compared = [1.0, 3.0, 900.0, 5.0], [0, 0, 0, 1], [True, True, False, False]
+    assert relative(weights, key, "arithmetic", compared) == pytest.approx([0.5, 1.5, 1.0, 1.0])
+    assert relative(weights, key, "geometric", compared) == pytest.approx([3**-0.5, 3**0.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("exponent", [0, 8, 25])
+def test_the_mean_share_of_a_comparison_is_one(exponent: int) -> None:
+    generator = torch.Generator().manual_seed(exponent)
+    weight = 10 ** (2 * exponent * torch.rand(5000, dtype=torch.float64, generator=generator) - exponent)
+    peers = comparison_of(torch.randint(0, 40, (5000,), generator=generator).tolist(), 40)
+    for mean in ("arithmetic", "geometric"):
+        share = relative_weight(weight, peers, mean, compared=None, reduction=LocalReduction())
+        share = share if mean == "arithmetic" else share.log()
+        total = torch.zeros(40, dtype=torch.float64).index_add_(0, peers.key, share)
+        wanted = torch.full_like(total, 1.0 if mean == "arithmetic" else 0.0)
+        torch.testing.assert_close(total / peers.count, wanted, rtol=0, atol=1e-12 if mean == "arithmetic" else 1e-7)
+
+
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+@pytest.mark.parametrize("weight", [1.0, 0.1 + 1e-8, 1 / 3, 7e-30, 2.0**-950, 2.0**950])
+@pytest.mark.parametrize("count", [1, 2, 3, 10_007])
+def test_equal_weights_have_exactly_one(mean: str, weight: float, count: int) -> None:
+    assert relative([weight] * count, [0] * count, mean) == [1.0] * count
+
+
+# ---------------------------------------------------------------------------------------------------------- wide ranges
+def wide_batch(seed: int, *, group_size: int, max_tokens: int, smallest: float, largest: float) -> Batch:
+    """Two groups, entropies uniform in their logarithm, and some that are 0."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(2 * group_size):
+        length = int(torch.randint(1, max_tokens + 1, (1,), generator=generator))
+        logs = torch.rand(length, generator=generator) * math.log(largest / smallest) + math.log(smallest)
+        rows.append(torch.where(torch.rand(length, generator=generator) < 0.1, 0.0, logs.exp()).tolist())
+    rewards = [float(i % 2) for i in range(len(rows))]
+    return Batch(rows, rewards, [i // group_size for i in range(len(rows))])
+
+
+def shares_of(batch: Batch, config: GTPOConfig, shaping_mask: Tensor | None = None) -> Tensor:
+    """``x`` and ``y``, ``[B, T]`` float64."""
+    arguments = batch.arguments()
+    shaped = assign_credit(config, **arguments, shaping_mask=shaping_mask).shaped_rewards.double()
+    return torch.where(arguments["rewards"][:, None] > 0.5, shaped, -shaped)
+
+
+def exact_shares(batch: Batch, config: GTPOConfig) -> Tensor:
+    """In rational numbers."""
+    entropies = batch.arguments()["token_entropy"].tolist()
+    lengths, rewards, groups = batch.lengths.tolist(), batch.rewards, batch.groups
+    floor, axis, spans_batch = Fraction(config.entropy_floor), config.entropy_axis, config.entropy_scope == "batch"
+    weight = [
+        [Fraction(h) + floor if rewards[i] else 1 / (Fraction(h) + floor) for h in row[: lengths[i]]]
+        for i, row in enumerate(entropies)
+    ]
+    everyone = range(len(weight))
+    result = torch.zeros(len(weight), max(lengths), dtype=torch.float64)
+    totals: dict[tuple, tuple[Fraction, int]] = {}
+    for i in everyone:
+        for t in range(lengths[i]):
+            key = (rewards[i], 0 if spans_batch else groups[i])
+            key += {"position": (t,), "matrix": (), "response": (i,)}[axis]
+            if key not in totals:
+                peers = [k for k in everyone if rewards[k] == rewards[i] and (spans_batch or groups[k] == groups[i])]
+                found = {
+                    "position": lambda t=t, p=peers: [weight[k][t] for k in p if lengths[k] > t],
+                    "matrix": lambda p=peers: [w for k in p for w in weight[k]],
+                    "response": lambda i=i: weight[i],
+                }[axis]()
+                totals[key] = (sum(found, Fraction()), len(found))
+            total, count = totals[key]
+            result[i, t] = float(weight[i][t] / total * count)
+    return result
+
+
+@pytest.mark.parametrize("scope", ["group", "batch"])
+@pytest.mark.parametrize("axis", ["position", "matrix", "response"])
+@pytest.mark.parametrize(
+    ("floor", "smallest", "largest"),
+    [(1e-8, 1e-6, 12.0), (1e-12, 1e-10, 12.0), (1e-20, 1e-20, 12.0), (1e-30, 1e-25, 1e30), (1e-45, 1e-38, 1e38)],
+)
+def test_shares_are_right_whatever_the_range(
+    axis: str, scope: str, floor: float, smallest: float, largest: float
+) -> None:
+    batch = wide_batch(1, group_size=9, max_tokens=40, smallest=smallest, largest=largest)
+    config = GTPOConfig(entropy_axis=axis, entropy_scope=scope, entropy_floor=floor, **BONUS_ALONE)
+    wanted = exact_shares(batch, config)
+    error = (shares_of(batch, config) - wanted).abs() / wanted.clamp(min=1e-37)
+    assert float(error[batch_mask(batch)].max()) < 2 * FLOAT32
+
+
+def test_a_long_matrix_keeps_its_digits() -> None:
+    """16 x 1,024 tokens at a floor of 1e-12."""
+    batch = wide_batch(2, group_size=16, max_tokens=1024, smallest=1e-9, largest=8.0)
+    shares = shares_of(batch, GTPOConfig(entropy_axis="matrix", entropy_floor=1e-12, **BONUS_ALONE))
+    arguments = batch.arguments()
+    raised = arguments["token_entropy"].double() + 1e-12
+    for group in (0, 1):
+        for is_correct in (True, False):
+            rows = (arguments["group_ids"] == group) & ((arguments["rewards"] > 0.5) == is_correct)
+            of_set = raised[rows][arguments["response_mask"][rows]]
+            weights = of_set if is_correct else 1 / of_set
+            wanted = weights / math.fsum(weights.tolist()) * len(weights)
+            found = shares[rows][arguments["response_mask"][rows]]
+            assert float(((found - wanted).abs() / wanted).max()) < 2 * FLOAT32
+
+
+def test_one_extreme_token_ruins_no_other_position() -> None:
+    tiny = Batch([[1e-20, 0.5], [1.0, 2.0]], [0, 0], [0, 0])
+    shares = shares_of(tiny, GTPOConfig(entropy_floor=0.0, **BONUS_ALONE))
+    torch.testing.assert_close(shares.float(), torch.tensor([[2.0, 1.6], [2e-20, 0.4]]), rtol=1e-6, atol=0)
+    huge = Batch([[1e30, 0.5], [1.0, 2.0], [1.0, 1.0]], [1, 1, 0], [0] * 3)
+    config = GTPOConfig(formulation="v1", entropy_floor=0.0)
+    shaped = assign_credit(config, **huge.arguments()).shaped_rewards
+    torch.testing.assert_close(shaped[:2], torch.tensor([[1.2, 1.04], [1.0, 1.16]]))
+
+
+def batch_mask(batch: Batch) -> Tensor:
+    return batch.arguments()["response_mask"]
+
+
+@pytest.mark.parametrize("floor", [1e-8, 1e-16, 1e-30, 0.0])
+@pytest.mark.parametrize("axis", ["position", "matrix", "response"])
+def test_lone_tokens_and_columns_of_zeros_have_share_one(axis: str, floor: float) -> None:
+    batch = Batch([[0.3], [7.0, 1e-9]], [0, 1], [0, 1])
+    if axis == "position":
+        shares = shares_of(batch, GTPOConfig(entropy_floor=floor, **BONUS_ALONE))
+        assert torch.equal(shares[batch_mask(batch)], torch.ones(3, dtype=torch.float64))
+    zeros = Batch([[0.0, 0.0], [0.0, 0.0], [0.0]], [1, 1, 1], [0, 0, 0])
+    shares = shares_of(zeros, GTPOConfig(entropy_axis=axis, entropy_floor=floor, **BONUS_ALONE))
+    assert torch.equal(shares[batch_mask(zeros)], torch.ones(5, dtype=torch.float64))
+    config = GTPOConfig(entropy_axis=axis, entropy_floor=floor, advantage_pool="per_set", one_sided_groups="keep")
+    assert not assign_credit(config, **zeros.arguments()).advantages.any()  # a constant pool
+
+
+def test_zeros_of_wrong_responses_matter_only_where_they_are_inverted() -> None:
+    batch = Batch([[1.0, 3.0], [3.0, 3.0], [0.0, 1.0]], [1, 1, 0], [0] * 3)
+    for config in (GTPOConfig(formulation="v1", entropy_floor=0.0), GRPOSConfig(formulation="v1", entropy_floor=0.0)):
+        shaped = assign_credit(config, **batch.arguments()).shaped_rewards
+        assert not shaped[2].any()
+        assert float(shaped[0, 0]) == pytest.approx(1.05 if isinstance(config, GTPOConfig) else 1.08)
+
+
+def test_narrow_pools_keep_their_digits() -> None:
+    """Entropies within 1e-4 of each other: the advantages of ``per_set`` see nothing but the difference.
+
+    Weights have 32 significant bits, so shares are good to 1.2e-10, of a std of 3e-5 that is 4e-6.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = (1 + 1e-4 * torch.rand(8, 50, generator=generator)).tolist()
+    batch = Batch(rows, [1.0] * 4 + [0.0] * 4, [0] * 8)
+    exact = exact_shares(batch, GTPOConfig(entropy_floor=0.0))
+    for scope in ("batch", "group"):
+        config = GTPOConfig(entropy_floor=0.0, advantage_pool="per_set", advantage_scope=scope)
+        found = assign_credit(config, **batch.arguments()).advantages.double()
+        for rows_of_side, got, sign in ((exact[:4], found[:4], 1), (exact[4:], found[4:], -1)):
+            wanted = sign * (rows_of_side - rows_of_side.mean()) / rows_of_side.std(correction=0)
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- geometric shares beyond float32
+MESSAGE = (
+    r"^token_entropy: a share is 1e\+38, expected at most 2\*\*100 with entropy_mean='geometric'; set entropy_clip"
+)
+FAR_APART = Batch([[1e-38], [1e38], [1.0]], [1, 1, 0], [0] * 3)  # each is 1e38 times, or 1e-38 times, their mean
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GTPOConfig(entropy_mean="geometric", entropy_floor=0.0),
+        GTPOConfig(entropy_mean="geometric", entropy_floor=0.0, entropy_axis="matrix", entropy_scope="batch"),
+        GRPOSConfig(entropy_mean="geometric", entropy_floor=0.0),
+    ],
+)
+def test_geometric_shares_beyond_float32_are_refused(config: GTPOConfig) -> None:
+    """They are not bounded by the number of terms."""
+    with pytest.raises(DataError, match=MESSAGE):
+        assign_credit(config, **FAR_APART.arguments())
+    bounded = type(config)(entropy_mean="geometric", entropy_clip=(1e-20, 1e20))
+    assert assign_credit(bounded, **FAR_APART.arguments()).advantages.isfinite().all()
+    near = Batch([[1e-20], [1e20], [1e-38]], [1, 1, 0], [0] * 3)  # alone, any entropy has share 1
+    assert assign_credit(config, **near.arguments()).advantages.isfinite().all()
+
+
+def test_the_largest_geometric_share_is_a_number_of_credit() -> None:
+    for factor in (0.99, 1.01):
+        weights = [1 / (factor * LARGEST_SHARE), factor * LARGEST_SHARE]
+        if factor < 1:
+            assert relative(weights, [0, 0], "geometric")[1] == pytest.approx(factor * LARGEST_SHARE, rel=1e-6)
+        else:
+            with pytest.raises(DataError, match="a share is 1.28e"):
+                relative(weights, [0, 0], "geometric")
+
+
+@pytest.mark.parametrize("axis", ["position", "response", "matrix"])
+def test_all_ranks_refuse_alike(axis: str) -> None:
+    """Only rank 1 has the response, and nobody else compares anything with it."""
+    config = GTPOConfig(entropy_mean="geometric", entropy_floor=0.0, entropy_axis=axis)
+    rows = [Batch([[1.0, 1.0]], [1], [0]), Batch([[1e-38] * 2, [1e38, 1e-38]], [1, 1], [1, 1]), Batch([], [], [])]
+
+    def part(reduction):
+        return assign_credit(config, **rows[reduction.rank].arguments(), reduction=reduction)
+
+    errors = World(3).run(part)
+    assert all(isinstance(error, DataError) for error in errors)
+    assert len({str(error) for error in errors}) == 1

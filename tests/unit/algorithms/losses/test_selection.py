@@ -1,0 +1,67 @@
+"""The k largest of a batch, by counting."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
+from gtpo_megatron.algorithms.losses.selection import SelectionBatch, largest, ordered_integers
+from tests.faked_ranks import World
+from tests.unit.algorithms.parts import tokens_of
+
+floats = st.floats(width=32, allow_nan=False)
+
+
+@given(st.lists(floats, min_size=1, max_size=30))
+def test_integers_keep_the_order(values: list[float]) -> None:
+    tensor = torch.tensor(values, dtype=torch.float32)
+    keys = ordered_integers(tensor)
+    assert bool((keys >= 0).all())
+    assert bool((keys < 2**32).all())
+    assert torch.equal(keys[:, None] < keys, tensor[:, None] < tensor)
+    assert torch.equal(keys[:, None] == keys, tensor[:, None] == tensor)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 2**33 - 1), st.booleans()), min_size=1, max_size=30), st.integers(0, 32))
+def test_largest_of_the_candidates(rows: list[tuple[int, bool]], count: int) -> None:
+    keys = torch.tensor([key for key, _ in rows])
+    candidates = torch.tensor([chosen for _, chosen in rows])
+    got = largest(keys, candidates, count, LocalReduction())
+    ranked = sorted((key for key, chosen in rows if chosen), reverse=True)
+    least = ranked[min(count, len(ranked)) - 1] if count and ranked else 2**40
+    assert got.tolist() == [chosen and key >= least for key, chosen in rows]
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.integers(0, 2)), min_size=1, max_size=30),
+    st.integers(0, 32),
+)
+def test_the_same_tokens_on_any_rank(rows: list[tuple[int, bool, int]], count: int) -> None:
+    keys, candidates, owners = (torch.tensor(part) for part in zip(*rows, strict=True))
+    whole = largest(keys, candidates, count, LocalReduction())
+
+    def part(reduction) -> torch.Tensor:
+        mine = owners == reduction.rank
+        return largest(keys[mine], candidates[mine], count, reduction)
+
+    for rank, found in enumerate(World(3).run(part)):
+        assert torch.equal(found, whole[owners == rank])
+
+
+@pytest.mark.parametrize(
+    ("fraction", "num_tokens", "wanted"), [(0.0, 10, 0), (1e-9, 10, 1), (0.25, 10, 2), (1.0, 10, 10)]
+)
+def test_a_fraction_of_the_batch(fraction: float, num_tokens: int, wanted: int) -> None:
+    none = torch.zeros(0, dtype=torch.float64)
+    batch = SelectionBatch(
+        tokens=tokens_of([]),
+        entropy=none,
+        old_logprobs=none,
+        advantages=none,
+        num_tokens=num_tokens,
+        reduction=LocalReduction(),
+    )
+    assert batch.part(fraction) == wanted

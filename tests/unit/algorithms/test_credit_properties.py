@@ -1,0 +1,223 @@
+"""Credit against the scalar loops over all options, and what must not change a bit: order, holes, padding, sharding.
+
+``make fuzz`` does the same with fresh seeds for as long as one likes.
+"""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction
+from gtpo_megatron.algorithms.registry import BUILT_IN
+from gtpo_megatron.config.algorithm import AlgorithmConfig, EntropyAdvantageConfig, GRPOSConfig, GTPOConfig
+from tests import credit_fuzz
+from tests.credit_cases import Case
+from tests.strategies import Batch, batches, moved, random_batch, with_holes
+
+ALL = [
+    *(record.config() for record in BUILT_IN),
+    GTPOConfig(entropy_axis="response", formulation="v2"),
+    GTPOConfig(entropy_axis="matrix", entropy_mean="geometric", entropy_scope="batch", advantage_pool="per_set"),
+    GTPOConfig(weight_source="shuffled", advantage_scope="group", one_sided_groups="keep"),
+    GTPOConfig(weight_source="surprisal", formulation="v1"),
+    GRPOSConfig(entropy_mean="geometric", sequence_entropy_mean="geometric", advantage_pool="combined"),
+]
+IDS = [f"{i}-{type(config).__name__}" for i, config in enumerate(ALL)]
+
+
+# -------------------------------------------------------------------------------------------------------- scalar loops
+def options(**extra: st.SearchStrategy) -> st.SearchStrategy:
+    return st.fixed_dictionaries(
+        {
+            "formulation": st.sampled_from(["v1", "v1_clipped", "v2", "v2_clipped", "v6"]),
+            "entropy_scope": st.sampled_from(["group", "batch"]),
+            "entropy_mean": st.sampled_from(["arithmetic", "geometric"]),
+            "advantage_scope": st.sampled_from(["group", "batch"]),
+            "advantage_pool": st.sampled_from(["joint_zero", "per_set", "combined"]),
+            "one_sided_groups": st.sampled_from(["zero", "keep"]),
+            "entropy_floor": st.sampled_from([1e-8, 1e-3]),
+            "entropy_clip": st.sampled_from([None, (0.1, 2.0)]),
+            "shaped_sides": st.sampled_from(["both", "positive", "negative"]),
+            "std_ddof": st.sampled_from([0, 1]),
+            "std_eps": st.sampled_from([0.0, 6e-5, 1e-3]),
+            **extra,
+        }
+    )
+
+
+def resolve(chosen: dict, first: str) -> dict:
+    """``v1_clipped`` and ``v2_clipped`` come with the constants that they need."""
+    chosen = dict(chosen)
+    if chosen["formulation"].endswith("_clipped"):
+        chosen |= {f"{first}1": 0.9, f"{first}2": 0.1, "kappa": 4.0}
+        chosen["formulation"] = chosen["formulation"].replace("v2_clipped", "v2")
+    return chosen
+
+
+def assert_like_the_loops(config: AlgorithmConfig, batch: Batch) -> None:
+    case = Case(config, batch.entropies, batch.rewards, batch.groups, [[-1.0] * len(row) for row in batch.entropies])
+    found = credit_fuzz.run(case, case.arguments(random.Random(0), most_holes=0), LocalReduction())
+    assert not found.refusal
+    assert list(credit_fuzz.unlike_the_loops(case, found)) == []
+
+
+wide = st.floats(0.05, 8.0).map(lambda v: float(torch.tensor(v, dtype=torch.float32)))
+
+
+@settings(max_examples=80)
+@given(batches(values=wide), options(entropy_axis=st.sampled_from(["position", "response", "matrix"])))
+def test_gtpo_equals_the_loops(batch: Batch, chosen: dict) -> None:
+    assert_like_the_loops(GTPOConfig(**resolve(chosen, "alpha")), batch)
+
+
+@settings(max_examples=60)
+@given(batches(values=wide), options(sequence_entropy_mean=st.sampled_from(["arithmetic", "geometric"])))
+def test_grpo_s_equals_the_loops(batch: Batch, chosen: dict) -> None:
+    assert_like_the_loops(GRPOSConfig(**resolve(chosen, "beta")), batch)
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_batches_over_all_options(block: int) -> None:
+    """What ``make fuzz`` tries, on seeds that stay."""
+    for seed in range(50 * block, 50 * block + 50):
+        case, problem = credit_fuzz.tried(seed)
+        assert problem is None, f"python -m tests.credit_fuzz --seed {seed}: {problem}\n{case!r}"
+
+
+# ------------------------------------------------------------------------------------------ nothing else changes a bit
+@settings(max_examples=30)
+@given(
+    batches(), st.randoms(use_true_random=False), st.integers(0, 5), st.sampled_from([0.0, math.nan, math.inf, -9.0])
+)
+def test_permutation_padding_and_labels_change_no_bit(batch: Batch, draw, extra: int, padding: float) -> None:
+    order = list(range(len(batch.rewards)))
+    draw.shuffle(order)
+    for config in (GTPOConfig(), GTPOConfig(entropy_mean="geometric", entropy_axis="matrix"), GRPOSConfig()):
+        base = assign_credit(config, **batch.arguments())
+        other_batch = batch.select(order)
+        other_batch.groups = [5 - g for g in other_batch.groups]
+        other = assign_credit(config, **other_batch.arguments(extra=extra, padding=padding))
+        width = base.advantages.shape[1]
+        assert torch.equal(other.advantages[:, :width], base.advantages[order])
+        assert torch.equal(other.shaped_rewards[:, :width], base.shaped_rewards[order])
+        assert not other.advantages[:, width:].any()
+
+
+@pytest.mark.parametrize("foreign", [math.nan, math.inf, -9.0, 0.0, 3.0])
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+def test_foreign_tokens_anywhere_change_no_bit(config: AlgorithmConfig, foreign: float) -> None:
+    """``t`` counts the policy's own tokens: what somebody else wrote between them moves nobody to another column."""
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        arguments = random_batch(seed, num_groups=3, group_size=5, max_tokens=9).arguments()
+        own = arguments["response_mask"]
+        arguments["old_logprobs"] = -3 * torch.rand(own.shape, generator=generator)
+        base = assign_credit(config, **arguments)
+        mask = with_holes(own, 7, generator)
+        for name in ("token_entropy", "old_logprobs"):
+            arguments[name] = moved(arguments[name], own, mask, foreign)
+        found = assign_credit(config, **{**arguments, "response_mask": mask})
+        assert torch.equal(found.advantages[mask], base.advantages[own])
+        assert torch.equal(found.shaped_rewards[mask], base.shaped_rewards[own])
+        assert not found.advantages[~mask].any()
+        assert not found.shaped_rewards[~mask].any()
+        assert found.metrics == base.metrics
+
+
+@pytest.mark.parametrize(("floor", "padding", "dtype"), [(1.0, -1.0, torch.float32), (1e-8, -1e-8, torch.float64)])
+def test_padding_of_minus_the_floor_changes_nothing(floor: float, padding: float, dtype: torch.dtype) -> None:
+    """Its inverse, once the floor is added, is infinite; times 0 that would be NaN in everybody's column."""
+    entropy = torch.tensor([[1.0, 1.0], [1.0, 2.0], [0.7, 0.0], [1.0, 2.0]], dtype=dtype)
+    mask = torch.tensor([[True, True], [True, True], [True, False], [True, True]])
+    arguments = {
+        "rewards": torch.tensor([1.0, 1.0, 0.0, 0.0]),
+        "response_mask": mask,
+        "group_ids": torch.zeros(4).long(),
+    }
+    clean = assign_credit(GTPOConfig(entropy_floor=floor), token_entropy=entropy, **arguments)
+    entropy[2, 1] = padding
+    found = assign_credit(GTPOConfig(entropy_floor=floor), token_entropy=entropy, **arguments)
+    assert torch.equal(found.shaped_rewards, clean.shaped_rewards)
+    assert torch.equal(found.advantages, clean.advantages)
+
+
+# --------------------------------------------------------------------------------------------------- found by searching
+# Pools of one value, or of equal values, for which bounds and a threshold gave advantages of 4.0 and 8.0.
+KEEP = {"one_sided_groups": "keep", "entropy_scope": "batch", "advantage_scope": "group"}
+CONSTANT_POOLS = [
+    (
+        {**KEEP, "formulation": "v1", "entropy_axis": "matrix"},
+        [[1.0, 1.0, 1.0, 1.0, 2.0], [], [1.25], []],
+        [1, 0, 1, 0],
+        [0, 0, 1, 0],
+        [2],
+    ),
+    (
+        {**KEEP, "advantage_pool": "per_set", "entropy_axis": "matrix"},
+        [[3.0], [], [3.0, 2.0], [1.25]],
+        [0, 1, 0, 0],
+        [2, 2, 0, 1],
+        [0, 3],
+    ),
+    (
+        {**KEEP, "formulation": "v2", "advantage_pool": "per_set", "entropy_axis": "matrix"},
+        [[], [0.7], [], [1.0], [0.5, 0.5]],
+        [0, 1, 0, 0, 1],
+        [2, 1, 2, 2, 0],
+        [1, 3, 4],
+    ),
+    (
+        {**KEEP, "advantage_pool": "per_set", "entropy_floor": 0.001, "entropy_clip": (0.1, 2.0)},
+        [[1.0], [1.0, 0.7, 0.7, 0.7, 0.5], [1.0, 1.0, 1.0, 0.7, 1.0], [1.25]],
+        [0, 1, 0, 1],
+        [1, 1, 2, 0],
+        [0, 3],
+    ),
+    (
+        {**KEEP, "advantage_pool": "combined", "entropy_clip": (0.1, 2.0), "entropy_axis": "matrix"}
+        | {"alpha1": 0.1, "alpha2": 1.0},
+        [[], [0.08], [2.33, 0.3], [1.09], [4.73], [7.5]],
+        [1] * 6,
+        [2, 0, 0, 2, 0, 1],
+        [3, 5],
+    ),
+    (
+        {**KEEP, "formulation": "v2", "advantage_pool": "combined", "alpha1": 0.1, "alpha2": 1.0},
+        [[7.1, 0.51], [7.26], [5.93], [0.45], [7.46]],
+        [1, 0, 1, 1, 0],
+        [0, 0, 0, 2, 1],
+        [3, 4],
+    ),
+    (
+        {**KEEP, "advantage_pool": "per_set", "alpha1": 0.0, "alpha2": 1.0},
+        [[3.0], [0.5, 0.5, 1.0, 2.0, 1.0], [1.25]],
+        [1, 0, 0],
+        [0, 2, 1],
+        [0, 2],
+    ),
+]
+
+
+@pytest.mark.parametrize("std_eps", [0.0, 6e-5])
+@pytest.mark.parametrize(("chosen", "entropies", "rewards", "groups", "constant"), CONSTANT_POOLS)
+def test_a_pool_is_constant_if_its_values_are_equal(
+    chosen: dict, entropies: list, rewards: list, groups: list, constant: list[int], std_eps: float
+) -> None:
+    batch = Batch(entropies, rewards, groups)
+    config = GTPOConfig(**chosen, std_eps=std_eps)
+    advantages = assign_credit(config, **batch.arguments()).advantages
+    assert not advantages[constant].any()
+    assert_like_the_loops(config, batch)
+
+
+def test_rounding_below_zero_counts_as_zero() -> None:
+    batch = Batch([[-5e-5, 1.0], [0.5, 1.0]], [1, 0], [0, 0])
+    clean = Batch([[0.0, 1.0], [0.5, 1.0]], [1, 0], [0, 0])
+    for config in (GTPOConfig(), GRPOSConfig(), EntropyAdvantageConfig()):
+        left, right = (assign_credit(config, **b.arguments()).advantages for b in (batch, clean))
+        assert torch.equal(left, right)
