@@ -1,9 +1,11 @@
 """What every algorithm must hold to, whatever its formula."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms import assign_credit, policy_loss, prepare_update
+from gtpo_megatron.algorithms import BatchTerms, assign_credit, policy_loss, prepare_update
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from tests.strategies import Batch, random_batch
 
@@ -105,3 +107,28 @@ def check_invariances(config: AlgorithmConfig) -> None:
             assert torch.equal(got["advantages"], wanted["advantages"])
             torch.testing.assert_close(got["loss"], wanted["loss"], rtol=1e-12, atol=1e-14)
             torch.testing.assert_close(got["gradient"], wanted["gradient"], rtol=1e-12, atol=1e-14)
+    _check_edges(config)
+
+
+def _check_edges(config: AlgorithmConfig) -> None:
+    """Without tokens there is a loss of 0 with a gradient; a log-prob that is not finite makes the loss NaN."""
+    for shape in ((0, 3), (2, 0), (2, 3)):
+        logprobs = torch.full(shape, math.nan).requires_grad_()
+        zeros, masks = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+        terms = policy_loss(
+            config,
+            logprobs=logprobs,
+            old_logprobs=zeros,
+            advantages=zeros,
+            response_mask=masks,
+            batch_terms=BatchTerms(row_weights=torch.zeros(shape[0]), rollout_logprobs=zeros),
+        )
+        terms.loss_sum.backward()
+        assert (terms.loss_sum.item(), float(terms.weight)) == (0, 0)
+        assert logprobs.grad is not None
+        assert not logprobs.grad.any()
+    for value in (math.nan, -math.inf):
+        problem = Problem(5)
+        row = int(torch.nonzero(problem.mask[:, 0])[0])
+        problem.tensors["new"][row, 0] = value
+        assert problem.run(config)["loss"].isnan()
