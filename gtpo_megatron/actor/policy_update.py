@@ -141,7 +141,7 @@ class PolicyUpdate:
         self._stages.add_work("update", batch.scored.rollouts, rows, with_backward=True)
         with self._stages.stage("optimizer"):
             metrics = self._optimizer_step()
-        if prepared is not None:
+        if prepared is not None and self._has_scoring_pass:
             metrics |= _as_means(prepared.statistics)
         return merge([metrics, *(one for _, one in kept)]), sum(share for share, _ in kept)
 
@@ -198,8 +198,8 @@ class PolicyUpdate:
             response_mask=mask,
             group_ids=rollouts.group_ids[index],
             old_logprobs=scores.old_logprobs[index],
-            # without a scoring pass the old log-probs here are the sampler's; the forward pass compares
-            rollout_logprobs=rollouts.rollout_logprobs[index] if self._has_scoring_pass else None,
+            # without a scoring pass the old log-probs here are the sampler's too; the forward pass compares
+            rollout_logprobs=rollouts.rollout_logprobs[index],
             dp_group=self._groups.dp,
         ).to(self._head.model.output_weight().device)
 

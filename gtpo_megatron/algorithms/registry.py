@@ -3,11 +3,15 @@
 import sys
 
 from gtpo_megatron.algorithms.algorithm import Algorithm
+from gtpo_megatron.algorithms.credit.eapo import eapo_credit
 from gtpo_megatron.algorithms.credit.entropy_advantage import entropy_advantage_credit
 from gtpo_megatron.algorithms.credit.entropy_weights import check_weights
-from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
+from gtpo_megatron.algorithms.credit.group_relative import group_centred_credit, group_relative_credit
 from gtpo_megatron.algorithms.credit.grpo_s import grpo_s_credit
 from gtpo_megatron.algorithms.credit.gtpo import gtpo_credit
+from gtpo_megatron.algorithms.credit.reinforce_plus_plus import reinforce_plus_plus_credit
+from gtpo_megatron.algorithms.credit.rloo import rloo_credit
+from gtpo_megatron.algorithms.credit.stare import check_surprisal, stare_credit
 from gtpo_megatron.algorithms.losses.cispo import cispo_loss
 from gtpo_megatron.algorithms.losses.clipped_surrogate import (
     response_clip_metrics,
@@ -16,26 +20,41 @@ from gtpo_megatron.algorithms.losses.clipped_surrogate import (
 )
 from gtpo_megatron.algorithms.losses.covariance import clip_cov_loss, kl_cov_loss, select_clip_cov, select_kl_cov
 from gtpo_megatron.algorithms.losses.denominators import Denominator
+from gtpo_megatron.algorithms.losses.dppo import dppo_loss, dppo_metrics
+from gtpo_megatron.algorithms.losses.fipo import fipo_loss, fipo_metrics
+from gtpo_megatron.algorithms.losses.reinforce import reinforce_loss
 from gtpo_megatron.algorithms.losses.top_entropy import select_top_entropy, top_entropy_loss
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DPPOConfig,
     DrGRPOConfig,
+    EAPOConfig,
     EntropyAdvantageConfig,
+    FIPOConfig,
     GRPOConfig,
     GRPOSConfig,
     GSPOConfig,
     GTPOConfig,
     KLCovConfig,
+    REINFORCEPlusPlusConfig,
+    RLOOConfig,
+    STAREConfig,
     TopEntropyConfig,
 )
 from gtpo_megatron.errors import ConfigError
 
 
-def _configured(config: GTPOConfig | GRPOSConfig | GRPOConfig | DAPOConfig) -> Denominator:
+def _configured(
+    config: GTPOConfig | GRPOSConfig | GRPOConfig | DAPOConfig | REINFORCEPlusPlusConfig | EAPOConfig,
+) -> Denominator:
     return Denominator(unit=config.loss_denominator)
+
+
+def _norm_tokens(config: DrGRPOConfig | DPPOConfig) -> Denominator:
+    return Denominator(tokens_per_response=config.norm_tokens)
 
 
 BUILT_IN: tuple[Algorithm, ...] = (
@@ -76,9 +95,9 @@ BUILT_IN: tuple[Algorithm, ...] = (
     Algorithm(
         config=DrGRPOConfig,
         about="GRPO without division by std and length (2503.20783)",
-        credit=group_relative_credit,
+        credit=group_centred_credit,
         loss=token_surrogate,
-        denominator=lambda config: Denominator(tokens_per_response=config.norm_tokens),
+        denominator=_norm_tokens,
     ),
     Algorithm(
         config=GSPOConfig,
@@ -120,6 +139,50 @@ BUILT_IN: tuple[Algorithm, ...] = (
         credit=group_relative_credit,
         loss=kl_cov_loss,
         select=select_kl_cov,
+    ),
+    Algorithm(
+        config=RLOOConfig,
+        about="REINFORCE with the mean of the other responses as baseline (2402.14740)",
+        credit=rloo_credit,
+        loss=reinforce_loss,
+        denominator=lambda _: Denominator(tokens_per_response=1),
+    ),
+    Algorithm(
+        config=REINFORCEPlusPlusConfig,
+        about="rewards standardised over the batch (2501.03262)",
+        credit=reinforce_plus_plus_credit,
+        loss=token_surrogate,
+        denominator=_configured,
+    ),
+    Algorithm(
+        config=EAPOConfig,
+        about="advantages reallocated by entropy within the group (2604.11056v1)",
+        credit=eapo_credit,
+        loss=token_surrogate,
+        denominator=_configured,
+    ),
+    Algorithm(
+        config=STAREConfig,
+        about="other weights for surprising tokens while entropy is low (2606.19236)",
+        credit=stare_credit,
+        loss=token_surrogate,
+        check=check_surprisal,
+    ),
+    Algorithm(
+        config=FIPOConfig,
+        about="advantages weighed by the ratios of the tokens that follow (2603.19835)",
+        credit=group_relative_credit,
+        loss=fipo_loss,
+        metrics=fipo_metrics,
+    ),
+    Algorithm(
+        config=DPPOConfig,
+        about="a trust region of divergence around the sampler's policy (2602.04879)",
+        credit=group_centred_credit,
+        loss=dppo_loss,
+        denominator=_norm_tokens,
+        needs_rollout_logprobs=True,
+        metrics=dppo_metrics,
     ),
 )
 

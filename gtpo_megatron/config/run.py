@@ -57,11 +57,7 @@ class RunConfig:
         self._check_batch()
         self._check_sampling()
         self._check_entropy_source()
-        if self.rollout.max_staleness and self.algorithm.off_policy.mode == "off":
-            raise ConfigError(
-                f"rollout.max_staleness={self.rollout.max_staleness} with algorithm.off_policy.mode='off': responses "
-                f"of older weights need an importance correction; use mode='truncate' or 'mask', or max_staleness=0"
-            )
+        self.algorithm.check_run(update=self.update, rollout=self.rollout)
         self._check_profile()
         shared = self.rollout.num_engines * self.rollout.tensor_parallel_size
         if self.rollout.placement == "colocated" and shared > self.parallel.num_ranks:

@@ -13,13 +13,19 @@ from gtpo_megatron.config.algorithm import (
     CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DPPOConfig,
     DrGRPOConfig,
+    EAPOConfig,
     EntropyAdvantageConfig,
+    FIPOConfig,
     GRPOConfig,
     GRPOSConfig,
     GSPOConfig,
     GTPOConfig,
     KLCovConfig,
+    REINFORCEPlusPlusConfig,
+    RLOOConfig,
+    STAREConfig,
     TopEntropyConfig,
 )
 from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
@@ -57,6 +63,13 @@ CONFIGS: list[AlgorithmConfig] = [
     TopEntropyConfig(),
     ClipCovConfig(clip_fraction=0.05, cov_low=0.05),
     KLCovConfig(penalised_fraction=0.1),
+    RLOOConfig(),
+    REINFORCEPlusPlusConfig(),
+    REINFORCEPlusPlusConfig(baseline="group", statistics="tokens"),
+    EAPOConfig(std_ddof=1),
+    STAREConfig(variant="C2", entropy_target=9.0),
+    FIPOConfig(),
+    DPPOConfig(norm_tokens=13),
 ]
 
 

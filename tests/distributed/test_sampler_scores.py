@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from gtpo_megatron.config.algorithm import DPPOConfig
 from gtpo_megatron.observability.metrics import to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
@@ -51,3 +52,19 @@ def test_off_policy_statistics_with_and_without_a_scoring_pass(tmp_path, level):
     for name in {*names, "policy/loss"}:
         assert found[name] == pytest.approx(measured[name], rel=1e-4), name
     assert found["sync/logprob_gap_max"] == pytest.approx(before["sync/logprob_gap_max"], rel=1e-4)
+
+
+def test_dppo_is_anchored_to_the_sampler_with_and_without_a_scoring_pass(tmp_path):
+    make_model(tmp_path, tied=True)
+    base = make_config(tmp_path, {"num_ranks": 1}, algorithm=DPPOConfig(norm_tokens=12, divergence="kl", max_kl=1e-3))
+    without = dataclasses.replace(base, rollout=dataclasses.replace(base.rollout, entropy_source="rollout"))
+    [(scores, _, _)] = run_processes(one_step, 1, base, make_rollouts(), timeout_s=60)
+    sampled = (scores.old_logprobs * 1.2).clamp(max=0)
+    rollouts = make_rollouts(rollout_logprobs=sampled, token_entropy=scores.token_entropy)
+    [(_, _, measured)] = run_processes(one_step, 1, base, rollouts, timeout_s=60)
+    [(_, _, found)] = run_processes(one_step, 1, without, rollouts, timeout_s=60)
+    assert 0 < measured["policy/clip_frac"] < 1
+    assert measured["policy/ratio_mean"] > 1.1  # though this is the first update
+    assert measured["policy/kl_old_nats"] == pytest.approx(0, abs=1e-6)
+    for name in ("policy/loss", "policy/clip_frac", "policy/ratio_mean", "optimizer/grad_norm"):
+        assert found[name] == pytest.approx(measured[name], rel=1e-4), name

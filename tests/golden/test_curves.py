@@ -4,6 +4,7 @@ Compared to the last bit on the stack that the files were made on (instruction s
 on others, which add in another order. ``make golden`` rewrites them; say why in the commit.
 """
 
+import dataclasses
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,14 +15,20 @@ from gtpo_megatron.config.algorithm import (
     CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DPPOConfig,
     DrGRPOConfig,
     DynamicSamplingConfig,
+    EAPOConfig,
     EntropyAdvantageConfig,
+    FIPOConfig,
     GRPOConfig,
     GRPOSConfig,
     GSPOConfig,
     GTPOConfig,
     KLCovConfig,
+    REINFORCEPlusPlusConfig,
+    RLOOConfig,
+    STAREConfig,
     TopEntropyConfig,
 )
 from gtpo_megatron.config.length_penalty import NoLengthPenalty
@@ -51,6 +58,13 @@ ALGORITHMS = {
     # shares of a batch of 53 tokens that choose some
     "clip_cov": ClipCovConfig(clip_fraction=0.1, cov_low=-1.0),
     "kl_cov": KLCovConfig(penalised_fraction=0.1),
+    "rloo": RLOOConfig(),
+    "reinforce_plus_plus": REINFORCEPlusPlusConfig(baseline="group"),
+    "eapo": EAPOConfig(),
+    # above the entropy of these curves, so that weights act
+    "stare": STAREConfig(variant="C2", entropy_target=9.0),
+    "fipo": FIPOConfig(influence_eps_low=0.2, length_penalty=NoLengthPenalty()),
+    "dppo": DPPOConfig(norm_tokens=12),
 }
 OTHER_STACK_TOLERANCE = 1e-3
 """Relative, of the first step. Adam divides by the root of small second moments, which multiplies a rounding by about
@@ -78,6 +92,9 @@ def ten_updates(rank, world_size, init_method, config):
     curve = []
     for step in range(1, 6):
         scored, scores = actor.score_tokens(make_rollouts(policy_version=step - 1), range(8))
+        # a sampler whose policy is near the trainer's; only DPPO's curve looks at it
+        sampled = dataclasses.replace(scored.rollouts, rollout_logprobs=1.1 * scored.scores.old_logprobs)
+        scored = dataclasses.replace(scored, rollouts=sampled)
         batch, _ = actor.assign_credit(scored, make_rewards())
         curve.append(to_scalars(merge([scores | actor.update(batch, step)])))
     return [[row[name] for name in NAMES] for row in curve]

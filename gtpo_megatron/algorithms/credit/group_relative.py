@@ -1,28 +1,41 @@
 """Advantages relative to the response's group: GRPO (arXiv 2402.03300), and Dr.GRPO's without the std (2503.20783)."""
 
 import torch
+from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
-from gtpo_megatron.config.algorithm import AlgorithmConfig, DrGRPOConfig
+from gtpo_megatron.config.algorithm import AlgorithmConfig
 
 
 def group_relative_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCredit:
     """``A_i = (r_i - mean(r)) / (std(r) + eps)`` over the responses of the group, ``r`` with the length penalty.
 
-    0 in groups of one and in groups of equal rewards. Dr.GRPO leaves ``A_i = r_i - mean(r)``.
+    0 in groups of one and in groups of equal rewards.
     """
+    return batch.of_responses(batch.outcome, _relative_to_group(config, batch, divides_by_std=True))
+
+
+def group_centred_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCredit:
+    """``A_i = r_i - mean(r)`` over the responses of the group, ``r`` with the length penalty."""
+    return batch.of_responses(batch.outcome, group_centred(config, batch))
+
+
+def group_centred(config: AlgorithmConfig, batch: CreditBatch) -> Tensor:
+    """``r_i - mean(r)`` over the responses of the group, ``[L]``; exactly 0 where the group has one reward."""
+    return _relative_to_group(config, batch, divides_by_std=False)
+
+
+def _relative_to_group(config: AlgorithmConfig, batch: CreditBatch, *, divides_by_std: bool) -> Tensor:
     table = batch.table
-    reward = batch.outcome
     pooled = pools(table, table.is_live.to(torch.int64), "combined", spans_batch=False, takes_part=table.is_live)
-    advantage = standardise(
-        reward,
+    return standardise(
+        batch.outcome,
         pooled.of_response[table.is_live],
         pooled,
         ddof=config.std_ddof,
         eps=config.std_eps,
         reduction=LocalReduction(),
-        divides_by_std=not isinstance(config, DrGRPOConfig),
+        divides_by_std=divides_by_std,
     )
-    return batch.of_responses(reward, advantage)

@@ -22,6 +22,14 @@ from gtpo_megatron.config.algorithm.baselines import (
     TopEntropyConfig,
 )
 from gtpo_megatron.config.algorithm.entropy_credit import EntropyCreditSettings, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.algorithm.rivals import (
+    DPPOConfig,
+    EAPOConfig,
+    FIPOConfig,
+    REINFORCEPlusPlusConfig,
+    RLOOConfig,
+    STAREConfig,
+)
 
 ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     GTPOConfig,
@@ -35,6 +43,12 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     TopEntropyConfig,
     ClipCovConfig,
     KLCovConfig,
+    RLOOConfig,
+    REINFORCEPlusPlusConfig,
+    EAPOConfig,
+    STAREConfig,
+    FIPOConfig,
+    DPPOConfig,
 )
 """The built-in ones. ``algorithms.registry`` says what each does."""
 
@@ -45,16 +59,22 @@ __all__ = [
     "ClipCovConfig",
     "ClipSettings",
     "DAPOConfig",
+    "DPPOConfig",
     "DrGRPOConfig",
     "DynamicSamplingConfig",
+    "EAPOConfig",
     "EntropyAdvantageConfig",
     "EntropyCreditSettings",
+    "FIPOConfig",
     "GRPOConfig",
     "GRPOSConfig",
     "GSPOConfig",
     "GTPOConfig",
     "KLCovConfig",
     "OffPolicyConfig",
+    "REINFORCEPlusPlusConfig",
+    "RLOOConfig",
+    "STAREConfig",
     "SurrogateSettings",
     "TopEntropyConfig",
 ]

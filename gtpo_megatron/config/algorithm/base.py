@@ -12,6 +12,8 @@ from gtpo_megatron.config.checks import (
     require_types,
 )
 from gtpo_megatron.config.length_penalty import LengthPenaltyConfig, NoLengthPenalty
+from gtpo_megatron.config.optimizer import UpdateConfig
+from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 
 Scope: TypeAlias = Literal["group", "batch"]
@@ -89,6 +91,22 @@ class AlgorithmConfig:
         require_non_negative(std_eps=self.std_eps)
         if not math.isfinite(self.success_threshold):
             raise ConfigError(f"success_threshold={self.success_threshold!r}: must be finite")
+
+    def check_run(self, *, update: UpdateConfig, rollout: RolloutConfig) -> None:  # noqa: ARG002 - for others to look at
+        """Refuses a run that this algorithm cannot have; a class of yours may add to it.
+
+        Args:
+            update: of the run.
+            rollout: of the run.
+
+        Raises:
+            ConfigError: responses of older weights without an importance correction.
+        """
+        if rollout.max_staleness and self.off_policy.mode == "off":
+            raise ConfigError(
+                f"rollout.max_staleness={rollout.max_staleness} with algorithm.off_policy.mode='off': responses "
+                f"of older weights need an importance correction; use mode='truncate' or 'mask', or max_staleness=0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

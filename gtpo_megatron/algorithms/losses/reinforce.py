@@ -1,0 +1,15 @@
+"""REINFORCE (arXiv 2402.14740): the policy gradient itself, unclipped."""
+
+from torch import Tensor
+
+from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.config.algorithm import AlgorithmConfig
+
+
+def reinforce_loss(config: AlgorithmConfig, inputs: LossInputs) -> Tensor:  # noqa: ARG001 - it has no constants
+    """``-sg(w) A log pi`` of every token, ``[B, T]``.
+
+    ``w`` is 1 in the first update of a rollout batch, which is all that REINFORCE makes of it. In later updates it
+    keeps the gradient that of the policy's own responses.
+    """
+    return -inputs.ratio.detach() * inputs.advantages * inputs.logprobs
