@@ -79,7 +79,7 @@ class Worker:
     def __init__(self, checkout: Path, options: Options) -> None:
         script = str(ROOT / "benchmarks" / "credit_worker.py")
         sizes = (options.groups, options.group_size, options.max_tokens)
-        self.process = subprocess.Popen(  # noqa: S603 - our own script
+        self.process = subprocess.Popen(
             [sys.executable, script, *map(str, sizes)],
             env={**os.environ, "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,

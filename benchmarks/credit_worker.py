@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.config.algorithm import DAPOConfig, GRPOSConfig, GTPOConfig
-from torch import Tensor
 
 CONFIGS = {
     "gtpo": GTPOConfig(),
