@@ -107,7 +107,7 @@ def test_every_reader_takes_it_when_it_is_whole(run, reader):
     READERS[reader](run)
 
 
-@pytest.mark.parametrize("file", set(FILES) - {"__0_0.distcp"})
+@pytest.mark.parametrize("file", sorted(set(FILES) - {"__0_0.distcp"}))
 def test_a_resumed_run_is_refused_before_it_changes_anything(run, monkeypatch, file):
     """Shards are compared by the ranks: ``tests/distributed/test_actor_checkpoint.py``."""
     monkeypatch.setattr(train, "ray_parts", lambda *_, **__: pytest.fail("nothing may start"))
