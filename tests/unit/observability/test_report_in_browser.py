@@ -131,3 +131,22 @@ def test_a_run_that_has_nothing_yet(tmp_path):
     facts, console = browse(tmp_path, width=PHONE_PX)
     assert console == []
     assert facts == {"width": str(PHONE_PX), "plots": "0", "drawn": "0", "dark": "false"}
+
+
+def test_foreign_tokens_are_set_apart(tmp_path):
+    mixed = replace(
+        response(0, 1.0, tokens=("call ", "tool says 4\n", "so 4")),
+        token_entropy=[1.0, 0.0, 0.5],
+        shaped_rewards=[1.1, 0.0, 1.05],
+        advantages=[0.5, 0.0, 0.25],
+        foreign_spans=[(1, 2)],
+    )
+    run = make_run(tmp_path / "run", num_steps=2, responses=False)
+    RolloutLog(run, groups_per_step=1).write(2, [mixed, response(0, 0.0)])
+    write_report([run], tmp_path / "report.html")
+    facts, console = browse(tmp_path, width=PHONE_PX)
+    assert console == []
+    assert facts["first"] == (
+        "correct_2_tokens_·_mean_entropy_0.750_nats_·_mean_advantage_+0.375"
+        "_·_1_more_by_others,_in_italics:_read,_not_learned_from"
+    )

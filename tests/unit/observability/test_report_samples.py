@@ -133,3 +133,12 @@ def test_long_profiles_are_binned():
     assert figure.traces[0]["x"][:3] == [1, 4, 7]
     assert figure.traces[0]["y"] == pytest.approx(range(67))
     assert [trace["name"] for trace in figure.traces] == ["run", "other"]
+
+
+def test_the_page_is_told_which_tokens_are_somebody_elses():
+    mixed = replace(record(["a", "x", "b"], [1.0, 0.0, 2.0], [1.0, 0.0, -1.0]), foreign_spans=[(1, 2)])
+    (run,) = samples([run_of([mixed, record(["a"], [1.0], [1.0])])]).runs
+    first, plain = run["groups"][0]["responses"]
+    assert (first["tokens"], first["foreign"], first["total"], first["length"]) == (["a", "x", "b"], [1], 3, 2)
+    assert (first["entropy"], first["advantage"]) == ([1, 2], [1, -1])
+    assert "foreign" not in plain

@@ -3,7 +3,13 @@ import json
 import pytest
 
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord, read_rollouts, rollout_files
+from gtpo_megatron.observability.rollout_log import (
+    RolloutLog,
+    RolloutRecord,
+    foreign_spans,
+    read_rollouts,
+    rollout_files,
+)
 
 
 def record(**changes):
@@ -106,3 +112,27 @@ def test_what_is_not_finite_is_written_as_null_with_a_warning_and_not_read(tmp_p
     assert caplog.text.count("not finite") == 1
     with pytest.raises(DataError, match=r"step_000001\.jsonl:1: not a rollout record .*advantages"):
         read_rollouts(tmp_path / "rollouts" / "step_000001.jsonl")
+
+
+def test_stretches_of_foreign_tokens_are_written_and_read_back(tmp_path):
+    assert foreign_spans([True, False, False, True, False]) == [(1, 3), (4, 5)]
+    assert foreign_spans([True, True]) == foreign_spans([]) == []
+    path = write(tmp_path, 1, [record(foreign_spans=[(0, 1), (2, 3)])])
+    (found,) = read_rollouts(path)
+    assert found.foreign_spans == [[0, 1], [2, 3]]
+    assert found.foreign_tokens == [0, 2]
+
+
+@pytest.mark.parametrize("spans", [[(0, 9)], [(2, 1)], [(1, 2), (0, 1)], [(-1, 1)], [(1,)]])
+def test_spans_outside_the_response_are_refused(spans):
+    with pytest.raises(DataError, match="foreign_spans .* of 3 tokens"):
+        record(foreign_spans=spans)
+
+
+@pytest.mark.parametrize("spans", [3, [1], [[0, "1"]], [[0, 1.5]], {"0": 1}])
+def test_spans_of_another_type_are_refused(tmp_path, spans):
+    path = write(tmp_path, 1, [record()])
+    row = json.loads(path.read_text()) | {"foreign_spans": spans}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match="foreign_spans is .*, expected pairs of integers"):
+        read_rollouts(path)

@@ -118,3 +118,20 @@ def test_a_choice_is_spread_and_stays_when_the_list_grows(length):
 
 def test_nothing_is_chosen_of_nothing():
     assert spread([1, 2, 3], 0) == []
+
+
+def test_foreign_tokens_are_shown_and_have_no_numbers():
+    """A tool's output between two tokens of the policy: positions and sums count the policy's tokens alone."""
+    mixed = RolloutRecord(
+        group_id=0, policy_version=0, prompt="p", response="a<out>b", tokens=["a", "<", "out>", "b"],
+        token_entropy=[0.5, 0.0, 0.0, 1.5], shaped_rewards=[1.0, 0.0, 0.0, 1.1], advantages=[0.25, 0.0, 0.0, 0.75],
+        reward=1.0, truncated=False, foreign_spans=[(1, 3)],
+    )  # fmt: skip
+    (group,) = sampled_groups(1, [mixed, replace(mixed, foreign_spans=[(0, 4)])], threshold=0.5, max_groups=1)
+    first, silent = group.responses
+    assert (first.length, first.entropy, first.text.num_tokens, first.text.foreign) == (2, [0.5, 1.5], 4, [1, 2])
+    assert (first.text.tokens, first.text.advantages) == (["a", "<", "out>", "b"], [0.25, 0.75])
+    assert (first.text.mean_entropy, first.text.mean_advantage) == (1, 0.5)
+    assert (silent.length, silent.text.mean_entropy) == (0, 0.0)
+    sums = group.sums[Kind.CORRECT]
+    assert (sums.num_responses, sums.tokens, sums.entropy_at.tolist()) == (1, ["a", "b"], [0.5, 1.5])
