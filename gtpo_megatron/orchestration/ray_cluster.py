@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.own_ray import leave_ray, start_own_ray
 from gtpo_megatron.orchestration.placement import Node, in_order
 
 logger = logging.getLogger(__name__)
@@ -43,16 +42,7 @@ def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None]) -> 
             _knock(config.address)
             ray.init(address=config.address, **COMMON_OPTIONS)
         else:
-            # "local": neither RAY_ADDRESS nor a head that someone else started on this machine
-            ray.init(
-                address="local",
-                num_cpus=config.num_cpus,
-                # Ray counts devices, whatever torch is installed
-                num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-                object_store_memory=config.object_store_mib << 20,
-                include_dashboard=False,
-                **COMMON_OPTIONS,
-            )
+            start_own_ray(config, **COMMON_OPTIONS)
     except (OSError, ValueError, RuntimeError) as error:
         hint = (
             TOKEN_HINT if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError) else ""
@@ -62,7 +52,7 @@ def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None]) -> 
         take_signals()
         _wait_for_nodes(config)
     except WorkerError:
-        ray.shutdown()
+        leave_ray()
         raise
 
 

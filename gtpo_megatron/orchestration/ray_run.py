@@ -9,6 +9,7 @@ from typing import Any
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.memory_turns import memory_turns
+from gtpo_megatron.orchestration.own_ray import leave_ray
 from gtpo_megatron.orchestration.parts import StepParts
 from gtpo_megatron.orchestration.placement import Placement, place
 from gtpo_megatron.orchestration.ray_cluster import join_cluster, ray_nodes
@@ -79,7 +80,7 @@ def ray_parts(
     finally:
         for process in processes.values():
             ray.kill(process)
-        ray.shutdown()
+        leave_ray()
 
 
 def _engines(config: RunConfig, placement: Placement, starter: ProcessStarter, processes: dict[str, Any]) -> RayEngines:
