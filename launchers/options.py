@@ -65,8 +65,8 @@ class SlurmOptions(LaunchOptions):
         host_memory_gib: of a node, for the memory plan; 0: what ``mem`` says, and not checked where it says nothing.
         exclusive: no other job on these nodes.
         sbatch: further ``name=value`` options of sbatch, such as ``qos=high``.
-        env: ``NAME=VALUE`` for every process of the job; written into the scripts, so no secrets: those travel with the
-            environment that you submit from.
+        env: ``NAME=VALUE`` for every process that the job starts; written into the scripts, so no secrets: those travel
+            with the environment that you submit from.
         python: interpreter on the nodes; empty: this one, or ``python`` inside a container.
         network_interface: that gloo and NCCL talk over; empty: gloo takes the one that nodes see each other by.
         ray_port: of the Ray head; 0: any free one.

@@ -7,8 +7,9 @@ private one.
 
 import os
 import secrets
-import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,23 @@ import torch
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
 
-FOLDER_PREFIX = "gtpo-ray-"
-LONGEST_FOLDER = 34
-"""Characters: Ray's sockets lie some 70 below, and the name of a socket has 107 at most."""
+LONGEST_BASE = 20
+"""Characters of the folder above ours: the name of a socket has 107 at most, and Ray's are long."""
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray stays on the loopback where it does not make clusters. It has no other way, whatever address it is given."""
 
-_folders: list[Path] = []
 
-
-def start_own_ray(config: ClusterConfig, **options: Any) -> None:
+def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> None:
     """Starts it and connects this process; the processes of the run inherit what is set in the environment.
 
     Args:
         config: how large.
+        temp_folder: private, for its sockets and logs.
         options: further ones of ``ray.init``.
     """
     os.environ |= {LOOPBACK_SWITCH: "0", "RAY_AUTH_TOKEN": secrets.token_hex(32), **ONE_MACHINE}
+    os.environ["RAY_enable_metrics_collection"] = "0"  # nobody reads them
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then turns its token on
     import ray
     from ray._private import ray_constants
@@ -43,35 +43,24 @@ def start_own_ray(config: ClusterConfig, **options: Any) -> None:
     # for a process that had Ray imported, or used, before
     ray_constants.ENABLE_RAY_CLUSTER = False
     AuthenticationTokenLoader.instance().reset_cache()
-    folder = private_folder()
-    _folders.append(folder)
-    try:
-        ray.init(
-            address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
-            num_cpus=config.num_cpus,
-            # Ray counts devices, whatever torch is installed
-            num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-            object_store_memory=config.object_store_mib << 20,
-            include_dashboard=False,
-            _temp_dir=str(folder / "ray"),
-            **options,
-        )
-    except BaseException:
-        leave_ray()
-        raise
+    ray.init(
+        address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
+        num_cpus=config.num_cpus,
+        # Ray counts devices, whatever torch is installed
+        num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        object_store_memory=config.object_store_mib << 20,
+        include_dashboard=False,
+        _temp_dir=str(temp_folder / "ray"),
+        **options,
+    )
 
 
-def leave_ray() -> None:
-    """Ends a Ray of this process's own, with its folder; leaves another one running. Harmless where there is none."""
-    import ray
-
-    ray.shutdown()
-    while _folders:
-        shutil.rmtree(_folders.pop(), ignore_errors=True)  # a daemon may still write its last line
-
-
-def private_folder() -> Path:
-    """A new folder, of a name that nobody can foresee, that this user alone can open."""
-    chosen = Path(tempfile.gettempdir())
-    short = len(str(chosen / FOLDER_PREFIX)) + 8 <= LONGEST_FOLDER
-    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=chosen if short else "/tmp"))
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder that this user alone can open, of a name that nobody can foresee; gone after the block."""
+    base = tempfile.gettempdir()
+    # a daemon may still write its last line
+    with tempfile.TemporaryDirectory(
+        prefix="gtpo-", dir=base if len(base) <= LONGEST_BASE else "/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)

@@ -154,6 +154,7 @@ cd "$SUBMIT_DIR" || fail "$EXIT_NO_PACKAGE" "$SUBMIT_DIR is not there on this no
   fail "$EXIT_NO_TOKEN" "the batch script's token for Ray has not come to this node; without one anybody could run what they like"
 reason=$(become "$PYTHON" -c 'import gtpo_megatron' 2>&1) ||
   fail "$EXIT_NO_PACKAGE" "$PYTHON ${IMAGE:+of the image $IMAGE }has no gtpo_megatron (${reason##*$'\n'}); ${IMAGE:+build the image from docker/Dockerfile, or }install the package where every node sees it"
+export RAY_enable_metrics_collection=0 # nobody reads them, and their port would answer anybody
 address='' interface='' port=''
 peer=${SLURM_LAUNCH_NODE_IPADDR:-}
 # where no other node has to reach it, nothing of the job listens on a network
