@@ -24,6 +24,9 @@ LONGEST_BASE = 20
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray stays on the loopback where it does not make clusters. It has no other way, whatever address it is given."""
 
+METRICS_SWITCH = "RAY_enable_metrics_collection"
+"""Nobody reads Ray's own counters."""
+
 
 def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> None:
     """Starts it and connects this process; the processes of the run inherit what is set in the environment.
@@ -33,8 +36,8 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> N
         temp_folder: private, for its sockets and logs.
         options: further ones of ``ray.init``.
     """
-    os.environ |= {LOOPBACK_SWITCH: "0", "RAY_AUTH_TOKEN": secrets.token_hex(32), **ONE_MACHINE}
-    os.environ["RAY_enable_metrics_collection"] = "0"  # nobody reads them
+    token = secrets.token_hex(32)
+    os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then turns its token on
     import ray
     from ray._private import ray_constants
