@@ -89,6 +89,8 @@ def ray_folders(process):
             yield Path(found[1])
 
 
+ALL_OF_RAY = {"GCS", "raylet", "agent", "runtime environment agent", "dashboard"}
+
 OPEN_TO_ALL = {"dashboard"}
 """Processes of Ray whose port answers anybody: counters of its own (Prometheus), nothing of the run."""
 
@@ -157,12 +159,17 @@ def marked(mark):
 def test_a_job_on_several_machines_asks_for_its_token_wherever_it_can_be_reached(node):
     """Ray cannot listen on one network alone: it is the loopback or all of them, and a token is what protects it."""
     address, token, mark, head = node
-    time.sleep(3)  # its agents come up after it says that it has started
+    deadline, seen = time.monotonic() + 120, set()
+    while not {found.kind for found in seen} >= ALL_OF_RAY and time.monotonic() < deadline:
+        time.sleep(1)  # its agents come up after it says that it has started
+        seen = listeners(marked(mark))
+    assert {found.kind for found in seen} >= ALL_OF_RAY
+    time.sleep(3)
     seen = listeners(marked(mark))
-    assert {found.kind for found in seen} >= {"GCS", "raylet", "agent"}
     assert head.startswith(f"{address}:")
     answers = {found: answer_of(found, address) for found in seen if found.is_reachable}
     assert {found.kind for found, answer in answers.items() if answer != "refused"} <= OPEN_TO_ALL, answers
+    print(*sorted((*map(str, item),) for item in answers.items()), sep="\n")
 
     assert "connected to 1 node" in connect(head, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
     for environment in (NO_TOKEN, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}):
