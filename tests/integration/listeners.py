@@ -15,6 +15,7 @@ EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 KINDS = {
     "gcs_server": "GCS",
+    "ray.util.client.server": "client server",
     "raylet/raylet": "raylet",
     "dashboard/dashboard.py": "dashboard",
     "DashboardAgent": "agent",
@@ -35,6 +36,7 @@ GRPC_METHODS = (
     "/ray.rpc.CoreWorkerService/GetCoreWorkerStats",
     "/ray.rpc.ReporterService/GetTraceback",
     "/ray.rpc.LogService/ListLogs",
+    "/ray.rpc.RayletDriver/ClusterInfo",
 )
 """One of every service that Ray's processes offer."""
 
