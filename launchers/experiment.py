@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shlex
 import shutil
 import sys
 import warnings
@@ -15,6 +14,7 @@ from typing import Any
 from gtpo_megatron.errors import WorkerError
 from launchers.job_folder import JobFolder, container_image, mounts
 from launchers.options import SlurmOptions
+from launchers.script_values import quoted
 
 TITLE = "gtpo"
 
@@ -115,7 +115,7 @@ def _experiment(run: Any, job: JobFolder) -> Any:
 
 def _add_job(run: Any, experiment: Any, job: JobFolder, options: SlurmOptions, *, name: str, place: int) -> None:
     node_script = run.Script(
-        path=str(job.folder / "node.sh"), args=[shlex.quote(str(job.folder / "settings.sh"))], entrypoint="bash"
+        path=str(job.folder / "node.sh"), args=[quoted("launch folder", job.folder / "settings.sh")], entrypoint="bash"
     )
     experiment.add(node_script, executor=_executor(run, job, options, place=place), name=name)
 
@@ -124,7 +124,7 @@ def _executor(run: Any, job: JobFolder, options: SlurmOptions, *, place: int) ->
     further: dict[str, Any] = dict(item.split("=", 1) for item in options.sbatch)
     if options.chain > 1:
         further["dependency"] = "singleton"  # jobs of one name run one after the other
-    settings, batch = (shlex.quote(str(job.folder / name)) for name in ("settings.sh", "batch.sh"))
+    settings, batch = (quoted("launch folder", job.folder / name) for name in ("settings.sh", "batch.sh"))
     return run.SlurmExecutor(
         account=options.account,
         partition=options.partition,

@@ -11,8 +11,6 @@ The scripts are copies, so a checkout that changes while a job waits does not ch
 
 import hashlib
 import os
-import re
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -22,12 +20,11 @@ from pathlib import Path
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
+from launchers.job_scripts import SCRIPT_NAMES, SCRIPTS, SETTINGS
 from launchers.options import SlurmOptions
+from launchers.script_values import NEMO_RUN_FOLDER, PLAIN_PATH, quoted
 
-SCRIPTS = Path(__file__).resolve().parent / "job"
-SCRIPT_NAMES = ("node.sh", "batch.sh", "node_network.py")
 DRY_RUN = "dry-run"
-PLAIN_PATH = re.compile(r"[\w./+@-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +105,10 @@ def settings(job: JobFolder, options: SlurmOptions) -> str:
         "# shellcheck shell=bash disable=SC2034",
         "# Written by python -m launchers.slurm; read by batch.sh and node.sh.",
     ]
-    lines += [f"{name}={shlex.quote(str(value))}" for name, value in variables.items()]
-    lines += [f"export {name}={shlex.quote(value)}" for name, _, value in (item.partition("=") for item in options.env)]
+    assert variables.keys() | {"JOB_ENV"} == SETTINGS, "what --env may not set"
+    lines += [f"{name}={quoted(name, value)}" for name, value in variables.items()]
+    # not exported here, where the scripts would read them: for the processes that they start
+    lines.append(f"JOB_ENV=({' '.join(quoted('--env', variable) for variable in options.env)})")
     return "\n".join(lines) + "\n"
 
 
@@ -193,6 +192,11 @@ def check_writable(run_dir: Path) -> None:
         raise ConfigError(
             f"run folder {str(run_dir)!r}: Slurm and nemo-run take no blanks or special characters in it; use letters, "
             f"digits and . _ + @ -"
+        )
+    if NEMO_RUN_FOLDER in str(run_dir):
+        raise ConfigError(
+            f"run folder {str(run_dir)!r}: nemo-run writes a path of its own wherever {NEMO_RUN_FOLDER} stands in a "
+            f"script; choose another --run-dir"
         )
     there = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

@@ -7,7 +7,6 @@ The run goes on from its last checkpoint if it has one. The resolved configurati
 """
 
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -25,8 +24,10 @@ from gtpo_megatron.orchestration.run_state import read_state
 from launchers.checks import check_layout, check_paths
 from launchers.job_folder import DRY_RUN, check_writable
 from launchers.options import LaunchOptions
+from launchers.script_values import quoted
 
 PROGRAM = "python -m launchers.local"
+MODULE = "gtpo_megatron.cli"
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
@@ -50,6 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def launch(options: LaunchOptions) -> int:
     """Checks, writes, runs, waits."""
+    options.check()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}").absolute()
     check_paths(options.config, is_dry_run=options.dry_run)
     check_layout(options.config)
@@ -64,7 +66,7 @@ def launch(options: LaunchOptions) -> int:
         raise ConfigError(f"run folder {run_dir} cannot be written: {error.strerror}; choose another") from error
     command = ["train", str(folder / "config.yaml"), "--run-dir", str(run_dir), "--resume"]
     if options.dry_run:
-        print(f"would run  {sys.executable} -m gtpo_megatron.cli {' '.join(command)}")
+        print(f"would run  {sys.executable} -m {MODULE} {' '.join(command)}")
         print(f"written    {folder}: nothing was started")
         return 0
     began = time.time()
@@ -102,8 +104,8 @@ def _run(folder: Path, command: list[str]) -> str:
     )
     with experiment:
         # nemo-run starts processes in a folder of its own, while paths and recipes are relative to where one stands
-        words = ["exec", sys.executable, "-m", "gtpo_megatron.cli", *command]
-        script = nemo_run.Script(inline=f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}")
+        words = " ".join(quoted("a word of the command", word) for word in (sys.executable, "-m", MODULE, *command))
+        script = nemo_run.Script(inline=f"cd {quoted('the current folder', Path.cwd())} && exec {words}")
         experiment.add(script, executor=nemo_run.LocalExecutor(), name="train", tail_logs=True)
         experiment.run(detach=False)
     return str(experiment.jobs[0].state.name)

@@ -7,11 +7,10 @@ from typing import Literal
 from gtpo_megatron.cli.recipe import RecipeOptions
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.planner.hardware import GIB
+from launchers.own_settings import check_env, check_sbatch
+from launchers.script_values import check_name, check_options
 
-SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
-"""A variable with one of these in its name is not written into a script."""
-
-IMAGE = re.compile(r"[\w./+@:#~=-]+")
+IMAGE = re.compile(r"[\w./+@:~=][\w./+@:#~=-]*")
 MOUNT = re.compile(r"[\w./+@:=-]+")
 """What goes unquoted into srun's options."""
 
@@ -31,6 +30,15 @@ class LaunchOptions(RecipeOptions):
 
     run_dir: str = ""
     dry_run: bool = False
+
+    def check(self) -> None:
+        """What no script can hold.
+
+        Raises:
+            ConfigError: an option, or the recipe's name, cannot be written into one, or looks like a secret.
+        """
+        check_name("--name", self.config.name)
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +65,8 @@ class SlurmOptions(LaunchOptions):
         host_memory_gib: of a node, for the memory plan; 0: what ``mem`` says, and not checked where it says nothing.
         exclusive: no other job on these nodes.
         sbatch: further ``name=value`` options of sbatch, such as ``qos=high``.
-        env: ``NAME=VALUE`` for every process of the job; written into the scripts, so no secrets: those travel with the
-            environment that you submit from.
+        env: ``NAME=VALUE`` for every process that the job starts; written into the scripts, so no secrets: those travel
+            with the environment that you submit from.
         python: interpreter on the nodes; empty: this one, or ``python`` inside a container.
         network_interface: that gloo and NCCL talk over; empty: gloo takes the one that nodes see each other by.
         ray_port: of the Ray head; 0: any free one.
@@ -93,6 +101,11 @@ class SlurmOptions(LaunchOptions):
         Raises:
             ConfigError: an option lacks its value, or has one that means nothing.
         """
+        check_env(self.env)  # says more of a secret than what follows
+        super().check()
+        check_sbatch(self.sbatch, is_chain=self.chain > 1)
+        if self.python.startswith("-"):
+            raise ConfigError(f"--python {self.python!r}: must be the name or path of an interpreter")
         for name, value in (("account", self.account), ("partition", self.partition)):
             if not value.strip():
                 raise ConfigError(f"--{name} is missing; `sacctmgr show assoc user=$USER` and `sinfo` list yours")
@@ -112,7 +125,6 @@ class SlurmOptions(LaunchOptions):
             raise ConfigError(f"--host-memory-gib {self.host_memory_gib}: must be 0 or more")
         if self.mem and not MEMORY.fullmatch(self.mem):
             raise ConfigError(f"--mem {self.mem!r}: must be a whole number and K, M, G or T, such as 900G")
-        self._check_pairs()
         self._check_container()
 
     @property
@@ -122,20 +134,6 @@ class SlurmOptions(LaunchOptions):
         if self.host_memory_gib or written is None:
             return self.host_memory_gib * GIB
         return int(written[1]) * MEMORY_UNITS[written[2].upper()]
-
-    def _check_pairs(self) -> None:
-        for option in self.sbatch:
-            if not option.partition("=")[2] or option.startswith("-"):
-                raise ConfigError(f"--sbatch {option!r}: must be written name=value, without dashes before it")
-        for variable in self.env:
-            name, equals, _ = variable.partition("=")
-            if not equals or not name.isidentifier():
-                raise ConfigError(f"--env {variable!r}: must be written NAME=VALUE")
-            if any(word in name.upper() for word in SECRET_WORDS):
-                raise ConfigError(
-                    f"--env {name}: looks like a secret, and what is given here is written to the disk; export it in "
-                    f"the shell that you submit from, Slurm takes the environment along"
-                )
 
     def _check_container(self) -> None:
         for mount in self.container_mount:

@@ -19,6 +19,7 @@ from gtpo_megatron.data.files import read_records
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.data.unique_rows import load_questions
+from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.benchmark_run import Benchmark, BenchmarkRun
@@ -207,7 +208,7 @@ def _engine(folder: Path, config: EvaluateConfig) -> ResponseSource:
     """A vLLM engine in this process."""
     import torch
 
-    os.environ.update(ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | CPU_ENVIRONMENT)
+    os.environ.update(ONE_MACHINE | ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT))
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings are of our settings, and would bury the table
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 

@@ -12,6 +12,7 @@ from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord, concatenate
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.memory_turns import memory_turns
@@ -195,7 +196,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
     """The parts of a step in this process."""
     import torch
 
-    os.environ.update(engine_environment(config.rollout, has_gpus=torch.cuda.is_available()))
+    os.environ.update(ONE_MACHINE | engine_environment(config.rollout, has_gpus=torch.cuda.is_available()))
     from gtpo_megatron.actor.actor import MegatronActor
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 

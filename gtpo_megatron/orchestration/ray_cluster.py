@@ -5,12 +5,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.own_ray import start_own_ray
 from gtpo_megatron.orchestration.placement import Node, in_order
 
 logger = logging.getLogger(__name__)
@@ -24,12 +24,13 @@ TOKEN_HINT = "; if it listens, it may want a token: set RAY_AUTH_MODE=token, as 
 COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None]) -> None:
+def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None], temp_folder: Path) -> None:
     """Connects this process to Ray, starting one if no address is given.
 
     Args:
         config: where Ray is, and how large it is to be.
         take_signals: called when Ray has set its handler of SIGTERM, which ends the process at once.
+        temp_folder: private, for the sockets and logs of a Ray of the run's own.
 
     Raises:
         WorkerError: the head does not answer, or too few nodes have joined it by ``start_deadline_s``.
@@ -43,16 +44,7 @@ def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None]) -> 
             _knock(config.address)
             ray.init(address=config.address, **COMMON_OPTIONS)
         else:
-            # "local": neither RAY_ADDRESS nor a head that someone else started on this machine
-            ray.init(
-                address="local",
-                num_cpus=config.num_cpus,
-                # Ray counts devices, whatever torch is installed
-                num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-                object_store_memory=config.object_store_mib << 20,
-                include_dashboard=False,
-                **COMMON_OPTIONS,
-            )
+            start_own_ray(config, temp_folder, **COMMON_OPTIONS)
     except (OSError, ValueError, RuntimeError) as error:
         hint = (
             TOKEN_HINT if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError) else ""

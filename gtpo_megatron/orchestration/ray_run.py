@@ -9,6 +9,7 @@ from typing import Any
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.memory_turns import memory_turns
+from gtpo_megatron.orchestration.own_ray import private_folder
 from gtpo_megatron.orchestration.parts import StepParts
 from gtpo_megatron.orchestration.placement import Placement, place
 from gtpo_megatron.orchestration.ray_cluster import join_cluster, ray_nodes
@@ -37,11 +38,9 @@ def ray_parts(
         WorkerError: a process did not come up; the message names it.
         ConfigError: the processes do not fit on the cluster, or the weights cannot travel between them.
     """
-    import ray
-
-    join_cluster(config.cluster, take_signals=take_signals)
     processes: dict[str, Any] = {}
-    try:
+    with private_folder() as temp_folder, _ended(processes):
+        join_cluster(config.cluster, take_signals=take_signals, temp_folder=temp_folder)
         placement = place(
             config.parallel,
             num_engines=config.rollout.num_engines,
@@ -76,6 +75,15 @@ def ray_parts(
             timers=timers,
             logprob_gap_limit=config.weight_sync.logprob_gap_limit,
         )
+
+
+@contextmanager
+def _ended(processes: dict[str, Any]) -> Iterator[None]:
+    """Ends the processes that are there, and a Ray of the run's own, on the way out."""
+    import ray
+
+    try:
+        yield
     finally:
         for process in processes.values():
             ray.kill(process)

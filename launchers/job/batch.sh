@@ -15,9 +15,9 @@
 unset SLURM_UNBUFFEREDIO
 
 readonly EXIT_STOPPED=75 # of the driver: saved, to be started again
-# the configuration is refused; no package, no address (node.sh): before the first checkpoint another start would end in
-# the same way, while after it all of this has worked already, and a disk or a node may work again
-readonly HOPELESS=' 2 90 91 '
+# the configuration is refused; no package, no address, no token (node.sh): before the first checkpoint another start
+# would end in the same way, while after it all of this has worked already, and a disk or a node may work again
+readonly HOPELESS=' 2 90 91 95 '
 readonly NO_CHECKPOINT=none
 readonly FAILED_AT_FILE=$LAUNCH_DIR/failed_at
 readonly STOP_FILE=$RUN_DIR/stop_requested
@@ -113,3 +113,5 @@ trap warn_driver USR1
 export RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 export RAY_AUTH_TOKEN
+# where a site or a person keeps the environment from jobs (--export), srun would keep the token from the nodes
+export SLURM_EXPORT_ENV=ALL

@@ -15,15 +15,16 @@ set -u
 # shellcheck source=/dev/null
 source "$1"
 
-readonly EXIT_STOPPED=75 EXIT_NO_PACKAGE=90 EXIT_NO_ADDRESS=91 EXIT_NO_HEAD=92 EXIT_RAY_LOST=93
+readonly EXIT_STOPPED=75 EXIT_NO_PACKAGE=90 EXIT_NO_ADDRESS=91 EXIT_NO_HEAD=92 EXIT_RAY_LOST=93 EXIT_NO_FOLDER=94
+readonly EXIT_NO_TOKEN=95
 readonly RAY_ATTEMPTS=4
 readonly DRIVER_PATIENCE_S=60 # for the driver to say why, when this node's Ray is gone
 readonly NODE=$SLURM_NODEID ATTEMPT=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 readonly HEAD_FILE=$LAUNCH_DIR/head.$ATTEMPT ENDED_FILE=$LAUNCH_DIR/ended.$ATTEMPT
 readonly TOLD_FILE=$LAUNCH_DIR/told.$ATTEMPT
-readonly RAY_LOG=$LOG_DIR/ray-$ATTEMPT-node$NODE.log RAY_FOLDER=/tmp/ray-$ATTEMPT
+readonly RAY_LOG=$LOG_DIR/ray-$ATTEMPT-node$NODE.log
 readonly MARK=GTPO_LAUNCH=$ATTEMPT
-ray_pid='' driver_pid='' has_driver=0 is_head=$((NODE == 0))
+ray_pid='' driver_pid='' ray_folder='' has_driver=0 is_head=$((NODE == 0))
 
 say() { echo "[node $NODE, $(hostname)] $*"; }
 
@@ -34,6 +35,13 @@ fail() {
   say "$2"
   ((is_head)) && publish "$ENDED_FILE" "$1"
   exit "$1"
+}
+
+# COMMAND...: takes the place of this subshell, with what --env gives to the job's processes, and the mark
+become() {
+  # shellcheck disable=SC2163 # its value is NAME=VALUE
+  export "${JOB_ENV[@]}" "$MARK"
+  exec -- "$@"
 }
 
 ours() { grep -lszx -- "$MARK" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
@@ -48,11 +56,11 @@ end_ours() {
   done
   # shellcheck disable=SC2046 # one word a process
   kill -KILL $(ours) 2>/dev/null
-  rm -rf "$RAY_FOLDER"
+  [[ -z $ray_folder ]] || rm -rf -- "$ray_folder"
 }
 
 keep_ray_logs() {
-  local logs=$RAY_FOLDER/session_latest/logs
+  local logs=$ray_folder/ray/session_latest/logs
   [[ -d $logs ]] || return 0
   mkdir -p "$RAY_LOG.d" && cp "$logs"/*.err "$logs"/raylet.out "$logs"/gcs_server.out "$RAY_LOG.d" 2>/dev/null
   find "$RAY_LOG.d" -empty -delete 2>/dev/null
@@ -60,9 +68,9 @@ keep_ray_logs() {
 }
 
 start_ray() { # arguments: of this kind of node
-  env "$MARK" "$PYTHON" -m ray.scripts.scripts start --block --disable-usage-stats --node-ip-address="$address" \
+  (become "$PYTHON" -m ray.scripts.scripts start --block --disable-usage-stats --node-ip-address="$address" \
     --num-cpus="$RAY_CPUS" --num-gpus="$GPUS_PER_NODE" --object-store-memory="$OBJECT_STORE_BYTES" \
-    --min-worker-port=0 --max-worker-port=0 "$@" > "$RAY_LOG" 2>&1 &
+    --min-worker-port=0 --max-worker-port=0 --temp-dir="$ray_folder/ray" "$@") > "$RAY_LOG" 2>&1 &
   ray_pid=$!
 }
 
@@ -98,12 +106,12 @@ end_driver() {
 }
 
 run_head() {
-  bring_up_ray --head --port="$port" --include-dashboard=false --temp-dir="$RAY_FOLDER" ||
+  bring_up_ray --head --port="$port" --include-dashboard=false --no-monitor ||
     fail "$EXIT_NO_HEAD" "the Ray head did not start within $SECONDS s: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
   publish "$HEAD_FILE" "$address:$port"
   say "Ray head at $address:$port"
-  env "$MARK" "$PYTHON" -m gtpo_megatron.cli train "$CONFIG" --run-dir "$RUN_DIR" --resume \
-    --cluster.address "$address:$port" --cluster.num-nodes "$SLURM_NNODES" &
+  (become "$PYTHON" -m gtpo_megatron.cli train "$CONFIG" --run-dir "$RUN_DIR" --resume \
+    --cluster.address "$address:$port" --cluster.num-nodes "$SLURM_NNODES") &
   driver_pid=$! has_driver=1
   while kill -0 "$driver_pid" 2>/dev/null; do wait "$driver_pid"; done # a signal ends a wait, not the driver
   wait "$driver_pid"
@@ -142,13 +150,27 @@ trap end_ours EXIT
 trap tell_driver USR1
 trap end_driver TERM
 cd "$SUBMIT_DIR" || fail "$EXIT_NO_PACKAGE" "$SUBMIT_DIR is not there on this node; submit from a shared file system"
-reason=$("$PYTHON" -c 'import gtpo_megatron' 2>&1) ||
+[[ ${RAY_AUTH_MODE:-} == token && -n ${RAY_AUTH_TOKEN:-} ]] ||
+  fail "$EXIT_NO_TOKEN" "the batch script's token for Ray has not come to this node; without one anybody could run what they like"
+reason=$(become "$PYTHON" -c 'import gtpo_megatron' 2>&1) ||
   fail "$EXIT_NO_PACKAGE" "$PYTHON ${IMAGE:+of the image $IMAGE }has no gtpo_megatron (${reason##*$'\n'}); ${IMAGE:+build the image from docker/Dockerfile, or }install the package where every node sees it"
+export RAY_enable_metrics_collection=0 # nobody reads them, and their port would answer anybody
 address='' interface='' port=''
-network=$("$PYTHON" "$LAUNCH_DIR/node_network.py" "$NETWORK_INTERFACE" "${SLURM_LAUNCH_NODE_IPADDR:-}" \
+peer=${SLURM_LAUNCH_NODE_IPADDR:-}
+# where no other node has to reach it, nothing of the job listens on a network
+if ((SLURM_NNODES == 1)) && [[ -z $NETWORK_INTERFACE ]]; then
+  peer=127.0.0.1
+  export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 # Ray stays on the loopback where it does not make clusters
+  export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-=lo}
+fi
+network=$(become "$PYTHON" "$LAUNCH_DIR/node_network.py" "$NETWORK_INTERFACE" "$peer" \
   "$((is_head ? RAY_PORT : 0))" 2>&1) || fail "$EXIT_NO_ADDRESS" "$network"
 read -r address interface port <<< "$network"
 # gloo would take the address that the host name stands for, which may be the loopback's or a management network's
 [[ -n $interface ]] && export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
 [[ -n $NETWORK_INTERFACE ]] && export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$NETWORK_INTERFACE}
+# Ray opens the folder that it is given to everybody, so it gets one inside of ours; not in TMPDIR, whose name may be too
+# long for the sockets in it
+ray_folder=$(mktemp -d /tmp/gtpo-ray-XXXXXXXX) && [[ -O $ray_folder && $(stat -c %a "$ray_folder") == 700 ]] ||
+  fail "$EXIT_NO_FOLDER" "no private folder in /tmp for Ray's sockets and logs; is it full?"
 if ((is_head)); then run_head; else run_worker; fi

@@ -6,9 +6,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from psutil import CONN_LISTEN, Process
 
 from gtpo_megatron.distributed.meeting_point import MeetingPoint
 from gtpo_megatron.orchestration.ray_processes import RankProcess
+from gtpo_megatron.weights.transports.process_group import open_store
 from tests.dist_utils import run_processes
 
 
@@ -43,3 +45,32 @@ def test_a_rank_process_keeps_the_port_that_it_tells(monkeypatch):
 
 def test_ranks_meet_at_a_port_that_was_never_free_again(tmp_path):
     assert run_processes(meet, 2, tmp_path / "told") == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize("opens", [MeetingPoint, lambda host: open_store(host, deadline_s=5)])
+def test_a_store_listens_on_the_address_that_it_is_told_and_on_no_other(opens, host):
+    """A store has no password: torch's own listens on every network of the machine."""
+    if host == "::1" and not has_ipv6():
+        pytest.skip("no IPv6 here")
+    before = listeners()
+    opened = opens(host)
+    new = listeners() - before
+    assert {ip for ip, _ in new} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert len(new) == 1
+    del opened
+
+
+def listeners():
+    """Address and port of what this process listens on."""
+    return {tuple(found.laddr) for found in Process().net_connections("tcp") if found.status == CONN_LISTEN}
+
+
+def has_ipv6():
+    """A kernel may know IPv6 without having an address of it."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

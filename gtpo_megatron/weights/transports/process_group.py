@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, but not in its list
 
+from gtpo_megatron.distributed.meeting_point import bound_store
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.transports.channel import SLOTS, Spans
 
@@ -55,9 +56,8 @@ class Meeting:
 
 
 def open_store(host: str, *, deadline_s: float) -> TCPStore:
-    """The store that a group meets at, on a free port of this machine; it lives as long as the object."""
-    timeout = datetime.timedelta(seconds=deadline_s)
-    return TCPStore(host, 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
+    """The store that a group meets at, on a free port of this address alone; it lives as long as the object."""
+    return bound_store(host, timeout=datetime.timedelta(seconds=deadline_s))
 
 
 def join(meeting: Meeting, member: int) -> Any:

@@ -95,7 +95,7 @@ def test_the_drivers_status_counts_not_that_of_killed_nodes(job):
     assert ended(job(DRIVER_STATUS="", SRUN_STATUS=9))[0] == 9
 
 
-@pytest.mark.parametrize("status", [2, 90, 91])
+@pytest.mark.parametrize("status", [2, 90, 91, 95])
 def test_what_would_end_in_the_same_way_is_not_started_again(job, status):
     code, output = ended(job(DRIVER_STATUS=status))
     assert (code, requeued(job)) == (status, False)
@@ -105,7 +105,7 @@ def test_what_would_end_in_the_same_way_is_not_started_again(job, status):
     assert "an earlier job of this chain has ended it" in output
 
 
-@pytest.mark.parametrize("status", [2, 90, 91])
+@pytest.mark.parametrize("status", [2, 90, 91, 95])
 def test_what_has_worked_once_may_work_again(job, status):
     """A folder that a lost node still holds, a disk that is full, a GPU that is missing: seen hours into a run."""
     assert ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4"))[0] == 1

@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,16 @@ from launchers.job_folder import SCRIPTS
 PYTHON = """\
 #!/bin/bash
 case "$*" in
-*node_network.py*) echo "127.0.0.1 lo 6379" ;;
+*node_network.py*)
+  printf '%s\n' "$@" > "$LAUNCH_DIR/network.$SLURM_NODEID"
+  echo "127.0.0.1 lo 6379" ;;
 *ray.scripts.scripts*)
   while [[ -e $LAUNCH_DIR/slow ]]; do sleep 0.05; done
+  for word; do
+    [[ $word == --temp-dir=* ]] || continue
+    stat -c '%a %u' "$(dirname "${word#*=}")" > "$LAUNCH_DIR/folder.$SLURM_NODEID"
+  done
+  { printf '%s\n' "$@"; env; } > "$LAUNCH_DIR/ray.$SLURM_NODEID"
   echo "Ray runtime started"
   trap 'exit 0' TERM
   while :; do sleep 0.05; done ;;
@@ -45,8 +53,9 @@ def start(tmp_path):
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()]
     (launch / "settings.sh").write_text("\n".join(lines), encoding="utf-8")
 
-    def start(node):
-        slurm = {"SLURM_NODEID": str(node), "SLURM_JOB_ID": f"t{os.getpid()}", "SLURM_NNODES": "2"}
+    def start(node, *, num_nodes=2, token="t0ken"):
+        slurm = {"SLURM_NODEID": str(node), "SLURM_JOB_ID": f"t{os.getpid()}", "SLURM_NNODES": str(num_nodes)}
+        slurm |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         with (launch / f"out.{node}").open("w") as output:
             process = subprocess.Popen(
                 ["bash", str(SCRIPTS / "node.sh"), str(launch / "settings.sh")],
@@ -98,3 +107,42 @@ def test_a_head_that_is_told_to_end_before_its_driver_starts_none(start):
     assert "told to end before the driver was started" in (start.launch / "out.0").read_text()
     assert worker.wait(20) == 0
     assert not (start.launch / "driving").exists()
+
+
+def test_rays_folder_is_private_has_a_name_nobody_foresees_and_goes_with_the_job(start):
+    """Ray opens the folder that it is given to everybody (mode 777), and has its sockets in it."""
+    (start.launch / "slow").touch()
+    processes, folders = [start(0), start(1)], []
+    (start.launch / "slow").unlink()
+    for node in (0, 1):
+        until((start.launch / f"ray.{node}").exists)
+        told = (start.launch / f"ray.{node}").read_text().splitlines()
+        folders.append(Path(next(word for word in told if word.startswith("--temp-dir=")).partition("=")[2]).parent)
+        assert (start.launch / f"folder.{node}").read_text() == f"700 {os.getuid()}\n"
+    assert folders[0] != folders[1]
+    assert not any(f"t{os.getpid()}" in str(folder) for folder in folders), "the job's number is known to all"
+    until((start.launch / "driving").exists)
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    (start.launch / "saved").touch()
+    assert [process.wait(20) for process in processes] == [75, 0]
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_a_job_on_one_node_stays_on_the_loopback(start):
+    head = start(0, num_nodes=1)
+    until((start.launch / "driving").exists)
+    assert (start.launch / "network.0").read_text().splitlines()[1:] == ["", "127.0.0.1", "0"]
+    environment = (start.launch / "ray.0").read_text().splitlines()
+    assert {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME==lo"} <= {*environment}
+    (start.launch / "saved").touch()
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(20) == 75
+
+
+def test_without_its_token_no_ray_is_started(start):
+    """As it was where a site keeps the environment from the nodes."""
+    head = start(0, num_nodes=1, token="")
+    assert head.wait(20) == 95
+    assert "token for Ray has not come to this node" in (start.launch / "out.0").read_text()
+    assert not (start.launch / "ray.0").exists()

@@ -1,0 +1,116 @@
+"""What a user may add to a job with ``--env`` and ``--sbatch``, and what is the job's own."""
+
+import functools
+import re
+
+from gtpo_megatron.errors import ConfigError
+from launchers.job_scripts import SCRIPT_NAMES, SCRIPTS, SETTINGS
+from launchers.secret_signs import is_secret
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+ASSIGNED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=")
+
+OWN_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "GTPO_", "RAY_AUTH_", "TORCHX_", "NEMORUN_")
+OWN_VARIABLES = frozenset(
+    {
+        *("CHAIN_PLACE", "RAY_ADDRESS", "RAY_TMPDIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "PYTHONUNBUFFERED"),
+        *("BASHOPTS", "BASH_VERSINFO", "BASH_ENV", "EUID", "IFS", "PPID", "SHELLOPTS", "UID", "_"),  # bash's
+    }
+)
+ALLOWED = frozenset({"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
+"""The scripts set these for who has not."""
+
+OWN_OPTIONS = {
+    "account": "--account",
+    "partition": "--partition",
+    "nodes": "--nodes",
+    "gpus-per-node": "--gpus-per-node",
+    "time": "--time",
+    "cpus-per-task": "--cpus-per-task",
+    "mem": "--mem",
+    "exclusive": "--exclusive",
+    "signal": "--stop-before-s",
+    "job-name": "--name",
+    "chdir": "the folder that you stand in",
+    "output": "",
+    "error": "",
+    "open-mode": "",
+    "ntasks-per-node": "",
+    "ntasks": "",
+    "array": "",
+    "requeue": "--restarts",
+    "no-requeue": "--restarts 0",
+    "parsable": "",
+    "test-only": "--dry-run",
+    "wait": "",
+    "wrap": "",
+}
+"""Of sbatch, and what sets them."""
+
+ABBREVIATIONS = frozenset({"gpus"})
+"""Options of their own that others begin with; sbatch takes any other beginning of an option for the option."""
+
+
+def check_env(variables: tuple[str, ...]) -> None:
+    """``NAME=VALUE``, each once, neither a secret nor the job's own.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    seen = set[str]()
+    for variable in variables:
+        name, equals, value = variable.partition("=")
+        if not equals or not VARIABLE.fullmatch(name):
+            raise ConfigError(f"--env {name!r}: must be written NAME=VALUE, in letters, digits and underscores")
+        if name in seen:
+            raise ConfigError(f"--env {name}: is given twice; which one counts?")
+        seen.add(name)
+        if name in own_variables() or name.startswith(OWN_PREFIXES):
+            raise ConfigError(f"--env {name}: the job sets it itself; choose another name, or the launcher's option")
+        if is_secret(name, value):
+            raise ConfigError(
+                f"--env {name}: looks like a secret, and what is given here is written to the disk; export it in "
+                f"the shell that you submit from, Slurm takes the environment along, or name a file that you alone can "
+                f"read (mode 600)"
+            )
+
+
+def check_sbatch(options: tuple[str, ...], *, is_chain: bool) -> None:
+    """``name=value``, each once, none of them the job's own or the launcher's.
+
+    Args:
+        options: as they were given.
+        is_chain: the jobs depend on each other.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    seen = set[str]()
+    for option in options:
+        name, _, value = option.partition("=")
+        if not value or not OPTION.fullmatch(name):
+            raise ConfigError(f"--sbatch {name!r}: must be written name=value, without dashes before it")
+        name = name.replace("_", "-").lower()
+        if name in seen:
+            raise ConfigError(f"--sbatch {name}: is given twice; which one counts?")
+        seen.add(name)
+        own = next((own for own in OWN_OPTIONS if own.startswith(name) and name not in ABBREVIATIONS), "")
+        if own:
+            instead = OWN_OPTIONS[own]
+            raise ConfigError(f"--sbatch {name}: the job sets {own} itself{f'; use {instead}' if instead else ''}")
+        if is_chain and "dependency".startswith(name):
+            raise ConfigError(f"--sbatch {name}: the jobs of --chain depend on each other; submit them one by one")
+        if "export".startswith(name) and "=" in value:
+            raise ConfigError(
+                f"--sbatch {name}: values are written to the disk; --env NAME=VALUE takes what is no secret, and for a "
+                f"secret give its name alone and export it in the shell that you submit from"
+            )
+
+
+@functools.cache
+def own_variables() -> frozenset[str]:
+    """Whatever the job's scripts set, by their text: a variable that a script is given later is protected as well."""
+    scripts = [(SCRIPTS / name).read_text(encoding="utf-8") for name in SCRIPT_NAMES if name.endswith(".sh")]
+    assigned = {name for text in scripts for name in ASSIGNED.findall(text)}
+    return frozenset(assigned | OWN_VARIABLES | SETTINGS) - ALLOWED
