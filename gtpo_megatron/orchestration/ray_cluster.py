@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +25,13 @@ TOKEN_HINT = "; if it listens, it may want a token: set RAY_AUTH_MODE=token, as 
 COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None]) -> None:
+def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None], temp_folder: Path) -> None:
     """Connects this process to Ray, starting one if no address is given.
 
     Args:
         config: where Ray is, and how large it is to be.
         take_signals: called when Ray has set its handler of SIGTERM, which ends the process at once.
+        temp_folder: for the session of a Ray of the run's own.
 
     Raises:
         WorkerError: the head does not answer, or too few nodes have joined it by ``start_deadline_s``.
@@ -51,6 +53,7 @@ def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None]) -> 
                 num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
                 object_store_memory=config.object_store_mib << 20,
                 include_dashboard=False,
+                _temp_dir=str(temp_folder / "ray"),
                 **COMMON_OPTIONS,
             )
     except (OSError, ValueError, RuntimeError) as error:

@@ -1,0 +1,262 @@
+"""Who of a run's processes died first, and an end of the run that says so: the driver's side of ``run_keeper.py``.
+
+A rank's broken collective, a lost object, an engine that cannot be started are consequences as often as causes. So the
+keeper notes every process of the run on this machine as it ends, and when a stage fails, :meth:`RunWatch.explained`
+looks there first. Without Ray's GCS or raylet some calls never come back, or end the driver: the watch does not wait
+for them. Processes on other machines are named by what Ray says (``collect.py``).
+"""
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import GTPOError, WorkerError
+from gtpo_megatron.orchestration import collect, run_state
+from gtpo_megatron.orchestration.deaths import AGENTS, RAY, Death, first_death, is_essential, is_of
+
+logger = logging.getLogger(__name__)
+
+OWN_WORDS_S = 8.0
+"""How long a stage may take to say more about a death than that it was one: a rank that raised says why."""
+
+STOPPED_S = 30.0
+"""A process that does not run for so long is not waited for: its peers would, for minutes."""
+
+LAST_RESORT_S = 25.0
+"""By when the driver must have left the stage that a death has broken; else the watch ends it."""
+
+ANSWER_S = 5.0
+SWEEP_S = 30.0
+TICK_S = 0.2
+
+LONGEST_BASE = 24
+"""Characters of the folder that temporary folders are in. A socket's path has 107 at most, and Ray's names take 80."""
+
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from gtpo_megatron.orchestration.run_keeper import main; main()"
+)
+
+
+def make_run_temp() -> Path:
+    """A folder of the run's own for sockets, Ray's session and what libraries leave lying; only this user sees it."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="gtpo-", dir=base if len(base) <= LONGEST_BASE else "/tmp"))
+
+
+class RunWatch:
+    """A keeper and what it has seen.
+
+    Args:
+        run_folder: where the end is written down; None: nobody looks there.
+        stage: what the run does now; empty between two stages.
+        sweeps_driver: at the end, shared memory of this process goes too: an engine has run in it.
+
+    Attributes:
+        temp_folder: of the run.
+    """
+
+    def __init__(self, run_folder: Path | None, *, stage: Callable[[], str] = str, sweeps_driver: bool = False) -> None:
+        self.temp_folder = make_run_temp()
+        self._run_folder = run_folder
+        self._stage_now = stage
+        self._stage = "start"
+        self._sweeps_driver = sweeps_driver
+        self._lock = threading.Lock()
+        self._deaths: list[Death] = []
+        self._names: dict[str, int] = {}
+        self._answered = 0
+        self._asked = 0
+        self._has_news = threading.Condition(self._lock)
+        self._is_closing = False
+        self._is_ending = False
+        self._has_explained = False
+        self._keeper = self._start()
+        self._threads = [
+            threading.Thread(target=self._read, name="run watch", daemon=True),
+            threading.Thread(target=self._guard, name="run guard", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def knows(self, name: str, pid: int) -> None:
+        """A process of this machine; one that had the name before was replaced, and its death is settled."""
+        with self._lock:
+            self._names[name] = pid
+            self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
+        self._tell({"name": name, "pid": pid})
+
+    def expects(self, name: str) -> None:
+        """This process will be killed, on purpose."""
+        self._tell({"expect": name})
+
+    @property
+    def has_lost_ray(self) -> bool:
+        """Whether nothing can be asked of Ray any more."""
+        with self._lock:
+            return any(death.name in RAY for death in self._deaths)
+
+    def check(self) -> None:
+        """Whoever waits for processes asks this between two looks.
+
+        Raises:
+            WorkerError: what is waited for will not come.
+        """
+        if (cause := self._broken(OWN_WORDS_S)) is not None:
+            raise self._error(cause, None)
+
+    def explained(self, error: Exception) -> Exception:
+        """The error that the run ends with: who died first where that is not who the error names.
+
+        Args:
+            error: that a stage has raised.
+        """
+        self._ask()
+        with self._lock:
+            cause = first_death(self._deaths)
+            self._has_explained = True
+        if cause is None:
+            return error
+        if isinstance(error, GTPOError):
+            named = _named(str(error))
+            if named == {cause.name} or (cause.name in named and "by SIG" not in cause.how):
+                return error
+        return self._error(cause, error)
+
+    def closing(self) -> None:
+        """All that end from now on do so because the run does."""
+        self._is_closing = True
+        self._tell({"closing": True})
+
+    def end(self) -> None:
+        """Ends what is left of the run's processes but for this one, and removes what they left."""
+        with self._lock:
+            if self._is_ending:
+                return
+            self._is_ending = True
+        self._tell({"end": True})
+        try:
+            self._keeper.wait(SWEEP_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("%s is not swept after %.0f s; its keeper goes on", self.temp_folder, SWEEP_S)
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+    def _start(self) -> "subprocess.Popen[bytes]":
+        run_folder = ["--run-folder", str(self._run_folder)] if self._run_folder is not None else []
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-c", _BOOTSTRAP, json.dumps([str(entry) for entry in sys.path])),
+                *("--driver", str(os.getpid()), "--folder", str(self.temp_folder), *run_folder),
+                *(["--sweep-driver"] if self._sweeps_driver else []),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the driver
+        )
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.write(json.dumps(message).encode() + b"\n")
+            self._keeper.stdin.flush()
+        except (OSError, ValueError):
+            logger.debug("the keeper of this run is gone")  # the thread that reads starts another one
+
+    def _ask(self) -> None:
+        """Returns when everything that has happened so far is known."""
+        with self._has_news:
+            self._asked += 1
+            number = self._asked
+        self._tell({"ask": number})
+        with self._has_news:
+            self._has_news.wait_for(lambda: self._answered >= number, ANSWER_S)
+
+    def _read(self) -> None:
+        while True:
+            assert self._keeper.stdout is not None
+            for line in self._keeper.stdout:
+                self._hear(json.loads(line))
+            self._keeper.wait()
+            with self._lock:
+                if self._is_ending:
+                    return
+            logger.warning("the keeper of this run (process %d) is gone; a new one takes over", self._keeper.pid)
+            self._keeper = self._start()
+            for name, pid in list(self._names.items()):
+                self._tell({"name": name, "pid": pid})
+            self._tell({"stage": self._stage})
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        with self._has_news:
+            match message:
+                case {"death": death} if not self._is_closing:
+                    found = Death(**death)
+                    self._deaths.append(found)
+                    if is_essential(found) or found.name in AGENTS:
+                        logger.warning("%s", found)
+                case {"continued": pid}:
+                    self._deaths = [death for death in self._deaths if not (death.is_stop and death.pid == pid)]
+                case {"answer": number}:
+                    self._answered = number
+            self._has_news.notify_all()
+
+    def _broken(self, patience_s: float) -> Death | None:
+        """A death after which no stage can end, if its time has come."""
+        now = time.monotonic()
+        with self._lock:
+            cause = first_death(self._deaths)
+            is_broken = any(
+                is_essential(death) and now - death.at >= _patience_s(death, patience_s) for death in self._deaths
+            )
+        return cause if is_broken else None
+
+    def _guard(self) -> None:
+        """Tells the keeper the stage, and ends a driver that a death has left hanging."""
+        while not self._is_ending:
+            time.sleep(TICK_S)
+            stage = self._stage_now()
+            if stage and stage != self._stage:
+                self._stage = stage
+                self._tell({"stage": stage})
+            cause = self._broken(LAST_RESORT_S)
+            if cause is not None and time.monotonic() - cause.at > LAST_RESORT_S + (STOPPED_S if cause.is_stop else 0):
+                self._end_driver(cause)
+
+    def _end_driver(self, cause: Death) -> None:
+        error = self._error(cause, None)
+        if not self._has_explained:
+            line = f"{type(error).__name__}: {error}"
+            logger.error("%s", line)
+            sys.stderr.write(f"gtpo-megatron: {line}\n")
+            sys.stderr.flush()
+            if self._run_folder is not None:
+                run_state.record_end(self._run_folder, line)
+        os._exit(1)  # at once: what would be tidied up waits for what is dead; the keeper sweeps
+
+    def _error(self, cause: Death, error: Exception | None) -> WorkerError:
+        why = "" if cause.is_stop else ", and the system log for an out-of-memory kill"
+        first = "" if error is None else f"; what came of it: {collect.last_line(str(error))}"
+        return WorkerError(f"{cause}; see log.txt{why}; --resume goes on from the last checkpoint{first}")
+
+
+def _patience_s(death: Death, patience_s: float) -> float:
+    """How long a stage may go on after it; for ever where an engine is to be replaced."""
+    if death.is_stop:
+        return STOPPED_S
+    if death.name.startswith(("rollout engine", "worker ")):
+        return math.inf
+    return 0.0 if death.name in RAY else patience_s
+
+
+def _named(text: str) -> set[str]:
+    """Processes that an error names as dead, in its first words."""
+    return {name.strip() for name in text.split(" died in ")[0].split(",")} if " died in " in text else set()
