@@ -85,7 +85,8 @@ def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, 
     """A watch, and room for the processes that end with the block; an error that leaves it names who died first."""
     import ray
 
-    watch = RunWatch(run_folder, stage=lambda: timers.current)
+    watch = RunWatch(run_folder)
+    timers.tell_also(watch.stage)
     processes: dict[str, Any] = {}
     try:
         with looking_after(watch.check):

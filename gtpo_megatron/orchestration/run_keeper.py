@@ -35,6 +35,11 @@ from gtpo_megatron.orchestration.proc_files import (
 )
 from gtpo_megatron.orchestration.process_names import name_of_child, name_of_ray
 
+BEFORE_FILE = ".before.json"
+"""In the temporary folder: ``children`` that the driver had before the run, and names that were ``shared`` memory."""
+OWNED_FILE = ".shared_memory"
+"""In the temporary folder, a name a line: shared memory of the run, for a keeper that takes over."""
+
 TICK_S = 0.05
 """Between two looks at the list of processes and at shared memory; a death is seen at once."""
 NAMES_EVERY_S = 0.5
@@ -79,25 +84,33 @@ class RunKeeper:
 
     Args:
         driver: process id.
-        folder: temporary folder of the run, removed at the end.
+        folder: temporary folder of the run, removed at the end; it holds what was there before the run.
         is_driver_swept: what the driver itself has in shared memory goes at the end too, though it lives on.
         run_folder: where a cause is written down that the driver could not.
     """
 
-    def __init__(self, driver: int, folder: Path, run_folder: Path | None, *, is_driver_swept: bool = False) -> None:
+    def __init__(
+        self,
+        driver: int,
+        folder: Path,
+        run_folder: Path | None,
+        *,
+        is_driver_swept: bool = False,
+    ) -> None:
         self._driver = driver
         self._is_driver_swept = is_driver_swept
         self._folder = folder
         self._run_folder = run_folder
         self._members: dict[int, _Member] = {}
-        self._foreign: set[int] = process_ids()
+        before = json.loads((folder / BEFORE_FILE).read_text(encoding="utf-8"))
+        self._foreign: set[int] = set(before["children"])
         self._told: dict[int, str] = {}
         self._expected: set[str] = set()
         self._deaths: list[Death] = []
         self._stage = "start"
         self._names_at = 0.0
-        self._shared_seen: dict[str, int] = dict.fromkeys(_shared_files(), OWNER_LOOKS)
-        self._shared_owned: set[str] = set()
+        self._shared_seen: dict[str, int] = dict.fromkeys(before["shared"], OWNER_LOOKS)
+        self._shared_owned = _lines(folder / OWNED_FILE)
         self._poll = select.poll()
         self._by_descriptor: dict[int, _Member] = {}
         self._input = b""
@@ -113,11 +126,10 @@ class RunKeeper:
         os.set_blocking(stdin, False)
         self._poll.register(stdin, select.POLLIN)
         while not self._has_ended and self._driver_lives():
-            for descriptor, _ in self._poll.poll(TICK_S * 1000):
-                if descriptor == stdin:
-                    self._listen(stdin)
-                else:
-                    self._note_end(self._by_descriptor[descriptor])
+            ready = {descriptor for descriptor, _ in self._poll.poll(TICK_S * 1000)}
+            if stdin in ready:
+                self._listen(stdin)  # first: it may say that the ends are meant
+            self._note_ends(ready)
             self._look()
         if not self._has_ended:
             self._look()
@@ -186,6 +198,10 @@ class RunKeeper:
         elif parent is not None:
             member.name = name_of_child(parent.name, command) or member.name
 
+    def _note_ends(self, ready: set[int]) -> None:
+        for descriptor in ready & self._by_descriptor.keys():
+            self._note_end(self._by_descriptor[descriptor])
+
     def _note_end(self, member: _Member) -> None:
         stat = process_stat(member.pid)
         code = stat.exit_code if stat is not None and stat.start_ticks == member.start_ticks else 0
@@ -206,7 +222,7 @@ class RunKeeper:
 
     def _look_at_shared_memory(self) -> None:
         """Notes whose the new files are, while their owners live."""
-        there = _shared_files()
+        there = shared_files()
         self._shared_seen = {name: looks for name, looks in self._shared_seen.items() if name in there}
         self._shared_owned &= there
         fresh = {name for name in there if self._shared_seen.get(name, 0) < OWNER_LOOKS} - self._shared_owned
@@ -216,8 +232,11 @@ class RunKeeper:
                 self._shared_seen[name] = self._shared_seen.get(name, 0) + 1
 
     def _claim(self, names: set[str]) -> None:
-        for pid in (self._driver, *self._members):
-            self._shared_owned |= names & shared_names(pid)
+        found = names & set().union(*(shared_names(pid) for pid in (self._driver, *self._members)))
+        if found:
+            self._shared_owned |= found
+            with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
+                file.writelines(f"{name}\n" for name in found)
 
     def _driver_lives(self) -> bool:
         stat = process_stat(self._driver)
@@ -245,6 +264,8 @@ class RunKeeper:
                 self._foreign.discard(pid)
                 if pid in self._members:
                     self._name(self._members[pid])
+                else:
+                    self._meet(pid, set())
             case {"stage": stage}:
                 self._stage = stage
             case {"expect": name}:
@@ -253,9 +274,7 @@ class RunKeeper:
                 self._deaths.clear()
                 self._is_closing = True
             case {"ask": number}:
-                for descriptor, _ in self._poll.poll(0):
-                    if descriptor in self._by_descriptor:
-                        self._note_end(self._by_descriptor[descriptor])
+                self._note_ends({descriptor for descriptor, _ in self._poll.poll(0)})
                 self._say({"answer": number})
             case {"end": _}:
                 self._has_ended = True
@@ -297,7 +316,7 @@ class RunKeeper:
 
     def _unclaimed(self) -> set[str]:
         """Files that are not known to be another's."""
-        return {name for name in _shared_files() if self._shared_seen.get(name, 0) < OWNER_LOOKS}
+        return {name for name in shared_files() if self._shared_seen.get(name, 0) < OWNER_LOOKS}
 
     def _left(self) -> list[int]:
         """Processes of the run that still run; while the driver lives, its other children are none of them."""
@@ -322,7 +341,12 @@ class RunKeeper:
         return left
 
 
-def _shared_files() -> set[str]:
+def _lines(path: Path) -> set[str]:
+    return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+
+
+def shared_files() -> set[str]:
+    """Names in ``/dev/shm``."""
     try:
         return set(os.listdir(SHARED_MEMORY))  # noqa: PTH208 - twenty times a second
     except OSError:

@@ -6,22 +6,26 @@ looks there first. Without Ray's GCS or raylet some calls never come back, or en
 for them. Processes on other machines are named by what Ray says (``collect.py``).
 """
 
+import contextlib
 import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from gtpo_megatron.errors import GTPOError, WorkerError
 from gtpo_megatron.orchestration import collect, run_state
 from gtpo_megatron.orchestration.deaths import AGENTS, RAY, Death, first_death, is_essential, is_of
+from gtpo_megatron.orchestration.run_keeper import BEFORE_FILE, shared_files
 
 logger = logging.getLogger(__name__)
 
@@ -58,19 +62,22 @@ class RunWatch:
 
     Args:
         run_folder: where the end is written down; None: nobody looks there.
-        stage: what the run does now; empty between two stages.
         sweeps_driver: at the end, shared memory of this process goes too: an engine has run in it.
 
     Attributes:
         temp_folder: of the run.
     """
 
-    def __init__(self, run_folder: Path | None, *, stage: Callable[[], str] = str, sweeps_driver: bool = False) -> None:
+    def __init__(self, run_folder: Path | None, *, sweeps_driver: bool = False) -> None:
         self.temp_folder = make_run_temp()
         self._run_folder = run_folder
-        self._stage_now = stage
         self._stage = "start"
         self._sweeps_driver = sweeps_driver
+        before = {
+            "children": [process.pid for process in psutil.Process().children()],
+            "shared": sorted(shared_files()),
+        }
+        (self.temp_folder / BEFORE_FILE).write_text(json.dumps(before), encoding="utf-8")
         self._lock = threading.Lock()
         self._deaths: list[Death] = []
         self._names: dict[str, int] = {}
@@ -87,6 +94,7 @@ class RunWatch:
         ]
         for thread in self._threads:
             thread.start()
+        self._ask()  # a death before the keeper is up would have no witness
 
     def knows(self, name: str, pid: int) -> None:
         """A process of this machine; one that had the name before was replaced, and its death is settled."""
@@ -94,6 +102,12 @@ class RunWatch:
             self._names[name] = pid
             self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
         self._tell({"name": name, "pid": pid})
+
+    def stage(self, name: str) -> None:
+        """What the run does from now on."""
+        if name != self._stage:
+            self._stage = name
+            self._tell({"stage": name})
 
     def expects(self, name: str) -> None:
         """This process will be killed, on purpose."""
@@ -128,7 +142,8 @@ class RunWatch:
             return error
         if isinstance(error, GTPOError):
             named = _named(str(error))
-            if named == {cause.name} or (cause.name in named and "by SIG" not in cause.how):
+            is_same = named == {cause.name} and f" died in {cause.stage}" in str(error)
+            if is_same or (cause.name in named and "exit status" in cause.how):
                 return error
         return self._error(cause, error)
 
@@ -143,11 +158,19 @@ class RunWatch:
             if self._is_ending:
                 return
             self._is_ending = True
-        self._tell({"end": True})
-        try:
-            self._keeper.wait(SWEEP_S)
-        except subprocess.TimeoutExpired:
-            logger.warning("%s is not swept after %.0f s; its keeper goes on", self.temp_folder, SWEEP_S)
+        for _ in range(2):  # a keeper that was killed leaves its work to another one
+            self._tell({"end": True})
+            try:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._keeper.pid, signal.SIGCONT)  # somebody may have stopped it
+                status = self._keeper.wait(SWEEP_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("%s is not swept after %.0f s; its keeper goes on", self.temp_folder, SWEEP_S)
+                return
+            self._close_pipes()
+            if status == 0:
+                return
+            self._keeper = self._start()
 
     # ---------------------------------------------------------------------------------------------------------- inside
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -171,6 +194,12 @@ class RunWatch:
         except (OSError, ValueError):
             logger.debug("the keeper of this run is gone")  # the thread that reads starts another one
 
+    def _close_pipes(self) -> None:
+        for pipe in (self._keeper.stdin, self._keeper.stdout):
+            with contextlib.suppress(OSError):  # what was not written yet is for nobody
+                assert pipe is not None
+                pipe.close()
+
     def _ask(self) -> None:
         """Returns when everything that has happened so far is known."""
         with self._has_news:
@@ -190,6 +219,7 @@ class RunWatch:
                 if self._is_ending:
                     return
             logger.warning("the keeper of this run (process %d) is gone; a new one takes over", self._keeper.pid)
+            self._close_pipes()
             self._keeper = self._start()
             for name, pid in list(self._names.items()):
                 self._tell({"name": name, "pid": pid})
@@ -220,13 +250,9 @@ class RunWatch:
         return cause if is_broken else None
 
     def _guard(self) -> None:
-        """Tells the keeper the stage, and ends a driver that a death has left hanging."""
+        """Ends a driver that a death has left hanging."""
         while not self._is_ending:
             time.sleep(TICK_S)
-            stage = self._stage_now()
-            if stage and stage != self._stage:
-                self._stage = stage
-                self._tell({"stage": stage})
             cause = self._broken(LAST_RESORT_S)
             if cause is not None and time.monotonic() - cause.at > LAST_RESORT_S + (STOPPED_S if cause.is_stop else 0):
                 self._end_driver(cause)
