@@ -65,13 +65,14 @@ def is_essential(death: Death) -> bool:
     return death.name in RAY or death.name.startswith(("rank ", "rollout engine", "reward process", "worker "))
 
 
-def _is_cause(death: Death, deaths: Iterable[Death]) -> bool:
-    """An agent of Ray's can be missed, unless its raylet ends with it or nothing can be started without it."""
+def _is_cause(death: Death, deaths: Iterable[Death], now: float) -> bool:
+    """A raylet ends with its agent, soon; one that goes on for longer can miss it, but for starting something."""
     if death.name not in AGENTS:
         return is_essential(death)
     if death.is_stop:
         return death.stage == "start"
-    return any(0 <= other.at - death.at + AT_ONCE_S <= AGENT_S for other in deaths if other.name == RAYLET)
+    ends = [other.at for other in deaths if other.name == RAYLET] or [now]
+    return any(-AT_ONCE_S <= end - death.at <= AGENT_S for end in ends)
 
 
 def is_of(name: str, owner: str) -> bool:
@@ -79,14 +80,18 @@ def is_of(name: str, owner: str) -> bool:
     return name == owner or name.endswith(f" of {owner}")
 
 
-def first_death(deaths: Iterable[Death]) -> Death | None:
+def first_death(deaths: Iterable[Death], *, now: float) -> Death | None:
     """The cause: whoever died first, or has been stopped first.
 
     But a raylet takes its workers and agents along so fast that they may be seen first; only where an agent was, and
     no signal ended the raylet, the raylet went after its agent.
+
+    Args:
+        deaths: in any order.
+        now: on the clock that saw them.
     """
     every = list(deaths)
-    ordered = sorted((death for death in every if _is_cause(death, every)), key=lambda death: death.at)
+    ordered = sorted((death for death in every if _is_cause(death, every, now)), key=lambda death: death.at)
     if not ordered:
         return None
     first = ordered[0]

@@ -8,7 +8,9 @@ from pathlib import Path
 PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 
-_MAPPED = re.compile(rb" /dev/shm/(.+?)(?: \(deleted\))?$", re.MULTILINE)
+_MAPPED = re.compile(rb" (\d+) +/dev/shm/", re.MULTILINE)
+"""The number of a mapped file: a semaphore is mapped under another name than it has in the end."""
+
 _FLAGS = re.compile(rb"^flags:\s+0*([0-7]+)$", re.MULTILINE)
 
 
@@ -56,9 +58,18 @@ def command_line(pid: int) -> list[str]:
     return [part.decode("utf-8", "replace") for part in content.rstrip(b"\0").split(b"\0") if part]
 
 
-def shared_names(pid: int) -> set[str]:
-    """Files in ``/dev/shm`` that the process has mapped."""
-    return {os.fsdecode(name) for name in _MAPPED.findall(_read(pid, "maps") or b"")}
+def mapped_shared(pid: int) -> set[int]:
+    """Inode numbers of the files in ``/dev/shm`` that the process has mapped."""
+    return {int(number) for number in _MAPPED.findall(_read(pid, "maps") or b"")}
+
+
+def shared_files() -> dict[str, int]:
+    """Name -> inode number of the files in ``/dev/shm``."""
+    try:
+        with os.scandir(SHARED_MEMORY) as entries:
+            return {entry.name: entry.inode() for entry in entries}
+    except OSError:
+        return {}
 
 
 def belongs_to(pid: int, folder: Path) -> bool:

@@ -29,9 +29,10 @@ from gtpo_megatron.orchestration.proc_files import (
     SHARED_MEMORY,
     belongs_to,
     command_line,
+    mapped_shared,
     process_ids,
     process_stat,
-    shared_names,
+    shared_files,
 )
 from gtpo_megatron.orchestration.process_names import name_of_child, name_of_ray
 
@@ -105,6 +106,7 @@ class RunKeeper:
         before = json.loads((folder / BEFORE_FILE).read_text(encoding="utf-8"))
         self._foreign: set[int] = set(before["children"])
         self._told: dict[int, str] = {}
+        self._pids: dict[str, int] = {}
         self._expected: set[str] = set()
         self._deaths: list[Death] = []
         self._stage = "start"
@@ -132,7 +134,7 @@ class RunKeeper:
             self._note_ends(ready)
             self._look()
         if not self._has_ended:
-            self._look()
+            self._note_ends({descriptor for descriptor, _ in self._poll.poll(0)})
             self._speak_for_driver()
         self.sweep()
 
@@ -214,15 +216,19 @@ class RunKeeper:
             self._report(member, how_ended(code), at=time.monotonic())
 
     def _report(self, member: _Member, how: str, *, at: float, is_stop: bool = False) -> None:
-        if not member.name or self._is_closing:
-            return
-        death = Death(name=member.name, pid=member.pid, at=at, stage=self._stage, how=how, is_stop=is_stop)
-        self._deaths.append(death)
-        self._say({"death": asdict(death)})
+        was_replaced = self._pids.get(member.name, member.pid) != member.pid
+        if member.name and not was_replaced:
+            self._say_death(member.name, member.pid, how, at=at, is_stop=is_stop)
+
+    def _say_death(self, name: str, pid: int, how: str, *, at: float, is_stop: bool = False) -> None:
+        if not self._is_closing:
+            death = Death(name=name, pid=pid, at=at, stage=self._stage, how=how, is_stop=is_stop)
+            self._deaths.append(death)
+            self._say({"death": asdict(death)})
 
     def _look_at_shared_memory(self) -> None:
         """Notes whose the new files are, while their owners live."""
-        there = shared_files()
+        there = shared_files().keys()
         self._shared_seen = {name: looks for name, looks in self._shared_seen.items() if name in there}
         self._shared_owned &= there
         fresh = {name for name in there if self._shared_seen.get(name, 0) < OWNER_LOOKS} - self._shared_owned
@@ -232,7 +238,8 @@ class RunKeeper:
                 self._shared_seen[name] = self._shared_seen.get(name, 0) + 1
 
     def _claim(self, names: set[str]) -> None:
-        found = names & set().union(*(shared_names(pid) for pid in (self._driver, *self._members)))
+        mapped = set().union(*(mapped_shared(pid) for pid in (self._driver, *self._members)))
+        found = {name for name, inode in shared_files().items() if inode in mapped} & names
         if found:
             self._shared_owned |= found
             with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
@@ -259,6 +266,7 @@ class RunKeeper:
         match message:
             case {"name": name, "pid": pid}:
                 self._told[pid] = name
+                self._pids[name] = pid
                 self._expected.discard(name)
                 self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
                 self._foreign.discard(pid)
@@ -266,6 +274,8 @@ class RunKeeper:
                     self._name(self._members[pid])
                 else:
                     self._meet(pid, set())
+                if pid not in self._members:  # it was gone before anybody could look
+                    self._say_death(name, pid, how_ended(0), at=time.monotonic())
             case {"stage": stage}:
                 self._stage = stage
             case {"expect": name}:
@@ -288,7 +298,7 @@ class RunKeeper:
 
     def _speak_for_driver(self) -> None:
         """Says why a driver is gone that went after one of its processes: Ray ends it at once in some calls."""
-        cause = first_death(self._deaths)
+        cause = first_death(self._deaths, now=time.monotonic())
         if cause is None or self._run_folder is None:
             return
         line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"
@@ -304,15 +314,17 @@ class RunKeeper:
         self._look_at_shared_memory()
         deadline = time.monotonic() + SWEEP_S
         while (left := self._left()) and time.monotonic() < deadline:
+            unclaimed = self._unclaimed()
             for pid in left:
-                self._shared_owned |= shared_names(pid) & self._unclaimed()
+                mapped = mapped_shared(pid)
+                self._shared_owned |= {name for name, inode in shared_files().items() if inode in mapped} & unclaimed
                 _kill(pid)
             time.sleep(TICK_S)
-        kept = set() if self._is_driver_swept else shared_names(self._driver)
-        for name in self._shared_owned - kept:
-            (SHARED_MEMORY / name).unlink(missing_ok=True)
+        kept = set() if self._is_driver_swept else mapped_shared(self._driver)
+        for name, inode in shared_files().items():
+            if name in self._shared_owned and inode not in kept:
+                (SHARED_MEMORY / name).unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._say({"swept": sorted(self._shared_owned - kept)})
 
     def _unclaimed(self) -> set[str]:
         """Files that are not known to be another's."""
@@ -343,14 +355,6 @@ class RunKeeper:
 
 def _lines(path: Path) -> set[str]:
     return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
-
-
-def shared_files() -> set[str]:
-    """Names in ``/dev/shm``."""
-    try:
-        return set(os.listdir(SHARED_MEMORY))  # noqa: PTH208 - twenty times a second
-    except OSError:
-        return set()
 
 
 def _kill(pid: int) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,8 @@ import psutil
 from gtpo_megatron.errors import GTPOError, WorkerError
 from gtpo_megatron.orchestration import collect, run_state
 from gtpo_megatron.orchestration.deaths import AGENTS, RAY, Death, first_death, is_essential, is_of
-from gtpo_megatron.orchestration.run_keeper import BEFORE_FILE, shared_files
+from gtpo_megatron.orchestration.proc_files import shared_files
+from gtpo_megatron.orchestration.run_keeper import BEFORE_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -136,9 +138,9 @@ class RunWatch:
         """
         self._ask()
         with self._lock:
-            cause = first_death(self._deaths)
+            cause = first_death(self._deaths, now=time.monotonic())
             self._has_explained = True
-        if cause is None:
+        if cause is None or str(error).startswith(str(cause)):
             return error
         if isinstance(error, GTPOError):
             named = _named(str(error))
@@ -243,7 +245,7 @@ class RunWatch:
         """A death after which no stage can end, if its time has come."""
         now = time.monotonic()
         with self._lock:
-            cause = first_death(self._deaths)
+            cause = first_death(self._deaths, now=time.monotonic())
             is_broken = any(
                 is_essential(death) and now - death.at >= _patience_s(death, patience_s) for death in self._deaths
             )
@@ -285,4 +287,6 @@ def _patience_s(death: Death, patience_s: float) -> float:
 
 def _named(text: str) -> set[str]:
     """Processes that an error names as dead, in its first words."""
-    return {name.strip() for name in text.split(" died in ")[0].split(",")} if " died in " in text else set()
+    before, died, _ = text.partition(" died in ")
+    names = re.sub(r" \([^)]*\)", "", before).split(",")  # without their places in the layout
+    return {name.strip() for name in names} if died else set()

@@ -120,7 +120,7 @@ class BrokenRun:
 
     def _left(self) -> list[str]:
         left = [f"process {p.pid} {' '.join(p.cmdline())[:80]}" for p in self._alive()]
-        left += [f"temp {path.relative_to(self.temp)}" for path in self.temp.iterdir()]
+        left += [f"temp {path.name}" for path in self.temp.iterdir() if not _is_torchs(path)]
         fresh = {path.name for path in Path("/dev/shm").iterdir()} - self._before
         return left + [f"shm {name}" for name in sorted(fresh) if not _is_used(name)]
 
@@ -152,6 +152,11 @@ def _is_running(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def _is_torchs(path: Path) -> bool:
+    """The folder, still empty, that torch makes for each user when it is imported."""
+    return path.name.startswith("torchinductor_") and not any(path.iterdir())
 
 
 def _is_used(name: str) -> bool:

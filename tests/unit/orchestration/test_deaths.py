@@ -46,7 +46,7 @@ def death(name, at, how="died", *, stage="update", is_stop=False):
     ],
 )  # fmt: skip
 def test_the_first_death_is_the_cause(deaths, cause):
-    found = first_death(deaths)
+    found = first_death(deaths, now=100.0)
     assert (None if found is None else found.name) == cause
 
 
@@ -93,3 +93,9 @@ def test_names_of_rays_own(command, name):
 )
 def test_names_of_children(parent, command, name):
     assert name_of_child(parent, command) == name
+
+
+def test_an_agent_that_died_just_now_is_the_cause_though_its_raylet_is_still_there():
+    deaths = [death(AGENT, 50.0)]
+    assert first_death(deaths, now=53.0) is deaths[0]
+    assert first_death(deaths, now=51.0 + AGENT_S) is None
