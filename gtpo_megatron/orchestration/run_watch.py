@@ -153,6 +153,12 @@ class RunWatch:
         """All that end from now on do so because the run does."""
         self._is_closing = True
         self._tell({"closing": True})
+        with self._lock:
+            stopped = [death for death in self._deaths if death.is_stop]
+            self._deaths = [death for death in self._deaths if not death.is_stop]
+        for death in stopped:  # it cannot be asked to end otherwise
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(death.pid, signal.SIGCONT)
 
     def end(self) -> None:
         """Ends what is left of the run's processes but for this one, and removes what they left."""
