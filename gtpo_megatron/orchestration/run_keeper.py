@@ -332,7 +332,7 @@ class RunKeeper:
 
     def _left(self) -> list[int]:
         """Processes of the run that still run; while the driver lives, its other children are none of them."""
-        is_driver_gone = not self._driver_lives()
+        is_all_ours = self._is_driver_swept or not self._driver_lives()
         left = []
         for pid in sorted(process_ids() - {os.getpid(), self._driver}):
             stat = process_stat(pid)
@@ -342,8 +342,8 @@ class RunKeeper:
             if member is not None and member.start_ticks != stat.start_ticks:
                 member = None
             parent = self._members.get(stat.parent)
-            is_ours = member is not None and (member.is_of_run or is_driver_gone)
-            is_childs = parent is not None and (parent.is_of_run or is_driver_gone)
+            is_ours = member is not None and (member.is_of_run or is_all_ours)
+            is_childs = parent is not None and (parent.is_of_run or is_all_ours)
             if is_ours or is_childs or belongs_to(pid, self._folder):
                 left.append(pid)
                 if member is None:

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from gtpo_megatron.errors import ConfigError, WorkerError
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class _Worker:
         self._limits = limits
         self._lock = threading.Lock()  # a process is started and ended under it, so that none slips through
         self._has_ended = False
+        self._was_disturbed = False
         self._connection: Connection[Any, Any]
         self._is_running: bool
         self._is_ready: bool
@@ -73,12 +76,19 @@ class _Worker:
         self._start()
 
     def grade(self, response: str, answer: str) -> Verdict:
-        """One row, within its limits.
+        """One row, within its limits; once more where somebody else has killed or stopped the process meanwhile.
+
+        A row that ends its process in that way by itself does so again.
 
         Raises:
             WorkerError: the process does not start, or the pool was closed meanwhile.
             ConfigError: it cannot import the function.
         """
+        verdict = self._grade_once(response, answer)
+        return self._grade_once(response, answer) if self._was_disturbed else verdict
+
+    def _grade_once(self, response: str, answer: str) -> Verdict:
+        self._was_disturbed = False
         self.wait_until_ready()
         try:
             self._connection.send((response, answer))
@@ -87,12 +97,14 @@ class _Worker:
             self.wait_until_ready()
             self._connection.send((response, answer))
         if not self._connection.poll(self._limits.timeout_s):
+            self._was_disturbed = _is_stopped(self.process.pid)
             self._replace()
             return Verdict(reward=0.0, failure=f"took longer than {self._limits.timeout_s:g} s")
         try:
             kind, content = self._connection.recv()
         except (EOFError, OSError):
             status = self._replace(patience_s=EXIT_PATIENCE_S)
+            self._was_disturbed = status == -signal.SIGKILL
             return Verdict(reward=0.0, failure=f"ended the worker process with status {status}")
         if kind == "memory":  # what the row left behind may be in the next one's way
             self._replace()
@@ -259,6 +271,14 @@ class RewardPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal, such as a shell or a batch system sends."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _grade_by_any(idle: "queue.SimpleQueue[_Worker]", response: str, answer: str) -> Verdict:

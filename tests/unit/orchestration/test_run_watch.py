@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from gtpo_megatron.errors import NumericsError, WorkerError
 from gtpo_megatron.orchestration import run_watch
+from gtpo_megatron.orchestration.own_engine import swept_process
 from gtpo_megatron.orchestration.run_watch import RunWatch
 
 PATIENCE_S = 30.0
@@ -231,3 +233,17 @@ def test_a_driver_that_a_death_has_taken_along_is_spoken_for(tmp_path):
     driver.stdout.close()
     wait_until(lambda: "gtpo-megatron: WorkerError: rank 0 (process" in out.read_text(), "the line")
     assert out.read_text().count("gtpo-megatron:") == 1
+
+
+def test_an_engine_in_this_process_leaves_its_files_in_a_folder_that_goes(monkeypatch):
+    before = tempfile.gettempdir()
+    monkeypatch.setenv("TMPDIR", before)
+    with swept_process():
+        folder = Path(tempfile.gettempdir())
+        assert folder != Path(before)
+        (folder / "vllm_dist").touch()
+        worker = subprocess.Popen(["sleep", "600"])
+        assert os.environ["TMPDIR"] == str(folder)
+    assert worker.wait(10) == -signal.SIGKILL
+    assert not folder.exists()
+    assert tempfile.gettempdir() == before
