@@ -127,7 +127,7 @@ class RunWatch:
         Raises:
             WorkerError: what is waited for will not come.
         """
-        if (cause := self._broken(OWN_WORDS_S)) is not None:
+        if (cause := self._broken()) is not None:
             raise self._error(cause, None)
 
     def explained(self, error: Exception) -> Exception:
@@ -183,7 +183,7 @@ class RunWatch:
     # ---------------------------------------------------------------------------------------------------------- inside
     def _start(self) -> "subprocess.Popen[bytes]":
         run_folder = ["--run-folder", str(self._run_folder)] if self._run_folder is not None else []
-        return subprocess.Popen(
+        keeper = subprocess.Popen(
             [
                 *(sys.executable, "-c", _BOOTSTRAP, json.dumps([str(entry) for entry in sys.path])),
                 *("--driver", str(os.getpid()), "--folder", str(self.temp_folder), *run_folder),
@@ -191,14 +191,20 @@ class RunWatch:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # a message goes out whole or not at all
             start_new_session=True,  # Ctrl-C is for the driver
         )
+        assert keeper.stdin is not None
+        os.set_blocking(keeper.stdin.fileno(), False)
+        return keeper
 
     def _tell(self, message: dict[str, Any]) -> None:
+        """Without waiting: a keeper that somebody has stopped must not stop the run."""
+        keeper = self._keeper
         try:
-            assert self._keeper.stdin is not None
-            self._keeper.stdin.write(json.dumps(message).encode() + b"\n")
-            self._keeper.stdin.flush()
+            assert keeper.stdin is not None
+            if keeper.stdin.write(json.dumps(message).encode() + b"\n") is None:  # the pipe is full
+                os.kill(keeper.pid, signal.SIGCONT)
         except (OSError, ValueError):
             logger.debug("the keeper of this run is gone")  # the thread that reads starts another one
 
@@ -247,26 +253,27 @@ class RunWatch:
                     self._answered = number
             self._has_news.notify_all()
 
-    def _broken(self, patience_s: float) -> Death | None:
+    def _broken(self) -> Death | None:
         """A death after which no stage can end, if its time has come."""
         now = time.monotonic()
         with self._lock:
-            cause = first_death(self._deaths, now=time.monotonic())
-            is_broken = any(
-                is_essential(death) and now - death.at >= _patience_s(death, patience_s) for death in self._deaths
-            )
+            cause = first_death(self._deaths, now=now)
+            is_broken = any(is_essential(death) and now - death.at >= _patience_s(death) for death in self._deaths)
         return cause if is_broken else None
 
     def _guard(self) -> None:
         """Ends a driver that a death has left hanging."""
+        since = math.inf
         while not self._is_ending:
             time.sleep(TICK_S)
-            cause = self._broken(LAST_RESORT_S)
-            if cause is not None and time.monotonic() - cause.at > LAST_RESORT_S + (STOPPED_S if cause.is_stop else 0):
+            cause = self._broken()
+            since = math.inf if cause is None else min(since, time.monotonic())
+            if cause is not None and time.monotonic() - since > LAST_RESORT_S:
                 self._end_driver(cause)
 
     def _end_driver(self, cause: Death) -> None:
         error = self._error(cause, None)
+        self.closing()  # the keeper has nothing to add
         if not self._has_explained:
             line = f"{type(error).__name__}: {error}"
             logger.error("%s", line)
@@ -282,13 +289,13 @@ class RunWatch:
         return WorkerError(f"{cause}; see log.txt{why}; --resume goes on from the last checkpoint{first}")
 
 
-def _patience_s(death: Death, patience_s: float) -> float:
+def _patience_s(death: Death) -> float:
     """How long a stage may go on after it; for ever where an engine is to be replaced."""
     if death.is_stop:
         return STOPPED_S
     if death.name.startswith(("rollout engine", "worker ")):
         return math.inf
-    return 0.0 if death.name in RAY else patience_s
+    return 0.0 if death.name in RAY else OWN_WORDS_S
 
 
 def _named(text: str) -> set[str]:
