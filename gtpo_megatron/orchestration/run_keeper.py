@@ -67,6 +67,7 @@ class _Member:
         is_of_run: it or one that it descends from has such a name; a child of the driver may also be a logger's.
         stopped_looks: how often in a row it was seen stopped.
         stopped_at: when that was first.
+        stopped_in: the stage then.
     """
 
     pid: int
@@ -78,6 +79,7 @@ class _Member:
     is_of_run: bool = False
     stopped_looks: int = 0
     stopped_at: float = 0.0
+    stopped_in: str = ""
 
 
 class RunKeeper:
@@ -183,9 +185,9 @@ class RunKeeper:
             return
         member.stopped_looks += 1
         if member.stopped_looks == 1:
-            member.stopped_at = time.monotonic()
+            member.stopped_at, member.stopped_in = time.monotonic(), self._stage
         if member.stopped_looks == STOPPED_LOOKS:
-            self._report(member, "is stopped (SIGSTOP)", at=member.stopped_at, is_stop=True)
+            self._report(member, "is stopped (SIGSTOP)", at=member.stopped_at, stopped_in=member.stopped_in)
 
     def _name(self, member: _Member) -> None:
         if member.pid in self._told:
@@ -215,14 +217,15 @@ class RunKeeper:
         if member.name and not any(is_of(member.name, name) for name in self._expected):
             self._report(member, how_ended(code), at=time.monotonic())
 
-    def _report(self, member: _Member, how: str, *, at: float, is_stop: bool = False) -> None:
+    def _report(self, member: _Member, how: str, *, at: float, stopped_in: str = "") -> None:
         was_replaced = self._pids.get(member.name, member.pid) != member.pid
         if member.name and not was_replaced:
-            self._say_death(member.name, member.pid, how, at=at, is_stop=is_stop)
+            self._say_death(member.name, member.pid, how, at=at, stopped_in=stopped_in)
 
-    def _say_death(self, name: str, pid: int, how: str, *, at: float, is_stop: bool = False) -> None:
+    def _say_death(self, name: str, pid: int, how: str, *, at: float, stopped_in: str = "") -> None:
         if not self._is_closing:
-            death = Death(name=name, pid=pid, at=at, stage=self._stage, how=how, is_stop=is_stop)
+            stage = stopped_in or self._stage
+            death = Death(name=name, pid=pid, at=at, stage=stage, how=how, is_stop=bool(stopped_in))
             self._deaths.append(death)
             self._say({"death": asdict(death)})
 

@@ -18,7 +18,8 @@ def note_stages(path):
 
     def tell_and_note(self):
         tell(self)
-        os.pwrite(descriptor, f"{self.current:<{WIDTH}}".encode(), 0)
+        if self.current:  # between two stages the last one counts
+            os.pwrite(descriptor, f"{self.current:<{WIDTH}}".encode(), 0)
 
     StageTimers._tell = tell_and_note
 

@@ -26,6 +26,9 @@ SMALL = [
 LEFT_PATIENCE_S = 20.0
 """For a keeper to sweep."""
 
+NOTICE_S = 1.0
+"""A stop is seen at the next look; the stages until then count as its own."""
+
 
 class BrokenRun:
     """One start of a run in a folder of its own temporary files."""
@@ -58,7 +61,7 @@ class BrokenRun:
     @property
     def stage(self) -> str:
         """That the run is in; ``start`` before the first."""
-        return self._stage_file.read_bytes().decode().strip() or ("start" if self.step < 0 else "")
+        return self._stage_file.read_bytes().decode().strip() or "start"
 
     @property
     def step(self) -> int:
@@ -96,8 +99,12 @@ class BrokenRun:
                     victim.send_signal(fault.number)
                 except psutil.NoSuchProcess:
                     continue
-                time.sleep(0.01)
-                return victim.pid, {stage for stage in (before, self.stage) if stage}
+                stages = {before}
+                noticed = time.monotonic() + (NOTICE_S if fault.number is signal.SIGSTOP else 0.01)
+                while time.monotonic() < noticed:
+                    stages.add(self.stage)
+                    time.sleep(0.005)
+                return victim.pid, stages
             time.sleep(0.002)
         return None
 
