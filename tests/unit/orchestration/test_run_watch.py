@@ -130,6 +130,7 @@ def test_a_stopped_process_is_named_and_one_that_goes_on_is_not(watch, started, 
     watch.knows("rank 1", process.pid)
     watch.stage("update")
     late = WorkerError("rank 0, rank 1: no answer in update within 60 s")
+    watch._ask()
     process.send_signal(signal.SIGSTOP)
     wait_until(lambda: watch._deaths, "the stop is seen")
     watch.check()
