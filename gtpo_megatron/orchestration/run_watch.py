@@ -54,9 +54,24 @@ _BOOTSTRAP = (
 
 
 def make_run_temp() -> Path:
-    """A folder of the run's own for sockets, Ray's session and what libraries leave lying; only this user sees it."""
+    """A folder of the run's own for sockets, Ray's session and what libraries leave lying; only this user sees it.
+
+    It says what was there before the run, for the keeper.
+
+    Raises:
+        WorkerError: it cannot be written.
+    """
     base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="gtpo-", dir=base if len(base) <= LONGEST_BASE else "/tmp"))
+    base = base if len(base) <= LONGEST_BASE else "/tmp"
+    before = {"children": [process.pid for process in psutil.Process().children()], "shared": sorted(shared_files())}
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="gtpo-", dir=base))
+        (folder / BEFORE_FILE).write_text(json.dumps(before), encoding="utf-8")
+    except OSError as error:
+        raise WorkerError(
+            f"the temporary folder {base} cannot be written: {error.strerror}; make room there, or set TMPDIR to another"
+        ) from error
+    return folder
 
 
 class RunWatch:
@@ -75,11 +90,6 @@ class RunWatch:
         self._run_folder = run_folder
         self._stage = "start"
         self._sweeps_driver = sweeps_driver
-        before = {
-            "children": [process.pid for process in psutil.Process().children()],
-            "shared": sorted(shared_files()),
-        }
-        (self.temp_folder / BEFORE_FILE).write_text(json.dumps(before), encoding="utf-8")
         self._lock = threading.Lock()
         self._deaths: list[Death] = []
         self._names: dict[str, int] = {}

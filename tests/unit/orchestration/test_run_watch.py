@@ -248,3 +248,9 @@ def test_an_engine_in_this_process_leaves_its_files_in_a_folder_that_goes(monkey
     assert worker.wait(10) == -signal.SIGKILL
     assert not folder.exists()
     assert tempfile.gettempdir() == before
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_one_line(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    with pytest.raises(WorkerError, match="^the temporary folder /proc/none cannot be written: .*; make room there"):
+        RunWatch(None)
