@@ -69,7 +69,7 @@ def make_run_temp() -> Path:
         (folder / BEFORE_FILE).write_text(json.dumps(before), encoding="utf-8")
     except OSError as error:
         raise WorkerError(
-            f"the temporary folder {base} cannot be written: {error.strerror}; make room there, or set TMPDIR to another"
+            f"the temporary folder {base} cannot be written: {error.strerror}; make room there, or set another TMPDIR"
         ) from error
     return folder
 
