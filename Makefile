@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart test test-dist test-slow test-slurm test-gpu test-gpu-stack fuzz fmt lint types arch golden bench-quickstart check
+.PHONY: setup quickstart test test-dist test-slow test-slurm test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,6 +32,9 @@ test-gpu-stack:  ## Megatron and Triton tests on the versions of the gpu extra, 
 
 fuzz: setup  ## random batches over all options of credit, fresh seeds; MINUTES=10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.credit_fuzz --minutes $(MINUTES)
+
+chaos: setup  ## kills and stops processes of real runs for half an hour; docs/reliability.md
+	$(BIN)/python -m tests.chaos --minutes 30
 
 test-slurm: setup  ## jobs on a real Slurm of two nodes on this machine; needs root, else skipped with the reason
 	@tools/install_slurm.sh

@@ -1,7 +1,9 @@
 """Joins this process to the trainer's world and sets Megatron's parallel state."""
 
 import datetime
+import random
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -23,7 +25,7 @@ def initialize(
         config: the layout.
         global_rank: of this process.
         init_method: as torch.distributed understands it: ``tcp://host:port`` or ``file://path``.
-        seed: of Megatron's random states.
+        seed: of all random states.
         collective_timeout_s: after which a collective gives up on a rank that does not answer.
 
     Collectives: rendezvous of all ranks; creation of every group.
@@ -50,6 +52,9 @@ def initialize(
         distributed_timeout_minutes=max(1, round(collective_timeout_s / 60)),
     )
     torch.manual_seed(seed)
+    # libraries draw from these two, and checkpoints hold them: unseeded, no two runs would have the same
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global state is what libraries draw from
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     return RankPlace(
         global_rank=global_rank,

@@ -22,10 +22,14 @@ class StageTimers:
     def __init__(
         self, on_stage: Callable[[str], None] | None = None, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._on_stage = on_stage
+        self._listeners = [] if on_stage is None else [on_stage]
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._running: list[str] = []
+
+    def tell_also(self, listener: Callable[[str], None]) -> None:
+        """One more to be called as ``on_stage`` is; it must not raise."""
+        self._listeners.append(listener)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -69,5 +73,5 @@ class StageTimers:
         return taken
 
     def _tell(self) -> None:
-        if self._on_stage is not None and self._running:
-            self._on_stage(self._running[-1])
+        for listener in self._listeners if self._running else ():
+            listener(self._running[-1])

@@ -2,13 +2,17 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from gtpo_megatron.errors import GTPOError, WorkerError
 
 GRACE_S = 10.0
 """How long to listen on after the first failure: a dead process's peers may report their broken collectives first."""
+
+LOOK_S = 1.0
+"""Between two looks, while waiting, whether what is waited for can still come."""
 
 MAX_REASON_CHARACTERS = 400
 """Of what Ray says about a death: its guesses about lost processes go on for a paragraph."""
@@ -19,6 +23,22 @@ SAYS_NOTHING = (
     *(f"{field}:" for field in ("class_name", "actor_id", "pid", "name", "namespace", "ip")),
 )
 """How lines of Ray's messages begin that say only that or where a process died."""
+
+
+_looks: list[Callable[[], None]] = []
+
+
+@contextmanager
+def looking_after(look: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, whoever waits here calls ``look`` every second, which may raise.
+
+    Like Ray's own connection it holds for the whole process, so that no caller has to hand it on.
+    """
+    _looks.append(look)
+    try:
+        yield
+    finally:
+        _looks.remove(look)
 
 
 def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[str, Any]:
@@ -66,9 +86,7 @@ def collect_next(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> 
     Returns:
         Results by name, and the names of those that died; of at least one call together.
     """
-    import ray
-
-    ready, _ = ray.wait(list(calls.values()), num_returns=1, timeout=deadline_s)
+    ready, _ = _first(list(calls.values()), deadline=time.monotonic() + deadline_s)
     if not ready:
         _raise_worst({}, sorted(calls), stage, deadline_s)
     ended = {name: reference for name, reference in calls.items() if reference in ready}
@@ -86,8 +104,8 @@ def _wait(
     results: dict[str, Any] = {}
     failures: dict[str, Any] = {}
     deadline = time.monotonic() + deadline_s
-    while pending and (left := deadline - time.monotonic()) > 0:
-        ready, pending = ray.wait(pending, num_returns=1, timeout=left)
+    while pending and time.monotonic() < deadline:
+        ready, pending = _first(pending, deadline=deadline)
         for reference in ready:
             try:
                 results[names[reference]] = ray.get(reference)
@@ -96,6 +114,19 @@ def _wait(
                     deadline = min(deadline, time.monotonic() + grace_s)
                 failures[names[reference]] = error
     return results, failures, sorted(names[reference] for reference in pending)
+
+
+def _first(pending: list[Any], *, deadline: float) -> tuple[list[Any], list[Any]]:
+    """As ``ray.wait`` for one of them, with looks meanwhile."""
+    import ray
+
+    while True:
+        left = deadline - time.monotonic()
+        ready, others = ray.wait(pending, num_returns=1, timeout=max(0.0, min(left, LOOK_S)))
+        if ready or left <= LOOK_S:
+            return ready, others
+        for look in tuple(_looks):
+            look()
 
 
 def _is_death(error: Any) -> bool:

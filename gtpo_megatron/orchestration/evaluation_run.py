@@ -36,6 +36,7 @@ from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
 from gtpo_megatron.orchestration.inputs import contamination_notes, dataset_notes
+from gtpo_megatron.orchestration.own_engine import swept_process
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
@@ -181,7 +182,7 @@ def _measure(
         engine = None
         if missing:
             console.print(f"loading {model.folder} into vLLM", highlight=False)
-            engine = _engine(model.folder, config)
+            engine = _engine(model.folder, config, stack)
         display = stack.enter_context(
             EvaluationDisplay(
                 result.benchmarks, samples=config.samples, threshold=config.success_threshold, console=console
@@ -204,21 +205,24 @@ def _measure(
         run.run(result.benchmarks)
 
 
-def _engine(folder: Path, config: EvaluateConfig) -> ResponseSource:
-    """A vLLM engine in this process."""
+def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseSource:
+    """A vLLM engine in this process, which ends with the stack."""
     import torch
 
     os.environ.update(ONE_MACHINE | ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT))
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings are of our settings, and would bury the table
+    stack.enter_context(swept_process())  # before vLLM is imported, which notes the temporary folder
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-    return VllmEngine(
+    engine = VllmEngine(
         str(folder),
         config.engine.rollout(config.sampling),
         max_sequence_tokens=config.max_sequence_tokens,
         seed=config.seed,
         num_threads=config.engine.num_threads,
     )
+    stack.callback(engine.close)
+    return engine
 
 
 @contextmanager

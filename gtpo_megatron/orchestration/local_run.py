@@ -16,6 +16,7 @@ from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.memory_turns import memory_turns
+from gtpo_megatron.orchestration.own_engine import swept_process
 from gtpo_megatron.orchestration.parts import (
     Metrics,
     RankHandle,
@@ -200,7 +201,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
     from gtpo_megatron.actor.actor import MegatronActor
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-    with tempfile.TemporaryDirectory() as folder:
+    with swept_process(), tempfile.TemporaryDirectory() as folder:
         # the trainer first: vLLM joins a torch.distributed world of one that it finds, Megatron insists on its own
         trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
         sampler = VllmEngine(

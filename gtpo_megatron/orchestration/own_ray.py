@@ -7,9 +7,6 @@ private one.
 
 import os
 import secrets
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,6 @@ import torch
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
-
-LONGEST_BASE = 20
-"""Characters of the folder above ours: the name of a socket has 107 at most, and Ray's are long."""
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray stays on the loopback where it does not make clusters. It has no other way, whatever address it is given."""
@@ -56,14 +50,3 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> N
         _temp_dir=str(temp_folder / "ray"),
         **options,
     )
-
-
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder that this user alone can open, of a name that nobody can foresee; gone after the block."""
-    base = tempfile.gettempdir()
-    # a daemon may still write its last line
-    with tempfile.TemporaryDirectory(
-        prefix="gtpo-", dir=base if len(base) <= LONGEST_BASE else "/tmp", ignore_cleanup_errors=True
-    ) as folder:
-        yield Path(folder)

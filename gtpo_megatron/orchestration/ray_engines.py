@@ -46,6 +46,7 @@ class RayEngines:
         max_restarts: in the whole run; the next death ends it.
         deadline_s: longest time for one call.
         max_spread: versions of the weights that may meet in one batch; 0: a push comes only when nothing is in flight.
+        expect_end: told the name of an engine that is about to be killed on purpose.
 
     Attributes:
         num_restarts: so far.
@@ -63,6 +64,7 @@ class RayEngines:
         max_restarts: int,
         deadline_s: float,
         max_spread: int = 0,
+        expect_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._processes = processes
         self._hosts = list(hosts)
@@ -75,6 +77,7 @@ class RayEngines:
         self._is_attended = True
         self._step = 0
         self._max_spread = max_spread
+        self._expect_end = expect_end
         # by index the process that died: the one that has taken its place since is not lost
         self._lost: dict[int, Any] = {}
         self._without_weights: set[int] = set()
@@ -231,7 +234,8 @@ class RayEngines:
         """Kills all engines."""
         import ray
 
-        for process in self._processes:
+        for name, process in zip(self._names, self._processes, strict=True):
+            self._expect_end(name)
             ray.kill(process)
 
     def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
@@ -329,6 +333,7 @@ class RayEngines:
         )
         self._without_weights |= set(engines)  # first, for whoever samples beside
         for index in engines:
+            self._expect_end(self._names[index])
             ray.kill(self._processes[index])  # it may only be out of reach, and still hold its GPUs
             self._processes[index] = self._restart_one(index)
 

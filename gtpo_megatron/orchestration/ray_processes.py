@@ -160,6 +160,11 @@ class EngineProcess(_Process):
         )
         self._engine.on_worker_death(self._end)
 
+    def close(self) -> None:
+        """Ends the workers and gives back what they share."""
+        if self._engine is not None:
+            self._engine.close()
+
     def identity(self) -> tuple[str, int]:
         """Host name and process id, of an engine that is whole."""
         self._end_without_worker()

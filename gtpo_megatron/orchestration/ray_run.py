@@ -1,5 +1,6 @@
 """Starts Ray and the processes of a run, and builds the parts of a step from them."""
 
+import atexit
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,14 +9,15 @@ from typing import Any
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.collect import looking_after
 from gtpo_megatron.orchestration.memory_turns import memory_turns
-from gtpo_megatron.orchestration.own_ray import private_folder
 from gtpo_megatron.orchestration.parts import StepParts
 from gtpo_megatron.orchestration.placement import Placement, place
 from gtpo_megatron.orchestration.ray_cluster import join_cluster, ray_nodes
 from gtpo_megatron.orchestration.ray_engines import RayEngines, engine_names
 from gtpo_megatron.orchestration.ray_parts import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
-from gtpo_megatron.orchestration.ray_start import ProcessStarter, bring_up, bring_up_engine, rank_name
+from gtpo_megatron.orchestration.ray_start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
+from gtpo_megatron.orchestration.run_watch import RunWatch
 from gtpo_megatron.orchestration.weight_link import connect
 from gtpo_megatron.weights.sync import WeightSync
 
@@ -38,9 +40,8 @@ def ray_parts(
         WorkerError: a process did not come up; the message names it.
         ConfigError: the processes do not fit on the cluster, or the weights cannot travel between them.
     """
-    processes: dict[str, Any] = {}
-    with private_folder() as temp_folder, _ended(processes):
-        join_cluster(config.cluster, take_signals=take_signals, temp_folder=temp_folder)
+    with _watched(run_folder, timers) as (watch, processes):
+        join_cluster(config.cluster, take_signals=take_signals, temp_folder=watch.temp_folder)
         placement = place(
             config.parallel,
             num_engines=config.rollout.num_engines,
@@ -49,12 +50,12 @@ def ray_parts(
             colocated=config.rollout.placement == "colocated",
         )
         _log_placement(placement)
-        starter = ProcessStarter(config, run_folder, placement, processes)
+        starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
         starter.all()
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
-        places = bring_up(config, processes, ranks)
+        places = bring_up(config, processes, ranks, met=watch.knows)
         deadline_s = config.cluster.stage_deadline_s
-        engine = _engines(config, placement, starter, processes)
+        engine = _engines(config, placement, starter, processes, watch)
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         transfer = RayTransfer(actor, engine, deadline_s=deadline_s)
         weight_sync = WeightSync(config.weight_sync, transfer, before_push=engine.replace_dead)
@@ -75,27 +76,45 @@ def ray_parts(
             timers=timers,
             logprob_gap_limit=config.weight_sync.logprob_gap_limit,
         )
+        watch.closing()
+        end_in_order(processes, engine_names(config.rollout.num_engines))
 
 
 @contextmanager
-def _ended(processes: dict[str, Any]) -> Iterator[None]:
-    """Ends the processes that are there, and a Ray of the run's own, on the way out."""
+def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, dict[str, Any]]]:
+    """A watch, and room for the processes that end with the block; an error that leaves it names who died first."""
     import ray
 
+    watch = RunWatch(run_folder)
+    timers.tell_also(watch.stage)
+    processes: dict[str, Any] = {}
     try:
-        yield
+        with looking_after(watch.check):
+            yield watch, processes
+    except Exception as error:
+        explained = watch.explained(error)
+        if explained is error:
+            raise
+        raise explained from error
     finally:
-        for process in processes.values():
-            ray.kill(process)
-        ray.shutdown()
+        watch.closing()
+        if watch.has_lost_ray:
+            atexit.unregister(ray.shutdown)  # it would wait for what is dead; the keeper ends the processes
+        else:
+            for process in processes.values():
+                ray.kill(process)
+            ray.shutdown()
+        watch.end()
 
 
-def _engines(config: RunConfig, placement: Placement, starter: ProcessStarter, processes: dict[str, Any]) -> RayEngines:
+def _engines(
+    config: RunConfig, placement: Placement, starter: ProcessStarter, processes: dict[str, Any], watch: RunWatch
+) -> RayEngines:
     names = engine_names(config.rollout.num_engines)
 
     def restart(index: int) -> Any:
         starter.engine(index)
-        bring_up_engine(config, names[index], processes[names[index]])
+        bring_up_engine(config, names[index], processes[names[index]], met=watch.knows)
         return processes[names[index]]
 
     return RayEngines(
@@ -106,6 +125,7 @@ def _engines(config: RunConfig, placement: Placement, starter: ProcessStarter, p
         max_restarts=config.rollout.max_engine_restarts,
         deadline_s=config.cluster.stage_deadline_s,
         max_spread=config.rollout.max_staleness if config.rollout.partial else 0,
+        expect_end=watch.expects,
     )
 
 

@@ -1,11 +1,14 @@
 """The processes of a run on Ray: started where they belong, waited for, and an engine again where one has died."""
 
 import logging
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.placement import Node, Placement
@@ -16,6 +19,11 @@ from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environmen
 
 logger = logging.getLogger(__name__)
 
+END_DEADLINE_S = 20.0
+"""For an engine to end its workers."""
+
+Met = Callable[[str, int], None]
+
 
 def rank_name(index: int) -> str:
     """How messages call a rank."""
@@ -23,9 +31,26 @@ def rank_name(index: int) -> str:
 
 
 class ProcessStarter:
-    """Starts a run's processes as Ray actors; Ray restarts none of them, since weights and state would be missing."""
+    """Starts a run's processes as Ray actors; Ray restarts none of them, since weights and state would be missing.
 
-    def __init__(self, config: RunConfig, run_folder: Path, placement: Placement, processes: dict[str, Any]) -> None:
+    Args:
+        config: of the run.
+        run_folder: for the processes' logs.
+        placement: of the processes.
+        processes: filled, by name.
+        temp_folder: on the driver's node; those that run there take it as theirs.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_folder: Path,
+        placement: Placement,
+        processes: dict[str, Any],
+        *,
+        temp_folder: Path,
+    ) -> None:
+        self._temp_folder = temp_folder
         self._config = config
         self._placement = placement
         self._processes = processes
@@ -95,6 +120,8 @@ class ProcessStarter:
 
         on_cpu = {} if self._placement.has_gpus else CPU_ENVIRONMENT
         variables = environment | on_cpu | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        if node.node_id == self._placement.reward.node_id:
+            variables["TMPDIR"] = str(self._temp_folder)
         under_nsight = {"nsight": nsight} if nsight and self._placement.has_gpus else {}
         options = {
             "num_cpus": 0,
@@ -105,13 +132,19 @@ class ProcessStarter:
         return ray.remote(kind).options(**options).remote(*self._common, **kwargs)
 
 
-def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any]) -> list[RankPlace]:
+def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, met: Met) -> list[RankPlace]:
     """Waits until every process has loaded what it needs; returns the ranks' places.
 
     Engines that share the ranks' GPUs load first and go to sleep: the two would not fit side by side.
+
+    Args:
+        config: of the run.
+        processes: by name.
+        ranks: of them, in order.
+        met: told the name and the number of every process on this machine.
     """
     deadline_s = config.cluster.start_deadline_s
-    _log_identities(processes, deadline_s)
+    _meet(processes, deadline_s, met)
     waiting = dict(processes)
     if config.rollout.placement == "colocated":
         engines = {name: waiting.pop(name) for name in engine_names(config.rollout.num_engines)}
@@ -126,15 +159,28 @@ def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any]) -> 
     return [answers[rank_name(index)] for index in range(len(ranks))]
 
 
-def bring_up_engine(config: RunConfig, name: str, process: Any) -> None:
+def bring_up_engine(config: RunConfig, name: str, process: Any, *, met: Met) -> None:
     """Waits until a replacement is up."""
-    _log_identities({name: process}, config.cluster.start_deadline_s)
+    _meet({name: process}, config.cluster.start_deadline_s, met)
     collect({name: process.start.remote()}, stage="restart", deadline_s=config.cluster.start_deadline_s)
 
 
-def _log_identities(processes: dict[str, Any], deadline_s: float) -> None:
+def end_in_order(processes: dict[str, Any], engines: list[str]) -> None:
+    """Lets engines give back what they share with their workers, before all processes are killed.
+
+    One that does not answer is killed as it is: a run that has ended well does not fail for it.
+    """
+    try:
+        collect({name: processes[name].close.remote() for name in engines}, stage="end", deadline_s=END_DEADLINE_S)
+    except GTPOError as error:
+        logger.warning("an engine did not end in good order: %s", error)
+
+
+def _meet(processes: dict[str, Any], deadline_s: float, met: Met) -> None:
     identities = collect(
         {name: process.identity.remote() for name, process in processes.items()}, stage="start", deadline_s=deadline_s
     )
     for name, (host, pid) in identities.items():
         logger.info("%s: process %d on %s", name, pid, host)
+        if host == socket.gethostname():
+            met(name, pid)

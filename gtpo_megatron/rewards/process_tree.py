@@ -11,7 +11,7 @@ from pathlib import Path
 END_PATIENCE_S = 5.0
 """Longest time that killed processes may take to be gone."""
 
-_ZOMBIE = "Z"
+_ZOMBIE, _STOPPED = "Z", "T"
 
 
 def descendants(root: int) -> list[int]:
@@ -48,6 +48,12 @@ def end_descendants(root: int) -> None:
 def memory_bytes(root: int) -> int:
     """Of ``root`` and all below it: what they hold and have swapped out, shared pages counted once among them."""
     return sum(_memory(process) for process in (root, *descendants(root)))
+
+
+def is_stopped(process: int) -> bool:
+    """By a signal, such as a shell or a batch system sends."""
+    found = _parent_and_state(process)
+    return found is not None and found[1] == _STOPPED
 
 
 def _parent_and_state(process: int) -> tuple[int, str] | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.budget import BatchBudget
-from gtpo_megatron.rewards.process_tree import END_PATIENCE_S, memory_bytes
+from gtpo_megatron.rewards.process_tree import END_PATIENCE_S, is_stopped, memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class WorkerProcess:
         self._limits = limits
         self._lock = threading.Lock()  # a process is started and ended under it, so that none slips through
         self._has_ended = False
+        self._was_disturbed = False
         self._connection: Connection[Any, Any]
         self._output: _Output
         self._control: int
@@ -102,7 +103,9 @@ class WorkerProcess:
         return self._process.pid
 
     def grade(self, response: str, answer: str, *, budget: BatchBudget | None = None) -> Verdict:
-        """One row, within its limits.
+        """One row, within its limits; once more if somebody else has killed or stopped the process meanwhile.
+
+        A row that ends its process in that way by itself does so again.
 
         Args:
             response: to judge.
@@ -113,6 +116,11 @@ class WorkerProcess:
             WorkerError: the process does not start, or the pool was closed meanwhile.
             ConfigError: it cannot import the function.
         """
+        verdict = self._grade_once(response, answer, budget)
+        return self._grade_once(response, answer, budget) if self._was_disturbed else verdict
+
+    def _grade_once(self, response: str, answer: str, budget: BatchBudget | None) -> Verdict:
+        self._was_disturbed = False
         batch_deadline = None if budget is None else budget.deadline
         if not self.wait_until_ready(batch_deadline):
             return OVER_BUDGET
@@ -130,8 +138,10 @@ class WorkerProcess:
             reply = self._receive(min(deadline, share), watch_memory=True)
         except (EOFError, OSError):
             status = self._replace(patience_s=EXIT_PATIENCE_S)
+            self._was_disturbed = status == -signal.SIGKILL
             return Verdict(reward=0.0, failure=f"ended the worker process with status {status}")
         if reply is None:
+            self._was_disturbed = share >= deadline and is_stopped(self._worker_id)
             self._replace()
             late = Verdict(reward=0.0, failure=f"took longer than {self._limits.timeout_s:g} s")
             return OVER_BUDGET if share < deadline else late

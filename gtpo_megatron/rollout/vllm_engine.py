@@ -300,6 +300,10 @@ class VllmEngine:
         if not self._llm.reset_prefix_cache(reset_running_requests=with_running):
             raise WeightSyncError("vLLM refused to reset its prefix cache: requests are still running")
 
+    def close(self) -> None:
+        """Ends the workers, and removes what they share from shared memory; the engine cannot be used afterwards."""
+        self._llm.llm_engine.engine_core.shutdown()
+
     def on_worker_death(self, callback: Callable[[], None]) -> None:
         """Calls back, in another thread, when a worker process has died; with one worker there is no such process."""
         self._executor.register_failure_callback(callback)

@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.orchestration import collect as module
-from gtpo_megatron.orchestration.collect import collect
+from gtpo_megatron.orchestration.collect import collect, looking_after
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -79,3 +79,13 @@ def test_a_process_that_died_is_named_before_those_that_lost_it(workers, monkeyp
     }
     with pytest.raises(WorkerError, match="^rank 1 died in update"):
         collect(calls, stage="update", deadline_s=60)
+
+
+def test_a_look_that_raises_ends_the_wait(workers):
+    def look():
+        raise WorkerError("Ray's GCS died")
+
+    started = time.monotonic()
+    with looking_after(look), pytest.raises(WorkerError, match="^Ray's GCS died$"):
+        collect({"rank 0": workers["rank 0"].answer.remote(1, 60.0)}, stage="score", deadline_s=60)
+    assert time.monotonic() - started < 30

@@ -1,13 +1,11 @@
 """What a Ray of the run's own is started with; Ray itself is started in ``tests/integration/test_network.py``."""
 
 import os
-import stat
-import tempfile
 
 import pytest
 
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.orchestration.own_ray import LONGEST_BASE, private_folder, start_own_ray
+from gtpo_megatron.orchestration.own_ray import start_own_ray
 
 
 @pytest.fixture
@@ -38,26 +36,3 @@ def test_the_environment_that_its_processes_inherit(started, tmp_path):
     assert "RAY_AUTH_MODE" not in environment, "Ray turns its token on where nobody has said anything"
     assert len({environment["RAY_AUTH_TOKEN"], again["RAY_AUTH_TOKEN"], "known to all"}) == 3
     assert len(environment["RAY_AUTH_TOKEN"]) == 64
-
-
-def test_the_folder_is_private_and_goes():
-    with private_folder() as one, private_folder() as other:
-        assert one != other
-        for folder in (one, other):
-            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-            assert folder.stat().st_uid == os.getuid()
-            (folder / "ray").mkdir()
-    assert not one.exists()
-    assert not other.exists()
-
-
-def test_a_socket_has_a_short_name_wherever_temporary_files_are(tmp_path, monkeypatch):
-    """107 characters at most; Ray's lie below ``ray/session_DATE_TIME_MICROSECONDS_PID/sockets``."""
-    deep = tmp_path / ("a" * 40)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    with private_folder() as folder:
-        assert str(folder).startswith("/tmp/gtpo-")
-        base = "b" * (LONGEST_BASE - len(str(folder.parent)))
-        session = "session_2026-11-22_09-22-50_196419_4194304"
-        assert len(f"{folder}{base}/ray/{session}/sockets/plasma_store") <= 107

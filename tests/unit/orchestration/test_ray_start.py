@@ -39,7 +39,7 @@ def come_up(calls, **rollout):
     config = replace(config, rollout=replace(config.rollout, **rollout))
     engines = ["rollout engine"] if config.rollout.num_engines == 1 else ["rollout engine 0", "rollout engine 1"]
     processes = {name: Process(name, calls) for name in ("rank 0", "rank 1", *engines, "reward")}
-    places = bring_up(config, processes, [processes["rank 0"], processes["rank 1"]])
+    places = bring_up(config, processes, [processes["rank 0"], processes["rank 1"]], met=lambda *_: None)
     assert len(places) == 2
     return [call for call in calls if call[1] not in ("identity", "meeting_point")]
 
