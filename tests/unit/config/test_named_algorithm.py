@@ -56,8 +56,8 @@ def test_one_of_a_users_file_is_written_and_read_back(own_module):
     text = to_yaml(options.config)
     assert "kind: own_algorithm:OwnConfig" in text
     assert from_yaml(text) == options.config
-    with pytest.raises(ConfigError, match="unknown key 'strenght' in OwnConfig; perhaps you meant 'strength'"):
-        from_yaml(text.replace("strength:", "strenght:"))
+    with pytest.raises(ConfigError, match="unknown key 'strengthh' in OwnConfig; perhaps you meant 'strength'"):
+        from_yaml(text.replace("strength:", "strengthh:"))
 
 
 @pytest.mark.parametrize("argument", [["--algorithm", "GSPOConfig"], ["--algorithm=GSPOConfig"]])
