@@ -27,8 +27,7 @@ import torch.distributed as dist  # noqa: TID251 - a benchmark of collectives
 import tyro
 from torch import Tensor
 
-from benchmarks.credit import Options as BatchOptions
-from benchmarks.credit import cpu_seconds, make_batch
+from benchmarks.credit_worker import make_batch
 from gtpo_megatron.algorithms import assign_credit, informative_groups
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.config.algorithm import GTPOConfig
@@ -53,7 +52,7 @@ class Options:
         json: file to write.
     """
 
-    ranks: int = 4
+    ranks: int = 3
     groups: int = 512
     group_size: int = 16
     max_tokens: int = 4096
@@ -121,9 +120,7 @@ def _rank_main(rank: int, options: Options, store: str, pipe: Any) -> None:
         world_size=options.ranks,
         timeout=datetime.timedelta(minutes=10),
     )
-    batch = make_batch(
-        BatchOptions(groups=options.groups, group_size=options.group_size, max_tokens=options.max_tokens)
-    )
+    batch = make_batch(options.groups, options.group_size, options.max_tokens)
     lengths = batch["response_mask"].sum(1)
     shares = dealings(options, lengths)
     local = {name: {k: v[rows[rank]] for k, v in batch.items()} for name, rows in shares.items()}
@@ -156,6 +153,13 @@ def least_bytes(batch: Batch, rows: list[list[int]]) -> list[int]:
     widths = longest.topk(2, dim=1).values[:, 1]
     per_member = 8 * 2 * (members - 1).clamp(min=0) * widths / members.clamp(min=1)
     return [int(total) for total in (per_member[:, None] * (longest > 0)).sum(0)]
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """CPU time of one call."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
 
 
 def driver_costs(options: Options) -> list[dict[str, float]]:
@@ -226,9 +230,7 @@ def main() -> None:
         reports = [pipe.recv() for pipe in pipes]
         for process in processes:
             process.join()
-    batch = make_batch(
-        BatchOptions(groups=options.groups, group_size=options.group_size, max_tokens=options.max_tokens)
-    )
+    batch = make_batch(options.groups, options.group_size, options.max_tokens)
     result: dict[str, Any] = {"options": asdict(options), "results": {}}
     for name, rows in dealings(options, batch["response_mask"].sum(1)).items():
         rounds = reports[0][name]["rounds"]

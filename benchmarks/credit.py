@@ -6,7 +6,8 @@
 Both packages run in processes of their own, on the same batch, one call after the other in turn; a ratio is the median
 over rounds of the ratio within a round, in CPU time. ``cumsum`` is one pass of ``torch.cumsum`` over the padded
 entropies, for machines without a baseline. Memory is the peak of the resident set over what the inputs take, the two
-padded outputs included, in bytes per token of the policy.
+padded outputs included, in bytes per token of the policy: with each buffer mapped by itself (``extra``), and with what
+glibc's heap keeps besides (``resident``), which depends on what the process did before.
 """
 
 import ast
@@ -74,14 +75,15 @@ class Worker:
     Args:
         checkout: its folder.
         options: the batch.
+        environment: further variables.
     """
 
-    def __init__(self, checkout: Path, options: Options) -> None:
+    def __init__(self, checkout: Path, options: Options, **environment: str) -> None:
         script = str(ROOT / "benchmarks" / "credit_worker.py")
         sizes = (options.groups, options.group_size, options.max_tokens)
         self.process = subprocess.Popen(
             [sys.executable, script, *map(str, sizes)],
-            env={**os.environ, "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -122,12 +124,14 @@ def measure_times(options: Options) -> dict[str, dict[str, float]]:
     return results
 
 
-def measure_memory(options: Options, name: str, checkout: Path) -> float:
-    """Peak extra bytes a token, in a fresh process."""
-    worker = Worker(checkout, options)
-    ratio = worker.ask(f"memory {name}") / worker.ask("tokens")
-    worker.close()
-    return ratio
+def measure_memory(options: Options, name: str, checkout: Path) -> dict[str, float]:
+    """Peak extra bytes a token, in fresh processes."""
+    found = {}
+    for kind, environment in (("extra", {"MALLOC_MMAP_THRESHOLD_": "65536"}), ("resident", {})):
+        worker = Worker(checkout, options, **environment)
+        found[f"{kind}_bytes_per_token"] = worker.ask(f"memory {name}") / worker.ask("tokens")
+        worker.close()
+    return found
 
 
 def lines_of_source() -> dict[str, int]:
@@ -155,9 +159,10 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     results = measure_times(options)
     for name in CONFIGS:
-        results[name]["extra_bytes_per_token"] = measure_memory(options, name, ROOT)
+        results[name] |= measure_memory(options, name, ROOT)
         if options.baseline:
-            results[name]["baseline_bytes_per_token"] = measure_memory(options, name, Path(options.baseline))
+            before = measure_memory(options, name, Path(options.baseline))
+            results[name] |= {f"baseline_{key}": value for key, value in before.items()}
     worker = Worker(ROOT, options)
     report: dict[str, Any] = {
         "options": {**asdict(options), "baseline": bool(options.baseline)},

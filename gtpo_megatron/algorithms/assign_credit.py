@@ -16,7 +16,7 @@ from gtpo_megatron.algorithms.batch.checks import (
 )
 from gtpo_megatron.algorithms.batch.outcome import is_correct
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
-from gtpo_megatron.algorithms.batch.response_table import gather_table
+from gtpo_megatron.algorithms.batch.response_table import ResponseTable, gather_table
 from gtpo_megatron.algorithms.batch.tokens import Tokens
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenInputs
 from gtpo_megatron.algorithms.credit.diagnostics import credit_metrics
@@ -112,22 +112,26 @@ def assign_credit(
     signature = f"credit {config!r} shaping_mask={shaping_mask is not None}"
     with torch.no_grad():
         table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
-        (inputs,) = local
-        batch = CreditBatch(
-            tokens=inputs.tokens,
-            entropy=inputs.entropy,
-            old_logprobs=inputs.old_logprobs,
-            compared=inputs.compared,
-            table=table,
-            penalties=length_penalties(config.length_penalty, table),
-            reduction=reduction,
-        )
-        earned = algorithm_of(config).credit(config, batch)
-        return Credit(
-            shaped_rewards=inputs.tokens.put(earned.shaped_rewards),
-            advantages=inputs.tokens.put(earned.advantages),
-            metrics=credit_metrics(earned, batch),
-        )
+        tokens = local[0].tokens
+        shaped_rewards, advantages, metrics = _earned(config, local.pop(), table, reduction)
+        return Credit(shaped_rewards=tokens.put(shaped_rewards), advantages=tokens.put(advantages), metrics=metrics)
+
+
+def _earned(
+    config: AlgorithmConfig, inputs: TokenInputs, table: ResponseTable, reduction: Reduction
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Shaped rewards and advantages ``[N]``, and metrics; all else is freed before the padded results are made."""
+    batch = CreditBatch(
+        tokens=inputs.tokens,
+        entropy=inputs.entropy,
+        old_logprobs=inputs.old_logprobs,
+        compared=inputs.compared,
+        table=table,
+        penalties=length_penalties(config.length_penalty, table),
+        reduction=reduction,
+    )
+    earned = algorithm_of(config).credit(config, batch)
+    return earned.shaped_rewards, earned.advantages, credit_metrics(earned, batch)
 
 
 def _threshold(config: object) -> float:

@@ -5,6 +5,7 @@ ranks. Here every term is first rounded to a grid; sums of integers are exact, s
 ranks and atomic additions on a GPU give the same bits. No other module of the package adds across tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from gtpo_megatron.algorithms.batch.reduction import KeyReduction
 
 SUM_BITS = 62
 """Bits of magnitude that a sum may take: an int64 without its sign and with one bit of room."""
+
+_PART = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Tokens at a time: what is computed on the way to a sum stays in the processor's cache, and small beside the batch."""
 
 _FLOAT64_BIAS = 1023
 _FLOAT64_FRACTION_BITS = 52
@@ -59,19 +63,27 @@ def exact_sum(values: Tensor, key: Tensor, count: Tensor, reduction: KeyReductio
 
     Args:
         values: ``[N]`` float64, finite.
-        key: ``[N]`` int64 in [0, K).
+        key: ``[N]`` integers in [0, K), or bool.
         count: ``[K]`` int64, number of terms of each key over all ranks.
         reduction: who else has terms of these keys. Collectives: its ``max``, then its ``sum``.
     """
-    terms = values.abs()
     peak = torch.zeros(len(count), dtype=torch.float64, device=values.device)
-    peak = reduction.max(peak.scatter_reduce_(0, key, terms, "amax"))
+    for part, k in parts(values, key):
+        peak.scatter_reduce_(0, k, part.abs(), "amax")
+    peak = reduction.max(peak)
     _, exponent = torch.frexp(peak * count)  # |sum| <= count * peak < 2 ** exponent
     scale = _power_of_two(SUM_BITS - exponent)
-    torch.index_select(scale, 0, key, out=terms).mul_(values).round_()
     units = torch.zeros(len(count), dtype=torch.int64, device=values.device)
-    units = reduction.sum(units.scatter_add_(0, key, terms.to(torch.int64)))
-    return ExactSum(units=units, scale=scale, count=count)
+    for part, k in parts(values, key):
+        units.scatter_add_(0, k, scale.index_select(0, k).mul_(part).round_().to(torch.int64))
+    return ExactSum(units=reduction.sum(units), scale=scale, count=count)
+
+
+def parts(values: Tensor, key: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Values and int64 keys, some at a time."""
+    size = _PART.get(values.device.type, _PART["cpu"])
+    for part, k in zip(torch.split(values, size), torch.split(key, size), strict=True):
+        yield part, k.to(torch.int64)
 
 
 def significant(values: Tensor) -> Tensor:

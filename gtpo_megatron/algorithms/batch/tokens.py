@@ -16,14 +16,12 @@ class Tokens:
     """Where the ``N`` tokens of a ``[B, T]`` mask are; they are ordered by response, then by time.
 
     Attributes:
-        shape: ``(B, T)``.
-        index: ``[N]`` int64, place in the flattened matrix.
-        row: ``[N]`` int64, the response.
+        mask: ``[B, T]`` bool.
+        row: ``[N]`` int32, the response.
         lengths: ``[B]`` int64, tokens of each response, on the CPU.
     """
 
-    shape: tuple[int, int]
-    index: Tensor
+    mask: Tensor
     row: Tensor
     lengths: Tensor
 
@@ -31,12 +29,12 @@ class Tokens:
     def of(cls, response_mask: Tensor) -> "Tokens":
         """The tokens where ``response_mask`` ``[B, T]`` bool is True, in any arrangement."""
         lengths = response_mask.sum(1)
-        return cls(
-            shape=(response_mask.shape[0], response_mask.shape[1]),
-            index=response_mask.flatten().nonzero().flatten(),
-            row=torch.repeat_interleave(lengths),
-            lengths=lengths.cpu(),
-        )
+        return cls(mask=response_mask, row=torch.repeat_interleave(lengths).to(torch.int32), lengths=lengths.cpu())
+
+    def place(self, flags: Tensor) -> tuple[int, int]:
+        """Row and column of the first token whose flag ``[N]`` bool is True."""
+        row, column = torch.nonzero(self.mask)[int(torch.nonzero(flags)[0])].tolist()
+        return row, column
 
     @property
     def position(self) -> Tensor:
@@ -50,16 +48,22 @@ class Tokens:
 
     def pick(self, matrix: Tensor) -> Tensor:
         """``[B, T]`` -> ``[N]``, detached."""
-        return matrix.detach().reshape(-1).index_select(0, self.index)
+        return matrix.detach().masked_select(self.mask)
 
     def of_response(self, values: Tensor) -> Tensor:
         """One value per response ``[B]`` -> one per token ``[N]``, on the tokens' device."""
         return values.to(self.row.device).index_select(0, self.row)
 
+    def counts(self, chosen: Tensor | None) -> Tensor:
+        """How many tokens each response has, or how many of those chosen (``[N]`` bool): ``[B]`` int64."""
+        if chosen is None:
+            return self.lengths.to(self.row.device)
+        return torch.bincount(self.row[chosen], minlength=len(self.lengths))
+
     def put(self, values: Tensor) -> Tensor:
         """``[N]`` -> ``[B, T]`` float32, 0 where there is no token of the policy's own."""
-        matrix = torch.zeros(self.shape[0] * self.shape[1], dtype=torch.float32, device=values.device)
-        return matrix.index_copy_(0, self.index, values.to(torch.float32)).view(self.shape)
+        matrix = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
+        return matrix.masked_scatter_(self.mask, values.to(torch.float32))
 
     def checked(self, name: str, matrix: Tensor, *, sign: float = 1.0) -> Tensor:
         """``sign * matrix`` at the tokens, ``[N]`` float64; it must be finite and not negative.
@@ -73,9 +77,8 @@ class Tokens:
         if len(values):
             low, high = torch.aminmax(values)  # NaN comes through
             if not (bool(low >= LOWEST_ENTROPY) and bool(torch.isfinite(high))):
-                where = int(torch.nonzero(~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))[0])
-                row, column = divmod(int(self.index[where]), self.shape[1])
+                row, column = self.place(~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))
                 limit = f">= {LOWEST_ENTROPY}" if sign > 0 else f"<= {-LOWEST_ENTROPY}"
-                value = float(values[where]) * sign
+                value = float(matrix[row, column])
                 raise DataError(f"{name}[{row}, {column}] = {value}: expected a finite value {limit}")
         return values.clamp_(min=0.0)

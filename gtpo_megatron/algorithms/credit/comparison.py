@@ -20,7 +20,7 @@ class Comparison:
     """The comparisons that this rank's tokens take part in.
 
     Attributes:
-        key: ``[N]`` int64 in [0, K).
+        key: ``[N]`` integers in [0, K).
         count: ``[K]`` int64, tokens of each comparison over all ranks: ``d_t`` of O+ and ``h_t`` of O-, on the axis
             ``position``.
         reduction: who else has tokens of them.
@@ -72,8 +72,7 @@ def compare(
     """
     device = tokens.row.device
     if axis == "response":
-        own = torch.ones_like(tokens.row) if compared is None else compared.to(torch.int64)
-        count = torch.zeros(tokens.shape[0], dtype=torch.int64, device=device).scatter_add_(0, tokens.row, own)
+        count = tokens.counts(compared)
         return Comparison(key=tokens.row, count=count, reduction=LocalReduction())
     held = _held_sets(table, axis, spans_batch=spans_batch)
     first = held.first[held.slot[table.mine]] if len(held.first) else table.mine  # without tokens any number will do

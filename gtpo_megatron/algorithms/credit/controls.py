@@ -13,7 +13,7 @@ def shuffle_within_responses(values: Tensor, tokens: Tokens, seed: int) -> Tenso
 
     The order depends on the seed and on the response's content, never on the rank that holds it.
     """
-    seeds = content_seeds(values.to(torch.float32).view(torch.int32), tokens.row, tokens.shape[0], seed)
+    seeds = content_seeds(values.to(torch.float32).view(torch.int32), tokens.row, len(tokens.lengths), seed)
     keys = token_hashes(seeds.index_select(0, tokens.row), tokens.position)
     return values[_sort_within(tokens.row, keys)]
 

@@ -67,16 +67,17 @@ class _Sides:
 
     def __init__(self, is_correct: Tensor, reduction: KeyReduction) -> None:
         self.is_correct, self.reduction = is_correct, reduction
-        self.key = is_correct.to(torch.int64)
-        self.counts = reduction.sum(torch.bincount(self.key, minlength=2))
-        self.sizes: list[int] = self.counts.tolist()
+        self.sizes = self.count(torch.ones_like(is_correct))
 
     def count(self, flags: Tensor) -> list[int]:
         """How many are True, ``[M]`` bool."""
-        numbers: list[int] = self.reduction.sum(torch.bincount(self.key[flags], minlength=2)).tolist()
+        correct = (flags & self.is_correct).count_nonzero()
+        sides = torch.stack((flags.count_nonzero() - correct, correct))
+        numbers: list[int] = self.reduction.sum(sides).tolist()
         return numbers
 
     def sum(self, values: Tensor) -> list[float]:
         """``[M]`` float64."""
-        numbers: list[float] = exact_sum(values, self.key, self.counts, self.reduction).total.tolist()
+        count = torch.tensor(self.sizes, device=values.device)
+        numbers: list[float] = exact_sum(values, self.is_correct, count, self.reduction).total.tolist()
         return numbers

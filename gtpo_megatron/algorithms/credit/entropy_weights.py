@@ -73,7 +73,7 @@ def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct
 
 def _refuse(config: EntropyCreditSettings, inputs: TokenInputs, bad: Tensor, words: str) -> None:
     if bool(bad.any()):
-        row, column = divmod(int(inputs.tokens.index[torch.nonzero(bad)[0]]), inputs.tokens.shape[1])
+        row, column = inputs.tokens.place(bad)
         name = "old_logprobs" if config.weight_source == "surprisal" else "token_entropy"
         raise DataError(
             f"{name}[{row}, {column}] {words} with entropy_floor={config.entropy_floor}: its inverse or logarithm does "

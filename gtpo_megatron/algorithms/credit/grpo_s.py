@@ -79,10 +79,10 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
 def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
     """``Hs`` of this rank's responses [S 5; I 8], or ``exp((1/|o|) sum_t log H)`` [I App. C], ``[B]`` float64."""
     tokens, entropy = batch.tokens, raised(token_weights(config, batch), config)
-    count = tokens.lengths.to(entropy.device)
+    count = tokens.counts(None)
     value = significant(entropy.log() if config.sequence_entropy_mean == "geometric" else entropy)
     if batch.compared is not None:
-        kept = torch.zeros_like(count).scatter_add_(0, tokens.row, batch.compared.to(torch.int64))
+        kept = tokens.counts(batch.compared)
         # a response of which nothing is compared is averaged whole
         value = torch.where(batch.compared | (kept == 0).index_select(0, tokens.row), value, 0.0)
         count = torch.where(kept > 0, kept, count)

@@ -26,26 +26,18 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
 
     Collectives: ``exact_sum``'s for the groups that several ranks hold, and for the pools.
     """
-    tokens, table, mine = batch.tokens, batch.table, batch.table.mine
-    is_correct = tokens.of_response(table.is_correct[mine])  # O+
-    spans_batch = config.entropy_scope == "batch"
-    compared = batch.compared
-    peers = compare(
-        tokens, table, config.entropy_axis, spans_batch=spans_batch, compared=compared, reduction=batch.reduction
-    )
-
-    entropy = raised(token_weights(config, batch), config)  # H
-    weight = torch.where(is_correct, entropy, 1.0 / entropy)
-    share = relative_weight(  # x on O+, y on O-
-        weight, peers, config.entropy_mean, compared=compared, reduction=batch.reduction
-    )
-    if config.shaped_sides != "both":
-        share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
+    table = batch.table
+    shares = _shares(config, batch)  # x on O+, y on O-
 
     reward = shaped_reward(  # r+ [I 3; S 2, 11, 13] and r- [I 4; S 14]
-        config.formulation, is_correct, share, base=config.alpha1, bonus=config.alpha2, kappa=config.kappa
+        config.formulation,
+        shares.is_correct,
+        shares.values,
+        base=config.alpha1,
+        bonus=config.alpha2,
+        kappa=config.kappa,
     )
-    reward += tokens.of_response(batch.penalties[mine])  # R(i) [S 11; I App. D]
+    reward += batch.on_tokens(batch.penalties)  # R(i) [S 11; I App. D]
 
     pooled = pools(
         table,
@@ -56,14 +48,33 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     )
     advantage = standardise(  # A+ [I 5; S 3, 15] and A- [I 6; S 15]
         reward,
-        tokens.of_response(pooled.of_response[mine]),
+        batch.on_tokens(pooled.of_response),
         pooled,
         ddof=config.std_ddof,
         eps=config.std_eps,
         reduction=batch.reduction,
     )
-    is_lone = (peers.count == 1).index_select(0, peers.key)
-    if compared is not None:
-        is_lone &= compared
-    shares = Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
     return TokenCredit(shaped_rewards=reward, advantages=advantage, shares=shares)
+
+
+def _shares(config: GTPOConfig, batch: CreditBatch) -> Shares:
+    """``x`` of the tokens of O+, ``y`` of those of O-."""
+    is_correct = batch.on_tokens(batch.table.is_correct)  # O+
+    peers = compare(
+        batch.tokens,
+        batch.table,
+        config.entropy_axis,
+        spans_batch=config.entropy_scope == "batch",
+        compared=batch.compared,
+        reduction=batch.reduction,
+    )
+    weight = raised(token_weights(config, batch), config)  # H
+    weight = torch.where(is_correct, weight, 1.0 / weight)
+    share = relative_weight(weight, peers, config.entropy_mean, compared=batch.compared, reduction=batch.reduction)
+    if config.shaped_sides != "both":
+        share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
+
+    is_lone = (peers.count == 1).index_select(0, peers.key)
+    if batch.compared is not None:
+        is_lone &= batch.compared
+    return Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)

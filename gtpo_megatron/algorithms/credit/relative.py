@@ -36,11 +36,11 @@ def relative_weight(
     Raises:
         DataError: a geometric share is above ``LARGEST_SHARE``. Collectives: one ``max`` for geometric means.
     """
-    value = significant(weight.log() if mean == "geometric" else weight)
+    weight = significant(weight.log() if mean == "geometric" else weight)
     if compared is not None:
-        value = torch.where(compared, value, 0.0)
-    average = exact_sum(value, peers.key, peers.count, peers.reduction).mean.index_select(0, peers.key)
-    share = value.sub_(average).exp_() if mean == "geometric" else value.div_(average)
+        weight = torch.where(compared, weight, 0.0)
+    average = exact_sum(weight, peers.key, peers.count, peers.reduction).mean.index_select(0, peers.key)
+    share = weight.sub_(average).exp_() if mean == "geometric" else weight.div_(average)
     if mean == "geometric":
         _check_bounded(share, reduction)
     return share if compared is None else torch.where(compared, share, 1.0)

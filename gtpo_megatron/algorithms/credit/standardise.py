@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.reduction import KeyReduction
 from gtpo_megatron.algorithms.batch.response_table import ResponseTable
-from gtpo_megatron.algorithms.exact_sum import exact_sum
+from gtpo_megatron.algorithms.exact_sum import exact_sum, parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +16,7 @@ class Pools:
     """What rewards are standardised over. The last pool is of the values that take no part; their advantage is 0.
 
     Attributes:
-        of_response: ``[R]`` int64 in [0, P), the pool of each response.
+        of_response: ``[R]`` int32 in [0, P), the pool of each response.
         own: ``[P]`` int64, values in each pool.
         zeros: ``[P]`` int64, zeros that belong to the pool besides them.
     """
@@ -55,7 +55,7 @@ def pools(
     zeros = torch.zeros_like(own)
     if kind == "joint_zero":
         zeros[:-1] = own[:-1].view(-1, 2).flip(1).flatten()  # the tokens of the other side
-    return Pools(of_response=of_response, own=own, zeros=zeros)
+    return Pools(of_response=of_response.to(torch.int32), own=own, zeros=zeros)
 
 
 def standardise(
@@ -75,7 +75,7 @@ def standardise(
 
     Args:
         reward: ``[N]`` float64.
-        pool: ``[N]`` int64, the pool of each.
+        pool: ``[N]`` integers, the pool of each.
         pools: sizes of all pools over all ranks.
         ddof: 0 divides the squares by ``n``, 1 by ``n - 1``.
         eps: added to the std.
@@ -84,13 +84,15 @@ def standardise(
     """
     own, zeros = pools.own.to(reward.device), pools.zeros.to(reward.device)
     count = (own + zeros).to(torch.float64)
-    lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, pool, reward, "amin")
+    lowest = torch.full_like(count, torch.inf)
+    for part, k in parts(reward, pool):
+        lowest.scatter_reduce_(0, k, part, "amin")
     lowest = -reduction.max(torch.where(zeros > 0, lowest.clamp(max=0.0), lowest).neg_())
     excess = reward - lowest.index_select(0, pool)
     zero = torch.where(zeros > 0, -lowest, 0.0)  # what a 0 exceeds the lowest value by
 
     mean = (exact_sum(excess, pool, own, reduction).total + zeros * zero) / count.clamp(min=1)
-    deviation = excess - mean.index_select(0, pool)
+    deviation = excess.sub_(mean.index_select(0, pool))
     squares = exact_sum(deviation.square(), pool, own, reduction).total + zeros * (zero - mean).square()
     std = (squares / (count - ddof).clamp(min=1)).sqrt()
 

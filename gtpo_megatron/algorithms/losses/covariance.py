@@ -29,7 +29,7 @@ def select_clip_cov(config: ClipCovConfig, batch: SelectionBatch) -> Tensor:
     covariance = token_covariance(batch)
     candidates = (covariance >= config.cov_low) & (covariance <= config.cov_high)
     bits = batch.old_logprobs.to(torch.float32).view(torch.int32)
-    seeds = content_seeds(bits, batch.tokens.row, batch.tokens.shape[0], config.seed)
+    seeds = content_seeds(bits, batch.tokens.row, len(batch.tokens.lengths), config.seed)
     keys = token_hashes(seeds.index_select(0, batch.tokens.row), batch.tokens.position) >> 31
     return largest(keys, candidates, batch.part(config.clip_fraction), batch.reduction)
 

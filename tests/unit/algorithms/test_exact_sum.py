@@ -1,6 +1,7 @@
 """Sums that do not depend on the order of their terms, nor on who holds them."""
 
 import math
+import sys
 from fractions import Fraction
 
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import gtpo_megatron.algorithms.exact_sum  # noqa: F401 - the package exports a function of the same name
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.exact_sum import ExactSum, exact_sum, significant
 from tests.faked_ranks import World
 from tests.unit.algorithms.parts import column
 
+exact_sum_module = sys.modules["gtpo_megatron.algorithms.exact_sum"]
 LARGEST = 2.0**950
 values_of_any_size = st.one_of(
     st.floats(-8, 8), st.floats(-1e200, 1e200), st.floats(-1e-200, 1e-200), st.sampled_from([0.0, LARGEST, 1 / LARGEST])
@@ -129,3 +132,21 @@ def test_significant(value: float) -> None:
 def test_float32_numbers_are_significant_as_they_are() -> None:
     values = torch.rand(1000, generator=torch.Generator().manual_seed(0)).double()
     assert torch.equal(significant(values), values)
+
+
+def test_the_size_of_parts_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(1000, dtype=torch.float64, generator=generator)
+    keys = torch.randint(0, 7, (1000,), generator=generator)
+    whole = summed(values, keys, 7)
+    monkeypatch.setitem(exact_sum_module._PART, "cpu", 13)
+    small = summed(values, keys, 7)
+    assert torch.equal(small.units, whole.units)
+    assert torch.equal(small.scale, whole.scale)
+
+
+def test_keys_of_any_integer_type() -> None:
+    values, flags = column(1.0, 2.0, 4.0), torch.tensor([True, False, True])
+    for keys in (flags, flags.to(torch.int32), flags.to(torch.uint8), flags.to(torch.int64)):
+        found = exact_sum(values, keys, torch.tensor([1, 2]), LocalReduction())
+        assert found.total.tolist() == [2.0, 5.0]

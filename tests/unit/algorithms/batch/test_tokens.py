@@ -21,10 +21,11 @@ masks = st.integers(0, 4).flatmap(
 def test_tokens_are_those_of_the_mask_in_order(mask: torch.Tensor) -> None:
     tokens = Tokens.of(mask)
     places = [(i, t) for i, row in enumerate(mask.tolist()) for t, own in enumerate(row) if own]
-    assert tokens.shape == tuple(mask.shape)
+    assert torch.equal(tokens.mask, mask)
     assert tokens.lengths.tolist() == mask.sum(1).tolist()
     assert tokens.row.tolist() == [i for i, _ in places]
-    assert tokens.index.tolist() == [i * mask.shape[1] + t for i, t in places]
+    for i, place in enumerate(places):
+        assert tokens.place(torch.arange(len(places)) == i) == place
     assert tokens.position.tolist() == [sum(mask[i, :t].tolist()) for i, t in places]  # own tokens before it
     first = 100 * torch.arange(len(mask))
     assert torch.equal(tokens.numbered_from(first), 100 * tokens.row + tokens.position)
@@ -43,6 +44,12 @@ def test_a_view_that_is_not_contiguous_will_do() -> None:
     matrix = torch.arange(12.0).view(4, 3).t()
     mask = (torch.arange(12) % 2 == 0).view(4, 3).t()
     assert Tokens.of(mask).pick(matrix).tolist() == matrix[mask].tolist()
+
+
+def test_counts() -> None:
+    tokens = Tokens.of(torch.tensor([[True, False, True], [False, False, False], [False, True, False]]))
+    assert tokens.counts(None).tolist() == [2, 0, 1]
+    assert tokens.counts(torch.tensor([False, True, False])).tolist() == [1, 0, 0]
 
 
 def test_no_gradient_is_carried_along() -> None:
