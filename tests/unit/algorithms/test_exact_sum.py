@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import gtpo_megatron.algorithms.exact_sum  # noqa: F401 - the package exports a function of the same name
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.exact_sum import ExactSum, exact_sum, significant
 from tests.faked_ranks import World
