@@ -15,13 +15,19 @@ from gtpo_megatron.config.algorithm import (
     CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DPPOConfig,
     DrGRPOConfig,
+    EAPOConfig,
     EntropyAdvantageConfig,
+    FIPOConfig,
     GRPOConfig,
     GRPOSConfig,
     GSPOConfig,
     GTPOConfig,
     KLCovConfig,
+    REINFORCEPlusPlusConfig,
+    RLOOConfig,
+    STAREConfig,
     TopEntropyConfig,
 )
 from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
@@ -160,6 +166,14 @@ def draw_config(draw: random.Random) -> AlgorithmConfig:
                 TopEntropyConfig(**common, top_fraction=draw.choice([0.2, 0.5, 1.0])),
                 ClipCovConfig(**common, clip_fraction=draw.choice([0.0, 0.2, 1.0]), cov_low=-1.0, cov_high=1.0),
                 KLCovConfig(**common, penalised_fraction=draw.choice([0.0, 0.3, 1.0])),
+                RLOOConfig(**common),
+                REINFORCEPlusPlusConfig(
+                    **common, baseline=draw.choice(["none", "group"]), statistics=draw.choice(["responses", "tokens"])
+                ),
+                EAPOConfig(**common),
+                STAREConfig(**common, variant=draw.choice(["O1", "C2"]), entropy_target=draw.choice([0.3, 3.0])),
+                FIPOConfig(**common),
+                DPPOConfig(**common),
             ]
         )
     is_gtpo = draw.random() < 0.6

@@ -25,10 +25,15 @@ from torch import Tensor
 from gtpo_megatron.algorithms import Credit, assign_credit, prepare_update
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
 from gtpo_megatron.config.algorithm import (
+    DPPOConfig,
     DrGRPOConfig,
+    EAPOConfig,
     EntropyAdvantageConfig,
     GRPOSConfig,
     GTPOConfig,
+    REINFORCEPlusPlusConfig,
+    RLOOConfig,
+    STAREConfig,
 )
 from gtpo_megatron.config.length_penalty import NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.errors import GTPOError
@@ -65,7 +70,8 @@ def run(case: Case, arguments: dict[str, Tensor], reduction: Reduction) -> Outco
     except GTPOError as error:
         return Outcome([], [], [], [], {}, refusal=type(error).__name__)
     rest = {k: v for k, v in arguments.items() if k not in ("rewards", "shaping_mask")}
-    update = prepare_update(case.config, credit=credit, **rest, reduction=reduction)
+    sampled = rest["old_logprobs"]  # DPPO wants the sampler's
+    update = prepare_update(case.config, credit=credit, rollout_logprobs=sampled, **rest, reduction=reduction)
     return Outcome(
         by_token(credit.shaped_rewards, mask),
         by_token(credit.advantages, mask),
@@ -171,8 +177,10 @@ def expected(case: Case) -> tuple[Rows, Rows, list[list[float] | None]] | None:
         own, earned = reference.grpo_s(weights, correct, case.groups, rules, geometric_sequence=is_geometric)
         pools = reference.pools(own, correct, case.groups, rules)
         return *(spread_over(column, case.entropies) for column in (own, earned)), pools
+    if isinstance(config, RLOOConfig | REINFORCEPlusPlusConfig | EAPOConfig | STAREConfig):
+        return None
     rules = reference.Rules(ddof=config.std_ddof, eps=config.std_eps, penalties=penalties)
-    is_centred = isinstance(config, DrGRPOConfig)
+    is_centred = isinstance(config, DrGRPOConfig | DPPOConfig)
     raw, single = reference.group_relative(case.rewards, case.entropies, case.groups, rules, centred_only=is_centred)
     pools = [
         [raw[k] for k in range(len(raw)) if case.groups[k] == case.groups[i] and case.entropies[k]]
