@@ -24,7 +24,8 @@ def shuffle_within_sets(table: ResponseTable, values: Tensor, seed: int, *, span
     Args:
         table: of the batch.
         values: ``[L]`` float64, of the responses with tokens.
-        seed: of the order; it also depends on the values, never on how responses were sharded.
+        seed: of the order; it also depends on the values, never on how responses were sharded. Only responses of equal
+            value and equal length are told apart by their place in the table.
         spans_batch: scopes are the whole batch instead of groups.
     """
     sets = table.sets(spans_batch=spans_batch)[table.is_live]

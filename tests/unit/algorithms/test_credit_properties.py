@@ -108,7 +108,7 @@ def test_permutation_padding_and_labels_change_no_bit(batch: Batch, draw, extra:
         assert not other.advantages[:, width:].any()
 
 
-@pytest.mark.parametrize("foreign", [math.nan, math.inf, -9.0, 0.0, 3.0])
+@pytest.mark.parametrize("foreign", [math.nan, -9.0])
 @pytest.mark.parametrize("config", ALL, ids=IDS)
 def test_foreign_tokens_anywhere_change_no_bit(config: AlgorithmConfig, foreign: float) -> None:
     """``t`` counts the policy's own tokens: what somebody else wrote between them moves nobody to another column."""

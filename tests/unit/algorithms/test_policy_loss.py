@@ -313,7 +313,7 @@ def test_a_name_is_no_configuration() -> None:
 
 
 @pytest.mark.parametrize("config", ALL, ids=IDS)
-@pytest.mark.parametrize("foreign", [math.nan, -math.inf, 0.0, 7.0])
+@pytest.mark.parametrize("foreign", [math.nan, 7.0])
 def test_foreign_tokens_anywhere_change_no_loss(config: AlgorithmConfig, foreign: float) -> None:
     """Tool output between the policy's own tokens, whose log-probs stay as they are.
 
