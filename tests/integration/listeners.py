@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http.client import HTTPException
 from subprocess import Popen
 
 import grpc
@@ -32,7 +33,7 @@ KINDS = {
 GRPC_METHODS = (
     "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "/ray.rpc.NodeManagerService/GetNodeStats",
-    "/ray.rpc.ObjectManagerService/FreeObjects",
+    "/ray.rpc.ObjectManagerService/Pull",
     "/ray.rpc.CoreWorkerService/GetCoreWorkerStats",
     "/ray.rpc.ReporterService/GetTraceback",
     "/ray.rpc.LogService/ListLogs",
@@ -105,6 +106,8 @@ def answer_without_token(host: str, port: int) -> str:
             f"{method}: {code}" for method, code in codes.items() if code not in ("UNAUTHENTICATED", "UNIMPLEMENTED")
         ]
         return "; ".join(done) or "refused"
+    if "UNIMPLEMENTED" in codes.values():
+        return f"gRPC: {codes}"
     statuses = {path: _http(host, port, path) for path in HTTP_PATHS}
     if set(statuses.values()) <= {401, 403, 404, 0} and {401, 403} & set(statuses.values()):
         return "refused"
@@ -127,5 +130,5 @@ def _http(host: str, port: int, path: str) -> int:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
-    except OSError:
+    except (OSError, HTTPException):
         return 0
