@@ -9,7 +9,7 @@ from gtpo_megatron.algorithms.batch.checks import (
     check_full_precision,
     check_labels,
     check_mask,
-    check_rank,
+    check_num_dims,
     check_rewards,
     check_shape,
     check_tensor,
@@ -61,7 +61,7 @@ def assign_credit(
         response_mask: ``[B, T]`` bool, in any arrangement: the tokens that the policy wrote. Position ``t`` counts
             these alone. A row without tokens gets zeros and is in no set and no pool.
         group_ids: ``[B]`` integer labels of prompt groups.
-        old_logprobs: ``[B, T]`` nats; needed for ``weight_source="surprisal"`` only.
+        old_logprobs: ``[B, T]`` nats; needed for ``weight_source="surprisal"`` and by STARE.
         shaping_mask: ``[B, T]`` bool; tokens where it is False (formatting, say) get the neutral share 1 and enter no
             comparison. GTPO and GRPO-S only.
         reduction: sums over ranks; None: all responses are here.
@@ -80,7 +80,7 @@ def assign_credit(
     def read() -> tuple[Tensor, Tensor, Tensor]:
         algorithm = algorithm_of(config)
         check_tensor(rewards=rewards, token_entropy=token_entropy, response_mask=response_mask, group_ids=group_ids)
-        check_rank(2, token_entropy=token_entropy)
+        check_num_dims(2, token_entropy=token_entropy)
         shape = tuple(token_entropy.shape)
         check_shape(shape[:1], rewards=rewards, group_ids=group_ids)
         check_rewards(rewards)
@@ -109,7 +109,8 @@ def assign_credit(
         return rewards, group_ids, tokens.lengths
 
     # what all ranks must agree on: a mask on some of them only would send them to different collectives
-    signature = f"credit {config!r} shaping_mask={shaping_mask is not None}"
+    given = f"shaping_mask={shaping_mask is not None} old_logprobs={old_logprobs is not None}"
+    signature = f"credit {config!r} {given}"
     with torch.no_grad():
         table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
         tokens = local[0].tokens

@@ -2,7 +2,8 @@
 
 A floating-point sum changes in its last bits with the order of its terms, and so with how responses are sharded over
 ranks. Here every term is first rounded to a grid; sums of integers are exact, so any order of terms, any number of
-ranks and atomic additions on a GPU give the same bits. No other module of the package adds across tokens.
+ranks and atomic additions on a GPU give the same bits. No credit is added over tokens anywhere
+else; losses are floating-point sums, whose gradient alone counts.
 """
 
 from collections.abc import Iterator

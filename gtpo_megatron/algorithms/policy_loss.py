@@ -9,7 +9,7 @@ from gtpo_megatron.algorithms.batch.checks import (
     check_full_precision,
     check_labels,
     check_mask,
-    check_rank,
+    check_num_dims,
     check_shape,
 )
 from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs, first_of_response
@@ -61,7 +61,7 @@ def policy_loss(
         ConfigError: ``config`` is none.
     """
     algorithm = algorithm_of(config)
-    check_rank(2, logprobs=logprobs)
+    check_num_dims(2, logprobs=logprobs)
     shape = tuple(logprobs.shape)
     check_shape(shape, old_logprobs=old_logprobs, advantages=advantages, response_mask=response_mask)
     check_full_precision(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
@@ -99,10 +99,11 @@ def policy_loss(
     if terms.token_selection is not None:
         statistics["policy/selected_frac"] = sum_count(terms.token_selection.to(losses.dtype), response_mask)
     return LossTerms(
-        # without rows or tokens there is no loss, but every rank must run backward
-        loss_sum=losses.sum() + inputs.logprobs.sum() * 0.0,
+        # every rank must run backward, without rows or tokens too; and the bounds of the ratio take the gradient of a
+        # log-prob that is not finite away, so that it must come back as NaN by this way: the update is then skipped
+        loss_sum=losses.sum() + (inputs.logprobs * (inputs.logprobs.detach() * 0.0)).sum(),
         weight=algorithm.denominator(config).total(
-            terms.row_weights, response_mask.sum(1), of_response=algorithm.ratio_of == "response"
+            terms.row_weights, response_mask.sum(1), per_response=algorithm.ratio_of == "response"
         ),
         statistics=statistics,
     )
@@ -135,7 +136,7 @@ def _resolve(
             group_index = torch.unique(group_ids, return_inverse=True)[1].to(response_mask.device)
         terms = BatchTerms(
             row_weights=denominator.row_weights(
-                response_mask.sum(1), group_index, of_response=algorithm.ratio_of == "response"
+                response_mask.sum(1), group_index, per_response=algorithm.ratio_of == "response"
             )
         )
     if terms.token_selection is None and algorithm.select is not None:

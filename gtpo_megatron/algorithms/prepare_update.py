@@ -13,7 +13,7 @@ from gtpo_megatron.algorithms.batch.checks import (
     check_full_precision,
     check_labels,
     check_mask,
-    check_rank,
+    check_num_dims,
     check_shape,
     check_tensor,
 )
@@ -25,7 +25,7 @@ from gtpo_megatron.algorithms.losses.off_policy import correction_ratio, correct
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import AlgorithmConfig, OffPolicyConfig
-from gtpo_megatron.errors import DataError
+from gtpo_megatron.errors import ShapeError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class UpdateTensors:
         token_weights: ``[B, T]``, off-policy correction; None: all 1.
         token_selection: ``[B, T]`` bool, tokens chosen over the batch; None if the algorithm chooses none.
         rollout_logprobs: ``[B, T]``, of the sampler; None if the algorithm does not need them.
-        weight: scalar float64, the denominator of the whole batch, over all ranks.
+        weight: scalar float64 on the CPU, the denominator of the whole batch, over all ranks.
         statistics: of the off-policy correction, of this rank's tokens: additive over ranks; empty without
             ``rollout_logprobs``.
     """
@@ -120,7 +120,7 @@ def prepare_update(
         reduction: sums over ranks; None: all responses are here.
 
     Raises:
-        ShapeError: a shape or dtype does not fit.
+        ShapeError: a shape or dtype does not fit, or log-probs of the sampler are needed and missing.
         DataError: on a response token a log-prob is not finite or above 0, an advantage is not finite, or (if tokens
             are selected) an entropy cannot be used.
         ConfigError: ``config`` is none. All on all ranks alike. What is checked here once a batch, ``policy_loss`` does
@@ -132,7 +132,7 @@ def prepare_update(
     def read() -> tuple[Tensor, Tensor, Tensor]:
         algorithm = algorithm_of(config)
         check_tensor(token_entropy=token_entropy, response_mask=response_mask, group_ids=group_ids)
-        check_rank(2, token_entropy=token_entropy)
+        check_num_dims(2, token_entropy=token_entropy)
         shape = tuple(token_entropy.shape)
         check_shape(shape[:1], group_ids=group_ids)
         check_labels(group_ids=group_ids)
@@ -154,16 +154,18 @@ def prepare_update(
                 if config.off_policy.mode == "off"
                 else f"off_policy.mode={config.off_policy.mode!r}"
             )
-            raise DataError(f"rollout_logprobs: got None, needed for {needs}")
+            raise ShapeError(f"rollout_logprobs: got None, needed for {needs}")
         local.append((tokens, flat_old))
         no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # outcomes are in the advantages already
         return no_rewards, group_ids, tokens.lengths
 
+    # what all ranks must agree on: statistics on some of them only would not add up
+    signature = f"update {config!r} rollout_logprobs={rollout_logprobs is not None}"
     with torch.no_grad():
-        table = gather_table(read, success_threshold=0.0, reduction=reduction, signature=f"update {config!r}")
+        table = gather_table(read, success_threshold=0.0, reduction=reduction, signature=signature)
         algorithm, ((tokens, flat_old),) = algorithm_of(config), local
-        denominator, of_response = algorithm.denominator(config), algorithm.ratio_of == "response"
-        weights = denominator.row_weights(table.lengths, table.group_index, of_response=of_response)
+        denominator, per_response = algorithm.denominator(config), algorithm.ratio_of == "response"
+        weights = denominator.row_weights(table.lengths, table.group_index, per_response=per_response)
         token_weights, statistics = _correct(config.off_policy, old_logprobs, rollout_logprobs, response_mask)
         selection = None
         if algorithm.select is not None:
@@ -184,7 +186,7 @@ def prepare_update(
             token_weights=token_weights,
             token_selection=selection,
             rollout_logprobs=rollout_logprobs if algorithm.needs_rollout_logprobs else None,
-            weight=denominator.total(weights, table.lengths, of_response=of_response),
+            weight=denominator.of_batch(table.lengths, table.group_index, per_response=per_response),
             statistics=statistics,
         )
 

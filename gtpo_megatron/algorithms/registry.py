@@ -201,8 +201,8 @@ def algorithm_of(config: object) -> Algorithm:
     if not isinstance(config, AlgorithmConfig):
         known = ", ".join(algorithm.config.__name__ for algorithm in BUILT_IN)
         raise ConfigError(f"config: got {kind.__name__} ({config!r}), expected one of {known}, or a class of your own")
-    found = [value for value in vars(sys.modules[kind.__module__]).values() if isinstance(value, Algorithm)]
-    own = [algorithm for algorithm in found if algorithm.config is kind]
+    found = {id(value): value for value in vars(sys.modules[kind.__module__]).values() if isinstance(value, Algorithm)}
+    own = [algorithm for algorithm in found.values() if algorithm.config is kind]
     if len(own) != 1:
         raise ConfigError(
             f"algorithm {kind.__module__}:{kind.__qualname__}: {len(own)} records of it in its module, expected one: "

@@ -7,7 +7,7 @@ Responses are sharded over ranks by tokens, so a group may be split anywhere. Wh
 2. for GTPO, of the groups that are really split, and only between the ranks that hold them: the largest weight and the
    sum of the weights at each position (at each group, for the axis ``matrix``); two ``all_to_all_single`` each (a
    reduce-scatter and an all-gather over the members of each group). Two more, of counts, with a shaping mask;
-3. for GRPO-S, the mean entropy of each response: one ``all_gather``;
+3. for GRPO-S, the mean entropy of each response: two ``all_gather``, of counts and of values;
 4. lowest value, sums and sums of squares of the pools, and the diagnostics: ``all_reduce`` of a few numbers.
 
 Why the sharding cannot change a bit: whatever is added over tokens goes through ``algorithms.exact_sum``; everything
@@ -37,7 +37,7 @@ _ERRORS: tuple[type[GTPOError], ...] = (ShapeError, DataError, ConfigError, GTPO
 
 
 class ProcessGroupReduction:
-    """``algorithms.reduction.Reduction`` over a process group.
+    """``algorithms.batch.reduction.Reduction`` over a process group.
 
     Args:
         dp_group: data-parallel ranks of one pipeline stage; any group of the running backend.
@@ -85,8 +85,8 @@ class ProcessGroupReduction:
                 raise _ERRORS[code](f"data-parallel rank {r}: {_as_text(parts[r])}") from cause
         if len(set(headers[:, 3].tolist())) > 1:
             raise ConfigError(
-                "data-parallel ranks have different algorithm configurations, or a shaping_mask on some of them only "
-                f"(digests {headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
+                "data-parallel ranks have different algorithm configurations, or a shaping_mask or log-probs on some "
+                f"of them only (digests {headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
             )
 
     def gather_values(self, values: Tensor) -> Tensor:

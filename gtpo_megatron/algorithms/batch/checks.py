@@ -5,6 +5,8 @@ from torch import Tensor
 
 from gtpo_megatron.errors import DataError, ShapeError
 
+LARGEST_REWARD = 1e30
+
 _FLOATS = (torch.float32, torch.float64)
 
 
@@ -31,7 +33,7 @@ def check_shape(shape: tuple[int, ...], **tensors: Tensor) -> None:
             raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected {shape}")
 
 
-def check_rank(num_dims: int, **tensors: Tensor) -> None:
+def check_num_dims(num_dims: int, **tensors: Tensor) -> None:
     """Every tensor has this many dimensions.
 
     Raises:
@@ -80,17 +82,19 @@ def check_labels(**tensors: Tensor) -> None:
 
 
 def check_rewards(rewards: Tensor) -> None:
-    """Every reward ``[B]`` is a finite real number.
+    """Every reward ``[B]`` is a finite real number that float32 can hold, and float64 its square.
 
     Raises:
         ShapeError: the dtype is complex.
-        DataError: a reward is NaN or infinite.
+        DataError: a reward is NaN, infinite or beyond ``LARGEST_REWARD``.
     """
     if rewards.dtype.is_complex:
         raise ShapeError(f"rewards: got {rewards.dtype}, expected a real dtype")
     for row, value in enumerate(rewards.to(torch.float64).tolist()):
         if not -float("inf") < value < float("inf"):
             raise DataError(f"rewards[{row}] = {value}: must be finite; mark the response as failed instead")
+        if abs(value) > LARGEST_REWARD:
+            raise DataError(f"rewards[{row}] = {value}: must be at most {LARGEST_REWARD:g} in magnitude; scale rewards")
 
 
 def check_finite(mask: Tensor, **tensors: Tensor) -> None:

@@ -44,13 +44,13 @@ class Tokens:
     def numbered_from(self, first: Tensor) -> Tensor:
         """``first[i] + t`` for every token, ``[B]`` int64 -> ``[N]`` int64."""
         before = torch.cumsum(self.lengths, 0) - self.lengths
-        return self.of_response(first - before).add_(torch.arange(len(self.row), device=self.row.device))
+        return self.spread(first - before).add_(torch.arange(len(self.row), device=self.row.device))
 
     def pick(self, matrix: Tensor) -> Tensor:
         """``[B, T]`` -> ``[N]``, detached."""
         return matrix.detach().masked_select(self.mask)
 
-    def of_response(self, values: Tensor) -> Tensor:
+    def spread(self, values: Tensor) -> Tensor:
         """One value per response ``[B]`` -> one per token ``[N]``, on the tokens' device."""
         return values.to(self.row.device).index_select(0, self.row)
 

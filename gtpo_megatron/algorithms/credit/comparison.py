@@ -76,7 +76,7 @@ def compare(
         return Comparison(key=tokens.row, count=count, reduction=LocalReduction())
     held = _held_sets(table, axis, spans_batch=spans_batch)
     first = held.first[held.slot[table.mine]] if len(held.first) else table.mine  # without tokens any number will do
-    key = tokens.numbered_from(first) if axis == "position" else tokens.of_response(first)
+    key = tokens.numbered_from(first) if axis == "position" else tokens.spread(first)
     split = _split_keys(held, reduction, device)
     if compared is not None:
         count = torch.zeros(int(held.width.sum()), dtype=torch.int64, device=device)

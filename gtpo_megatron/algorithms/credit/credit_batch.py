@@ -18,7 +18,7 @@ class TokenInputs:
 
     Attributes:
         tokens: where they are.
-        entropy: ``[N]`` float64, nats, of the policy that sampled them; at least ``LOWEST_ENTROPY``.
+        entropy: ``[N]`` float64, nats, of the policy that sampled them; at least 0.
         old_logprobs: ``[N]`` float64, nats; None if they were not given.
         compared: ``[N]`` bool, tokens whose entropy is compared with others'; None: all.
     """
@@ -83,7 +83,7 @@ class CreditBatch(TokenInputs):
 
     def on_tokens(self, values: Tensor) -> Tensor:
         """One value per response of the batch ``[R]`` -> one per token of this rank ``[N]``."""
-        return self.tokens.of_response(values[self.table.mine])
+        return self.tokens.spread(values[self.table.mine])
 
     @property
     def outcome(self) -> Tensor:

@@ -21,7 +21,7 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
     - ``credit/lone_survivor_tokens_frac``: correct ones with nothing to compare with (``d_t = 1``): their share is 1
       whatever their entropy.
     - ``credit/effective_frac_correct``, ``_wrong``: ``(sum x)^2 / (N sum x^2)``: 1 if all weigh the same, ``1/N`` if
-      one has it all. The mean of ``x`` is 1 in every comparison, so ``sum x = N``.
+      one has it all.
 
     Collectives: those of ``_Sides``, for tokens and for shares.
     """
@@ -45,10 +45,10 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
 
 def _share_metrics(shares: Shares) -> dict[str, float]:
     sides = _Sides(shares.is_correct, shares.reduction)
-    squares = sides.sum(shares.values.square())
+    totals, squares = sides.sum(shares.values), sides.sum(shares.values.square())
     metrics = {
-        f"credit/effective_frac_{name}": size / square
-        for name, size, square in zip(("wrong", "correct"), sides.sizes, squares, strict=True)
+        f"credit/effective_frac_{name}": total * total / (size * square)
+        for name, size, total, square in zip(("wrong", "correct"), sides.sizes, totals, squares, strict=True)
         if size
     }
     if sides.sizes[1]:

@@ -20,7 +20,7 @@ def eapo_credit(config: EAPOConfig, batch: CreditBatch) -> TokenCredit:
     pooled = pools(table, table.lengths, "combined", spans_batch=False, takes_part=table.is_live)
     score = standardise(  # (H - mu) / sigma
         batch.entropy,
-        batch.on_tokens(pooled.of_response),
+        batch.on_tokens(pooled.index),
         pooled,
         ddof=config.std_ddof,
         eps=config.std_eps,

@@ -15,7 +15,7 @@ _INVERTS = ("v2", "v6")
 """Formulations that look at ``y``, and so at ``1/H``."""
 
 
-def token_weights(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
+def shaping_weights(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
     """``[N]`` float64 nats: the entropies, or the control that ``weight_source`` puts in their place."""
     if config.weight_source == "uniform":
         return torch.ones_like(inputs.entropy)
@@ -26,7 +26,7 @@ def token_weights(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
     return inputs.entropy
 
 
-def raised(weights: Tensor, config: EntropyCreditSettings) -> Tensor:
+def clipped_and_floored(weights: Tensor, config: EntropyCreditSettings) -> Tensor:
     """``clip(H, lowest, highest) + floor`` of ``entropy_clip`` and ``entropy_floor``; positive.
 
     A floor of 0 is raised to ``LEAST_WEIGHT``: only a comparison of zeros sees it, and all of them are equal then.
@@ -54,7 +54,7 @@ def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct
         )
     if config.weight_source == "surprisal" and inputs.old_logprobs is None:
         raise ShapeError("old_logprobs: got None, needed for weight_source='surprisal'")
-    weights = token_weights(config, inputs)
+    weights = shaping_weights(config, inputs)
     if not len(weights):
         return
     low, high = config.entropy_clip or (0.0, torch.finfo(torch.float64).max)
@@ -66,7 +66,7 @@ def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct
         if takes_inverses and not isinstance(config, GRPOSConfig):  # GRPO-S inverts means
             needed |= ~is_correct
         bad = weights.clamp(low, high) + config.entropy_floor < LEAST_WEIGHT
-        _refuse(config, inputs, bad & inputs.tokens.of_response(needed), "is 0")
+        _refuse(config, inputs, bad & inputs.tokens.spread(needed), "is 0")
     if largest > 1 / LEAST_WEIGHT:
         _refuse(config, inputs, weights > 1 / LEAST_WEIGHT, f"is above {1 / LEAST_WEIGHT}")
 

@@ -32,7 +32,7 @@ def _relative_to_group(config: AlgorithmConfig, batch: CreditBatch, *, divides_b
     pooled = pools(table, table.is_live.to(torch.int64), "combined", spans_batch=False, takes_part=table.is_live)
     return standardise(
         batch.outcome,
-        pooled.of_response[table.is_live],
+        pooled.index[table.is_live],
         pooled,
         ddof=config.std_ddof,
         eps=config.std_eps,

@@ -12,7 +12,7 @@ from gtpo_megatron.algorithms.batch.response_table import ResponseTable
 from gtpo_megatron.algorithms.credit import controls
 from gtpo_megatron.algorithms.credit.comparison import Comparison
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
-from gtpo_megatron.algorithms.credit.entropy_weights import LEAST_WEIGHT, raised, token_weights
+from gtpo_megatron.algorithms.credit.entropy_weights import LEAST_WEIGHT, clipped_and_floored, shaping_weights
 from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
 from gtpo_megatron.algorithms.credit.relative import relative_weight
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
@@ -22,7 +22,7 @@ from gtpo_megatron.errors import DataError
 
 
 def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
-    """Shaped rewards and advantages [I 8-9; S 5-6, 17-18], one value per response, repeated on its tokens.
+    """Shaped rewards and advantages [I 8-9; S 5, 17], one value per response, repeated on its tokens.
 
     With the defaults, for a response ``i`` that is correct (O+) or incorrect (O-):
 
@@ -32,7 +32,7 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
     - ``A = (r - mean(R)) / std(R)`` over the responses of the group [I 9].
 
     Each rank computes ``Hs`` of its responses; from there on all ``R`` responses are computed on every rank.
-    Collectives: one gather of a number per response.
+    Collectives: ``gather_values``, a number per response.
     """
     table = batch.table
     mean_entropy = batch.reduction.gather_values(_mean_entropy(config, batch))[table.is_live]  # Hs
@@ -63,9 +63,9 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
         spans_batch=config.advantage_scope == "batch",
         takes_part=batch.takes_part(config.one_sided_groups),
     )
-    advantage = standardise(  # A [I 9; S 6, 18]
+    advantage = standardise(  # A [I 9]
         reward,
-        pooled.of_response[table.is_live],
+        pooled.index[table.is_live],
         pooled,
         ddof=config.std_ddof,
         eps=config.std_eps,
@@ -78,7 +78,7 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
 
 def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
     """``Hs`` of this rank's responses [S 5; I 8], or ``exp((1/|o|) sum_t log H)`` [I App. C], ``[B]`` float64."""
-    tokens, entropy = batch.tokens, raised(token_weights(config, batch), config)
+    tokens, entropy = batch.tokens, clipped_and_floored(shaping_weights(config, batch), config)
     count = tokens.counts(None)
     value = significant(entropy.log() if config.sequence_entropy_mean == "geometric" else entropy)
     if batch.compared is not None:

@@ -7,7 +7,7 @@ import torch
 
 from gtpo_megatron.algorithms.credit.comparison import compare
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
-from gtpo_megatron.algorithms.credit.entropy_weights import raised, token_weights
+from gtpo_megatron.algorithms.credit.entropy_weights import clipped_and_floored, shaping_weights
 from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
 from gtpo_megatron.algorithms.credit.relative import relative_weight
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
@@ -24,12 +24,11 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     - ``r+ = alpha1 + alpha2 x`` [I 3], ``r- = -alpha1 - alpha2 y`` [I 4];
     - ``A+ = (r+ - mean(R+)) / std(R+)`` [I 5], ``A- = (r- - mean(R-)) / std(R-)`` [I 6].
 
-    Collectives: ``exact_sum``'s for the groups that several ranks hold, and for the pools.
+    Collectives: ``exact_sum``'s, for the groups that several ranks hold and for the pools.
     """
-    table = batch.table
     shares = _shares(config, batch)  # x on O+, y on O-
 
-    reward = shaped_reward(  # r+ [I 3; S 2, 11, 13] and r- [I 4; S 14]
+    reward = shaped_reward(  # r+ [I 3; S 2, 11, 13] and r- [I 4; S 13]
         config.formulation,
         shares.is_correct,
         shares.values,
@@ -39,16 +38,16 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     )
     reward += batch.on_tokens(batch.penalties)  # R(i) [S 11; I App. D]
 
-    pooled = pools(
-        table,
-        table.lengths,
+    pooled = pools(  # R+, R-; a one-sided group takes no part
+        batch.table,
+        batch.table.lengths,
         "combined" if config.formulation in SINGLE_POOL else config.advantage_pool,
         spans_batch=config.advantage_scope == "batch",
         takes_part=batch.takes_part(config.one_sided_groups),
     )
-    advantage = standardise(  # A+ [I 5; S 3, 15] and A- [I 6; S 15]
+    advantage = standardise(  # A+ [I 5; S 3, 14] and A- [I 6; S 14]
         reward,
-        batch.on_tokens(pooled.of_response),
+        batch.on_tokens(pooled.index),
         pooled,
         ddof=config.std_ddof,
         eps=config.std_eps,
@@ -58,9 +57,9 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
 
 
 def _shares(config: GTPOConfig, batch: CreditBatch) -> Shares:
-    """``x`` of the tokens of O+, ``y`` of those of O-."""
+    """``x`` of the tokens of O+, ``y`` of those of O-; ``t`` counts the policy's own tokens."""
     is_correct = batch.on_tokens(batch.table.is_correct)  # O+
-    peers = compare(
+    peers = compare(  # key: (O+ or O- of the group, t); count: d_t, h_t
         batch.tokens,
         batch.table,
         config.entropy_axis,
@@ -68,8 +67,9 @@ def _shares(config: GTPOConfig, batch: CreditBatch) -> Shares:
         compared=batch.compared,
         reduction=batch.reduction,
     )
-    weight = raised(token_weights(config, batch), config)  # H
-    weight = torch.where(is_correct, weight, 1.0 / weight)
+    entropy = clipped_and_floored(shaping_weights(config, batch), config)  # H
+    weight = torch.where(is_correct, entropy, 1.0 / entropy)
+    # the weight over the mean of its peers: / sum * d_t
     share = relative_weight(weight, peers, config.entropy_mean, compared=batch.compared, reduction=batch.reduction)
     if config.shaped_sides != "both":
         share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)

@@ -25,7 +25,7 @@ def reinforce_plus_plus_credit(config: REINFORCEPlusPlusConfig, batch: CreditBat
     credit = batch.of_responses(batch.outcome, base)
     advantage = standardise(
         credit.advantages if by_tokens else base,
-        batch.on_tokens(pooled.of_response) if by_tokens else pooled.of_response[table.is_live],
+        batch.on_tokens(pooled.index) if by_tokens else pooled.index[table.is_live],
         pooled,
         ddof=config.std_ddof,
         eps=config.std_eps,

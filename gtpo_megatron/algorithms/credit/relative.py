@@ -41,9 +41,11 @@ def relative_weight(
         weight = torch.where(compared, weight, 0.0)
     average = exact_sum(weight, peers.key, peers.count, peers.reduction).mean.index_select(0, peers.key)
     share = weight.sub_(average).exp_() if mean == "geometric" else weight.div_(average)
+    if compared is not None:
+        share = torch.where(compared, share, 1.0)
     if mean == "geometric":
         _check_bounded(share, reduction)
-    return share if compared is None else torch.where(compared, share, 1.0)
+    return share
 
 
 def _check_bounded(share: Tensor, reduction: KeyReduction) -> None:

@@ -16,12 +16,12 @@ class Pools:
     """What rewards are standardised over. The last pool is of the values that take no part; their advantage is 0.
 
     Attributes:
-        of_response: ``[R]`` int32 in [0, P), the pool of each response.
+        index: ``[R]`` int32 in [0, P), the pool of each response.
         own: ``[P]`` int64, values in each pool.
         zeros: ``[P]`` int64, zeros that belong to the pool besides them.
     """
 
-    of_response: Tensor
+    index: Tensor
     own: Tensor
     zeros: Tensor
 
@@ -50,12 +50,12 @@ def pools(
     num_pools = 1 if spans_batch else table.num_groups
     if kind != "combined":
         scope, num_pools = 2 * scope + table.is_correct, 2 * num_pools
-    of_response = torch.where(takes_part, scope, num_pools)
-    own = torch.zeros(num_pools + 1, dtype=torch.int64).index_add_(0, of_response, sizes)
+    index = torch.where(takes_part, scope, num_pools)
+    own = torch.zeros(num_pools + 1, dtype=torch.int64).index_add_(0, index, sizes)
     zeros = torch.zeros_like(own)
     if kind == "joint_zero":
         zeros[:-1] = own[:-1].view(-1, 2).flip(1).flatten()  # the tokens of the other side
-    return Pools(of_response=of_response.to(torch.int32), own=own, zeros=zeros)
+    return Pools(index=index.to(torch.int32), own=own, zeros=zeros)
 
 
 def standardise(
@@ -71,7 +71,8 @@ def standardise(
     """``A = (r - mean(pool)) / (std(pool) + eps)``; 0 in a constant pool and in one of at most ``ddof`` values.
 
     Rewards are counted from the lowest of their pool. In a constant pool all of them are then exactly 0, and so is the
-    std: no threshold decides. In a narrow one their differences keep all digits.
+    std: no threshold decides. In a narrow one their differences keep all digits, so that rewards which differ by a last
+    bit differ: a reward that is summed up from parts should be rounded by its author.
 
     Args:
         reward: ``[N]`` float64.
@@ -98,5 +99,5 @@ def standardise(
 
     factor = 1.0 / (std + eps) if divides_by_std else torch.ones_like(std)
     factor = torch.where((std > 0) & (count > ddof), factor, 0.0)
-    factor[-1] = 0.0  # those that take no part
+    factor[-1] = 0.0  # the last pool: those that take no part
     return deviation.mul_(factor.index_select(0, pool))

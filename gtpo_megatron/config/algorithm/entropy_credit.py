@@ -74,6 +74,10 @@ class EntropyCreditSettings(SurrogateSettings):
                 )
 
 
+SMALLEST_WEIGHT = 1e-9
+"""Of the outcome or the bonus, if it is not 0: further out, rewards would leave float32 and their squares float64."""
+
+
 def _check_pattern(pattern: str) -> None:
     try:
         matches_nothing = re.compile(pattern).search("") is not None
@@ -86,6 +90,12 @@ def _check_pattern(pattern: str) -> None:
 def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: float | None) -> None:
     """``base`` and ``bonus`` are alpha1 and alpha2 (or beta1 and beta2); ``name`` is alpha or beta."""
     require_non_negative(**{f"{name}1": base, f"{name}2": bonus})
+    for field, value in ((f"{name}1", base), (f"{name}2", bonus)):
+        if value and not SMALLEST_WEIGHT <= value <= 1 / SMALLEST_WEIGHT:
+            raise ConfigError(
+                f"{field}={value!r}: must be 0, or between {SMALLEST_WEIGHT} and {1 / SMALLEST_WEIGHT:g}; only "
+                f"{name}2 / {name}1 matters once rewards are standardised"
+            )
     if base + bonus == 0:
         raise ConfigError(f"{name}1=0 and {name}2=0: every shaped reward would be 0; one of them must be greater")
     if kappa is None:

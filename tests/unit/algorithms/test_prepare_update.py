@@ -128,7 +128,7 @@ def test_rows_are_cut_together() -> None:
         (GTPOConfig(), {"old_logprobs": OLD * math.inf}, DataError, r"old_logprobs\[0, 0\] = -inf"),
         (GTPOConfig(), {"rollout_logprobs": OLD[:2]}, ShapeError, "rollout_logprobs: got shape"),
         (GTPOConfig(), {"rollout_logprobs": OLD * math.nan}, DataError, r"rollout_logprobs\[0, 0\] = nan"),
-        (GTPOConfig(off_policy=OffPolicyConfig(mode="mask")), {}, DataError, "rollout_logprobs: got None"),
+        (GTPOConfig(off_policy=OffPolicyConfig(mode="mask")), {}, ShapeError, "rollout_logprobs: got None"),
         (KLCovConfig(), {"advantages": OLD / 0.0}, DataError, r"advantages\[0, 0\] = -inf"),
         (GTPOConfig(), {"advantages": spoilt(OLD, 1, 1, math.nan)}, DataError, r"advantages\[1, 1\] = nan"),
         (GTPOConfig(), {"advantages": OLD.bfloat16()}, ShapeError, "advantages: got torch.bfloat16"),

@@ -12,7 +12,7 @@ from gtpo_megatron.errors import ShapeError
     [
         (lambda: checks.check_tensor(x=3), "x: expected a tensor, got int"),
         (lambda: checks.check_shape((2,), x=torch.zeros(3)), r"x: got shape \(3,\), expected \(2,\)"),
-        (lambda: checks.check_rank(1, x=torch.zeros(3, 1)), r"x: got 2 dimensions \(3, 1\), expected 1"),
+        (lambda: checks.check_num_dims(1, x=torch.zeros(3, 1)), r"x: got 2 dimensions \(3, 1\), expected 1"),
         (lambda: checks.check_mask(x=torch.zeros(3)), "x: got torch.float32, expected torch.bool"),
         (lambda: checks.check_full_precision(x=torch.zeros(3).half()), "x: got torch.float16"),
         (lambda: checks.check_labels(x=torch.zeros(3, dtype=torch.bool)), "x: got torch.bool, expected torch.int64"),
@@ -25,7 +25,7 @@ def test_wrong(check, message: str) -> None:
 
 def test_right() -> None:
     checks.check_shape((2, 1), a=torch.zeros(2, 1), b=torch.ones(2, 1))
-    checks.check_rank(2, a=torch.zeros(2, 1))
+    checks.check_num_dims(2, a=torch.zeros(2, 1))
     checks.check_mask(a=torch.zeros(2, dtype=torch.bool))
     checks.check_full_precision(a=torch.zeros(1), b=torch.zeros(1).double())
     checks.check_labels(a=torch.zeros(1, dtype=torch.int32), b=torch.zeros(1, dtype=torch.int64))

@@ -37,7 +37,7 @@ def test_put_is_the_inverse_of_pick(mask: torch.Tensor) -> None:
     matrix = torch.arange(float(mask.numel())).view(mask.shape) + 1
     assert torch.equal(tokens.put(tokens.pick(matrix)), torch.where(mask, matrix, 0.0))
     assert tokens.put(tokens.pick(matrix)).dtype == torch.float32
-    assert tokens.of_response(torch.arange(len(mask))).tolist() == tokens.row.tolist()
+    assert tokens.spread(torch.arange(len(mask))).tolist() == tokens.row.tolist()
 
 
 def test_a_view_that_is_not_contiguous_will_do() -> None:

@@ -6,7 +6,12 @@ import torch
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.credit.controls import shuffle_within_responses
 from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
-from gtpo_megatron.algorithms.credit.entropy_weights import LEAST_WEIGHT, check_weights, raised, token_weights
+from gtpo_megatron.algorithms.credit.entropy_weights import (
+    LEAST_WEIGHT,
+    check_weights,
+    clipped_and_floored,
+    shaping_weights,
+)
 from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError, ShapeError
 from tests.strategies import Batch
@@ -17,19 +22,19 @@ INPUTS = TokenInputs(tokens=tokens_of([2, 1, 0]), entropy=column(1.0, 3.0, 0.0),
 
 
 def test_what_takes_the_place_of_entropy() -> None:
-    assert token_weights(GTPOConfig(), INPUTS) is INPUTS.entropy
-    assert token_weights(GTPOConfig(weight_source="uniform"), INPUTS).tolist() == [1.0, 1.0, 1.0]
-    assert token_weights(GTPOConfig(weight_source="surprisal"), INPUTS).tolist() == [2.0, 7.0, 1.0]
-    shuffled = token_weights(GTPOConfig(weight_source="shuffled", weight_seed=3), INPUTS)
+    assert shaping_weights(GTPOConfig(), INPUTS) is INPUTS.entropy
+    assert shaping_weights(GTPOConfig(weight_source="uniform"), INPUTS).tolist() == [1.0, 1.0, 1.0]
+    assert shaping_weights(GTPOConfig(weight_source="surprisal"), INPUTS).tolist() == [2.0, 7.0, 1.0]
+    shuffled = shaping_weights(GTPOConfig(weight_source="shuffled", weight_seed=3), INPUTS)
     assert torch.equal(shuffled, shuffle_within_responses(INPUTS.entropy, INPUTS.tokens, 3))
     # GRPO-S shuffles whole responses
-    assert token_weights(GRPOSConfig(weight_source="shuffled"), INPUTS) is INPUTS.entropy
+    assert shaping_weights(GRPOSConfig(weight_source="shuffled"), INPUTS) is INPUTS.entropy
 
 
 def test_clip_first_then_the_floor() -> None:
     config = GTPOConfig(entropy_floor=0.5, entropy_clip=(0.25, 2.0))
-    assert raised(INPUTS.entropy, config).tolist() == [1.5, 2.5, 0.75]
-    assert raised(column(0.0, 1.0), GTPOConfig(entropy_floor=0.0)).tolist() == [LEAST_WEIGHT, 1.0]
+    assert clipped_and_floored(INPUTS.entropy, config).tolist() == [1.5, 2.5, 0.75]
+    assert clipped_and_floored(column(0.0, 1.0), GTPOConfig(entropy_floor=0.0)).tolist() == [LEAST_WEIGHT, 1.0]
     assert INPUTS.entropy.tolist() == [1.0, 3.0, 0.0]
 
 

@@ -13,13 +13,13 @@ from tests.unit.algorithms.parts import column, table_of
 
 def one_pool(count: int) -> Pools:
     """All of them in one pool, and an empty one for those that take no part."""
-    return Pools(of_response=torch.zeros(count).long(), own=torch.tensor([count, 0]), zeros=torch.tensor([0, 0]))
+    return Pools(index=torch.zeros(count).long(), own=torch.tensor([count, 0]), zeros=torch.tensor([0, 0]))
 
 
 def advantages(values: list[float], **options: object) -> list[float]:
     chosen = {"ddof": 0, "eps": 0.0, "reduction": LocalReduction(), **options}
     pooled = one_pool(len(values))
-    return standardise(column(*values), pooled.of_response, pooled, **chosen).tolist()
+    return standardise(column(*values), pooled.index, pooled, **chosen).tolist()
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e9, 1e-300, -7.3, 1.1 - 0.5])
@@ -73,7 +73,7 @@ TAKES_PART = torch.tensor([True, True, True, False, True])
 
 
 @pytest.mark.parametrize(
-    ("kind", "spans_batch", "of_response", "own", "zeros"),
+    ("kind", "spans_batch", "index", "own", "zeros"),
     [
         ("combined", True, [0, 0, 0, 1, 0], [15, 5], [0, 0]),
         ("combined", False, [0, 0, 1, 2, 1], [5, 10, 5], [0, 0, 0]),
@@ -83,9 +83,9 @@ TAKES_PART = torch.tensor([True, True, True, False, True])
         ("joint_zero", False, [1, 0, 3, 4, 2], [3, 2, 6, 4, 5], [2, 3, 4, 6, 0]),
     ],
 )
-def test_pools(kind: str, spans_batch: bool, of_response: list[int], own: list[int], zeros: list[int]) -> None:
+def test_pools(kind: str, spans_batch: bool, index: list[int], own: list[int], zeros: list[int]) -> None:
     found = pools(TABLE, TABLE.lengths, kind, spans_batch=spans_batch, takes_part=TAKES_PART)
-    assert found.of_response.tolist() == of_response
+    assert found.index.tolist() == index
     assert found.own.tolist() == own
     assert found.zeros.tolist() == zeros
 
@@ -94,7 +94,7 @@ def of_two_sides(values: list[float], rewards: list[float], kind: str, **options
     table = table_of(rewards, [0] * len(values), [1] * len(values))
     pooled = pools(table, table.lengths, kind, spans_batch=True, takes_part=table.is_live)
     chosen = {"ddof": 0, "eps": 0.0, "reduction": LocalReduction(), **options}
-    return standardise(column(*values), pooled.of_response, pooled, **chosen).tolist()
+    return standardise(column(*values), pooled.index, pooled, **chosen).tolist()
 
 
 def test_zeros_of_the_other_side() -> None:
@@ -118,7 +118,7 @@ def test_what_takes_no_part_has_no_advantage_and_changes_nobodys() -> None:
     table = table_of([1, 1, 1, 0], [0] * 4, [1] * 4)
     for kind in ("combined", "per_set", "joint_zero"):
         pooled = pools(table, table.lengths, kind, spans_batch=True, takes_part=takes_part)
-        got = standardise(values, pooled.of_response, pooled, ddof=0, eps=0.0, reduction=LocalReduction())
+        got = standardise(values, pooled.index, pooled, ddof=0, eps=0.0, reduction=LocalReduction())
         assert got.tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
 
 
@@ -132,12 +132,12 @@ def test_any_sharding_gives_the_same_bits(kind: str) -> None:
     table = table_of([i % 2 for i in range(count)], [i % 3 for i in range(count)], [1] * count)
     pooled = pools(table, table.lengths, kind, spans_batch=False, takes_part=table.is_live)
     options = {"ddof": 0, "eps": 0.0}
-    whole = standardise(values, pooled.of_response, pooled, **options, reduction=LocalReduction())
+    whole = standardise(values, pooled.index, pooled, **options, reduction=LocalReduction())
     owners = torch.randint(0, 3, (count,), generator=generator)  # rank 3 has nothing
 
     def part(reduction) -> torch.Tensor:
         mine = owners == reduction.rank
-        return standardise(values[mine], pooled.of_response[mine], pooled, **options, reduction=reduction)
+        return standardise(values[mine], pooled.index[mine], pooled, **options, reduction=reduction)
 
     for rank, found in enumerate(World(4).run(part)):
         assert torch.equal(found, whole[owners == rank])

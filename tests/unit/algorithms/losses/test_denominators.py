@@ -9,7 +9,7 @@ LENGTHS, GROUPS = torch.tensor([3, 1, 0, 4]), torch.tensor([1, 1, 0, 0])
 
 
 @pytest.mark.parametrize(
-    ("unit", "of_response", "wanted", "total"),
+    ("unit", "per_response", "wanted", "total"),
     [
         ("batch", False, [1, 1, 0, 1], 8),
         ("batch", True, [1, 1, 0, 1], 3),
@@ -19,35 +19,36 @@ LENGTHS, GROUPS = torch.tensor([3, 1, 0, 4]), torch.tensor([1, 1, 0, 0])
         ("group", True, [1 / 2, 1 / 2, 0, 1], 2),
     ],
 )
-def test_row_weights(unit: str, of_response: bool, wanted: list[float], total: float) -> None:
+def test_row_weights(unit: str, per_response: bool, wanted: list[float], total: float) -> None:
     denominator = Denominator(unit=unit)
-    got = denominator.row_weights(LENGTHS, GROUPS, of_response=of_response)
+    got = denominator.row_weights(LENGTHS, GROUPS, per_response=per_response)
     assert got.dtype == torch.float64
     assert got.tolist() == pytest.approx(wanted)
-    assert float(denominator.total(got, LENGTHS, of_response=of_response)) == pytest.approx(total)
+    assert float(denominator.total(got, LENGTHS, per_response=per_response)) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("unit", ["batch", "response", "group"])
-@pytest.mark.parametrize("of_response", [False, True])
-def test_parts_of_a_batch_add_up(unit: str, of_response: bool) -> None:
+@pytest.mark.parametrize("per_response", [False, True])
+def test_parts_of_a_batch_add_up(unit: str, per_response: bool) -> None:
     denominator = Denominator(unit=unit)
-    weights = denominator.row_weights(LENGTHS, GROUPS, of_response=of_response)
+    weights = denominator.row_weights(LENGTHS, GROUPS, per_response=per_response)
     parts = [
-        float(denominator.total(weights[rows], LENGTHS[rows], of_response=of_response)) for rows in ([0, 2], [], [1, 3])
+        float(denominator.total(weights[rows], LENGTHS[rows], per_response=per_response))
+        for rows in ([0, 2], [], [1, 3])
     ]
-    whole = float(denominator.total(weights, LENGTHS, of_response=of_response))
+    whole = float(denominator.total(weights, LENGTHS, per_response=per_response))
     assert sum(parts) == pytest.approx(whole)
 
 
 def test_every_response_can_count_as_many_tokens() -> None:
     denominator = Denominator(tokens_per_response=10)
-    weights = denominator.row_weights(LENGTHS, None, of_response=False)
+    weights = denominator.row_weights(LENGTHS, None, per_response=False)
     assert weights.tolist() == [1, 1, 0, 1]
-    assert float(denominator.total(weights, LENGTHS, of_response=False)) == 30
+    assert float(denominator.total(weights, LENGTHS, per_response=False)) == 30
 
 
 def test_no_rows() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     for unit in ("batch", "response", "group"):
-        assert Denominator(unit=unit).row_weights(none, none, of_response=False).shape == (0,)
-        assert float(Denominator(unit=unit).total(none.double(), none, of_response=False)) == 0
+        assert Denominator(unit=unit).row_weights(none, none, per_response=False).shape == (0,)
+        assert float(Denominator(unit=unit).total(none.double(), none, per_response=False)) == 0
