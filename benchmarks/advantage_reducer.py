@@ -3,8 +3,10 @@
     python -m benchmarks.advantage_reducer
 
 Gloo ranks on this machine's cores, one thread each. A round runs both ways for every dealing; a speed-up is the median
-over rounds of the quotient within a round, in wall time between barriers. Bytes are what one rank sends at most, beside
-the least that exact sums of the split groups need: ``2 (k - 1) / k`` times 8 bytes a position for ``k`` holders.
+over rounds of the quotient within a round, in wall time between barriers. On fewer cores than ranks, or beside other
+programs, the quotient of the busiest rank's CPU times says what a core for each rank would give. Bytes are what one
+rank sends at most, beside the least that sums of the split groups need: ``2 (k - 1) / k`` times 8 bytes a position for
+``k`` holders. Maxima, which give each position its grid, are as much again.
 
 The driver's part of the credit stage (dealing, the groups that can teach, messages to and from the ranks) is timed too,
 for responses of 64 to 4,096 tokens: it sees a few numbers a response, so neither seconds nor bytes may grow with them.
@@ -102,13 +104,14 @@ def gather_and_scatter(mine: Batch, sizes: list[int], rank: int) -> tuple[Tensor
     return out[0, : sizes[rank]], out[1, : sizes[rank]]
 
 
-def between_barriers(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Wall time until the last rank is done."""
+def between_barriers(function: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Wall time until the last rank is done, and this rank's own CPU time."""
     dist.barrier()
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     result = function()
+    cpu = time.process_time() - cpu_start
     dist.barrier()
-    return time.perf_counter() - start, result
+    return time.perf_counter() - start, cpu, result
 
 
 def _rank_main(rank: int, options: Options, store: str, pipe: Any) -> None:
@@ -130,12 +133,22 @@ def _rank_main(rank: int, options: Options, store: str, pipe: Any) -> None:
     for _ in range(options.rounds + 1):
         for name, mine in local.items():
             reduction = ProcessGroupReduction(dist.group.WORLD)
-            ours_s, ours = between_barriers(lambda r=reduction, m=mine: assign_credit(GTPOConfig(), **m, reduction=r))
+            ours_s, ours_cpu_s, ours = between_barriers(
+                lambda r=reduction, m=mine: assign_credit(GTPOConfig(), **m, reduction=r)
+            )
             sizes = [len(rows) for rows in shares[name]]
-            theirs_s, theirs = between_barriers(lambda m=mine, s=sizes: gather_and_scatter(m, s, rank))
+            theirs_s, theirs_cpu_s, theirs = between_barriers(lambda m=mine, s=sizes: gather_and_scatter(m, s, rank))
             assert torch.equal(ours.shaped_rewards, theirs[0])
             assert torch.equal(ours.advantages, theirs[1])
-            records[name].append({"reducer_s": ours_s, "gather_s": theirs_s, "speedup": theirs_s / ours_s})
+            records[name].append(
+                {
+                    "reducer_s": ours_s,
+                    "gather_s": theirs_s,
+                    "speedup": theirs_s / ours_s,
+                    "reducer_cpu_s": ours_cpu_s,
+                    "gather_cpu_s": theirs_cpu_s,
+                }
+            )
             sent[name] = dict(reduction.sent_bytes)
     pipe.send({name: {"rounds": rows[1:], "sent": sent[name]} for name, rows in records.items()})
     dist.destroy_process_group()
@@ -234,12 +247,17 @@ def main() -> None:
     result: dict[str, Any] = {"options": asdict(options), "results": {}}
     for name, rows in dealings(options, batch["response_mask"].sum(1)).items():
         rounds = reports[0][name]["rounds"]
+        for number, one in enumerate(rounds):
+            for key in ("reducer_cpu_s", "gather_cpu_s"):
+                one[key] = max(report[name]["rounds"][number][key] for report in reports)
+            one["cpu_speedup"] = one["gather_cpu_s"] / one["reducer_cpu_s"]
         medians = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
         sent = {kind: [report[name]["sent"][kind] for report in reports] for kind in reports[0][name]["sent"]}
         result["results"][name] = {**medians, "sent_bytes": sent, "least_sum_bytes": least_bytes(batch, rows)}
         print(
             f"{name:18s} reducer {medians['reducer_s']:7.3f} s, gather and scatter {medians['gather_s']:7.3f} s, "
-            f"speed-up {medians['speedup']:5.2f}; ranks send, in bytes: {_listed(sent['all_to_all'])} of sums "
+            f"speed-up {medians['speedup']:5.2f}, in CPU time {medians['cpu_speedup']:5.2f}; ranks send, in bytes: "
+            f"{_listed(sent['all_to_all'])} of sums "
             f"(least: {_listed(result['results'][name]['least_sum_bytes'])}), {_listed(sent['all_gather'])} of the "
             f"table, {_listed(sent['all_reduce'])} of pools"
         )
