@@ -2,8 +2,11 @@
 
 import contextlib
 import io
+import logging
+import os
 import re
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from unittest import mock
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.observability.logs import PACKAGES
 from gtpo_megatron.observability.watch import ReportServer
 from launchers import local, slurm
 from tools import convert_checkpoint
@@ -69,7 +73,14 @@ def call(arguments: Sequence[str]) -> Outcome:
     }
     run = programs.get(arguments[0], lambda _: dispatch.run(arguments))
     out, err, crash, status = io.StringIO(), io.StringIO(), "", 1
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _short_of_processes(), _deadline():
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        _nothing_to_read(),
+        _logs_as_before(),
+        _short_of_processes(),
+        _deadline(),
+    ):
         try:
             status = run(arguments[1:])
         except SystemExit as stop:
@@ -77,6 +88,32 @@ def call(arguments: Sequence[str]) -> Outcome:
         except BaseException as error:  # noqa: BLE001  whatever it is, it is what a user would see as a traceback
             crash = "".join(traceback.format_exception(error))
     return Outcome(status=status, out=out.getvalue(), err=err.getvalue(), crash=crash)
+
+
+@contextlib.contextmanager
+def _nothing_to_read() -> Iterator[None]:
+    """pytest's own standard input refuses to be read, which a library may try for a program that it starts."""
+    with open(os.devnull, encoding="utf-8") as nothing:  # noqa: PTH123
+        before, sys.stdin = sys.stdin, nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
+
+
+@contextlib.contextmanager
+def _logs_as_before() -> Iterator[None]:
+    """A command sets levels and handlers up for a whole process, and this one goes on with other tests."""
+    root = logging.getLogger()
+    loggers = [root, *(logging.getLogger(name) for name in PACKAGES)]
+    levels, handlers = [logger.level for logger in loggers], list(root.handlers)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        root.handlers[:] = handlers
+        logging.captureWarnings(capture=False)
 
 
 def _reached(*_: object, **__: object) -> None:

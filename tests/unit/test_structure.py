@@ -77,7 +77,9 @@ def test_errors_survive_pickling_and_keep_their_counterpart():
 OWN_JSON = {
     "gtpo_megatron/evaluation/response_file.py": "what it has just made of a value",
     "gtpo_megatron/orchestration/manifest.py": "what it has just made of a value",
-    "gtpo_megatron/rewards/pool.py": "the program that a grading process runs, as text",
+    "gtpo_megatron/orchestration/run_watch.py": "from the keeper that it has started",
+    "gtpo_megatron/orchestration/run_keeper.py": "from the driver that has started it",
+    "gtpo_megatron/rewards/worker_process.py": "the program that a grading process runs, as text",
     "gtpo_megatron/rewards/worker.py": "its command line, written by the process that started it",
     "gtpo_megatron/distributed/kernels/checks.py": "from the other ranks of this run",
     "tools/make_tiny_model.py": "what the tokenizers library has just made",
