@@ -67,8 +67,15 @@ keep_ray_logs() {
   return 0
 }
 
+# `ray start`, which believes that it cannot serve Ray's client: it would on port 10001, for every job on the node
+readonly RAY_COMMAND='
+import ray.scripts.scripts as scripts
+scripts.get_ray_client_dependency_error = lambda: "not wanted"
+scripts.main()
+'
+
 start_ray() { # arguments: of this kind of node
-  (become "$PYTHON" -m ray.scripts.scripts start --block --disable-usage-stats --node-ip-address="$address" \
+  (become "$PYTHON" -c "$RAY_COMMAND" start --block --disable-usage-stats --node-ip-address="$address" \
     --num-cpus="$RAY_CPUS" --num-gpus="$GPUS_PER_NODE" --object-store-memory="$OBJECT_STORE_BYTES" \
     --min-worker-port=0 --max-worker-port=0 --temp-dir="$ray_folder/ray" "$@") > "$RAY_LOG" 2>&1 &
   ray_pid=$!

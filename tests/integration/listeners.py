@@ -25,7 +25,7 @@ KINDS = {
     "runtime_env/agent/main.py": "runtime environment agent",
     "autoscaler/_private/monitor.py": "autoscaler",
     "ray::": "worker",
-    "ray.scripts.scripts": "ray start",
+    "ray.scripts": "ray start",
     "gtpo": "driver",
 }
 """What a process is, by a part of its command line; the first that fits."""

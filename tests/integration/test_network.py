@@ -167,6 +167,7 @@ def test_a_job_on_several_machines_asks_for_its_token_wherever_it_can_be_reached
     time.sleep(3)
     seen = listeners(family(process))
     assert head.startswith(f"{address}:")
+    assert "client server" not in {found.kind for found in seen}, "nobody needs it, and its port is one for all jobs"
     answers = {found: answer_of(found, address) for found in seen if found.is_reachable}
     assert {found.kind for found, answer in answers.items() if answer != "refused"} <= OPEN_TO_ALL, answers
     print(*sorted((*map(str, item),) for item in answers.items()), sep="\n")
