@@ -67,8 +67,8 @@ def _shares(config: GTPOConfig, batch: CreditBatch) -> Shares:
         compared=batch.compared,
         reduction=batch.reduction,
     )
-    entropy = clipped_and_floored(shaping_weights(config, batch), config)  # H
-    weight = torch.where(is_correct, entropy, 1.0 / entropy)
+    weight = clipped_and_floored(shaping_weights(config, batch), config)  # H
+    weight = torch.where(is_correct, weight, 1.0 / weight)  # H on O+, 1/H on O-
     # the weight over the mean of its peers: / sum * d_t
     share = relative_weight(weight, peers, config.entropy_mean, compared=batch.compared, reduction=batch.reduction)
     if config.shaped_sides != "both":
