@@ -357,15 +357,21 @@ def loss_of_scattered(config: AlgorithmConfig, seed: int, mask: Tensor, foreign:
 
 @pytest.mark.parametrize("config", ALL, ids=IDS)
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_a_bad_current_logprob_makes_the_loss_nan_instead_of_waiting_for_a_gpu(
+def test_a_bad_current_logprob_makes_loss_and_gradient_nan_instead_of_waiting_for_a_gpu(
     config: AlgorithmConfig, value: float
 ) -> None:
+    """The gradient is what the update is skipped by: a ratio that is clamped would hand back a 0."""
     _, arguments, old, new, sampled = problem(5)
     update = prepared(config, arguments, old, sampled)
     logprobs = new.clone()
     row = int(torch.nonzero(arguments["response_mask"][:, 0])[0])
     logprobs[row, 0] = value
-    assert policy_loss(config, logprobs=logprobs, **update.rows(range(len(old)))).loss_sum.isnan()
+    logprobs.requires_grad_()
+    terms = policy_loss(config, logprobs=logprobs, **update.rows(range(len(old))))
+    terms.loss_sum.backward()
+    assert terms.loss_sum.isnan()
+    assert logprobs.grad is not None
+    assert logprobs.grad[row, 0].isnan()
 
 
 def test_credit_is_a_constant_of_the_loss() -> None:

@@ -83,3 +83,11 @@ def test_every_rank_tells_of_the_whole_batch(config: AlgorithmConfig) -> None:
         return assign_credit(config, **BATCH.select(dealt[reduction.rank]).arguments(), reduction=reduction).metrics
 
     assert World(3).run(part) == [whole] * 3
+
+
+def test_the_effective_fraction_of_geometric_means() -> None:
+    """Their mean is not 1: one tiny weight of four leaves three quarters effective."""
+    batch = Batch([[1e-8], [1.0], [1.0], [1.0], [1.0]], [1, 1, 1, 1, 0], [0] * 5)
+    for config in (GTPOConfig, GRPOSConfig):
+        metrics = assign_credit(config(entropy_mean="geometric", entropy_floor=0.0), **batch.arguments()).metrics
+        assert metrics["credit/effective_frac_correct"] == pytest.approx(0.75, rel=1e-6)

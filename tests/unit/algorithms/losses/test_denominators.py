@@ -25,6 +25,7 @@ def test_row_weights(unit: str, per_response: bool, wanted: list[float], total: 
     assert got.dtype == torch.float64
     assert got.tolist() == pytest.approx(wanted)
     assert float(denominator.total(got, LENGTHS, per_response=per_response)) == pytest.approx(total)
+    assert float(denominator.of_batch(LENGTHS, GROUPS, per_response=per_response)) == total
 
 
 @pytest.mark.parametrize("unit", ["batch", "response", "group"])
@@ -52,3 +53,15 @@ def test_no_rows() -> None:
     for unit in ("batch", "response", "group"):
         assert Denominator(unit=unit).row_weights(none, none, per_response=False).shape == (0,)
         assert float(Denominator(unit=unit).total(none.double(), none, per_response=False)) == 0
+
+
+def test_the_denominator_of_a_batch_does_not_depend_on_the_order_of_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths, groups = torch.randint(0, 50, (48,), generator=generator), torch.arange(48) % 7
+    orders = [torch.randperm(48, generator=generator) for _ in range(20)]
+    found = {
+        float(Denominator(unit="group").of_batch(lengths[order], groups[order], per_response=False)) for order in orders
+    }
+    assert found == {7.0}
+    constant = Denominator(tokens_per_response=13)
+    assert float(constant.of_batch(lengths, groups, per_response=False)) == 13 * int((lengths > 0).sum())
