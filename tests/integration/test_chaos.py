@@ -24,7 +24,7 @@ def fault(kind, stage, number=KILL):
     return Fault(kind=kind, number=number, stage=stage, delay_s=0.0)
 
 
-def attack(folder, faults, *options, num_steps=5):
+def attack(folder, faults, *options, num_steps=20):
     said = []
     campaign = Campaign(folder, num_steps=num_steps, options=options, say=said.append)
     assert campaign.prepare() == [], "a run in peace leaves nothing behind"
