@@ -1,5 +1,6 @@
 """One thread a process: two cores are soon full, and forked gloo ranks share them."""
 
+import logging
 import signal
 import threading
 import warnings
@@ -28,6 +29,16 @@ def megatron():
         from gtpo_megatron.actor import actor
 
     return actor
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_new():
+    """A command, or a library that it imports, sets loggers up for a whole process, and so for later tests."""
+    logging.disable(logging.NOTSET)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in ("gtpo_megatron", "launchers", "tools"):
+            logger.disabled = False
+            logger.setLevel(logging.NOTSET)
 
 
 def pytest_addoption(parser):
