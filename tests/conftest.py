@@ -35,9 +35,10 @@ def megatron():
 def loggers_as_new():
     """A command, or a library that it imports, sets loggers up for a whole process, and so for later tests."""
     logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)  # as Python has it; Megatron and others raise it
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.partition(".")[0] in ("gtpo_megatron", "launchers", "tools"):
-            logger.disabled = False
+            logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
 
 
