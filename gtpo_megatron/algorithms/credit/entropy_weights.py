@@ -5,14 +5,12 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.credit import controls
 from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
+from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL
 from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig
 from gtpo_megatron.errors import DataError, ShapeError
 
 LEAST_WEIGHT = 2.0**-950
 """Weights lie between this and its inverse, so that no inverse and no sum of float64 overflows."""
-
-_INVERTS = ("v2", "v6")
-"""Formulations that look at ``y``, and so at ``1/H``."""
 
 
 def shaping_weights(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
@@ -33,6 +31,11 @@ def clipped_and_floored(weights: Tensor, config: EntropyCreditSettings) -> Tenso
     """
     clipped = weights if config.entropy_clip is None else weights.clamp(*config.entropy_clip)
     return clipped + max(config.entropy_floor, LEAST_WEIGHT)
+
+
+def takes_inverses(config: EntropyCreditSettings) -> bool:
+    """Whether ``y``, and so ``1/H`` of incorrect responses, shapes a reward."""
+    return config.formulation not in SINGLE_POOL and config.shaped_sides != "positive"
 
 
 def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct: Tensor) -> None:
@@ -60,11 +63,12 @@ def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct
     low, high = config.entropy_clip or (0.0, torch.finfo(torch.float64).max)
     smallest, largest = (end.clamp(low, high) + config.entropy_floor for end in torch.aminmax(weights))
     if smallest < LEAST_WEIGHT:
-        takes_logs = "geometric" in (config.entropy_mean, getattr(config, "sequence_entropy_mean", None))
-        takes_inverses = config.formulation in _INVERTS and config.shaped_sides != "positive"
-        needed = torch.full_like(is_correct, takes_logs)
-        if takes_inverses and not isinstance(config, GRPOSConfig):  # GRPO-S inverts means
-            needed |= ~is_correct
+        takes_logs, inverts = config.entropy_mean == "geometric", takes_inverses(config)
+        if isinstance(config, GRPOSConfig):
+            takes_logs |= config.sequence_entropy_mean == "geometric"
+            inverts = False  # means, once they are known
+        needed = ~is_correct if inverts else torch.zeros_like(is_correct)
+        needed |= takes_logs
         bad = weights.clamp(low, high) + config.entropy_floor < LEAST_WEIGHT
         _refuse(config, inputs, bad & inputs.tokens.spread(needed), "is 0")
     if largest > 1 / LEAST_WEIGHT:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 SINGLE_POOL = ("v1", "v1_clipped")
-"""Formulations that standardise all values together, zeros included."""
+"""Formulations whose incorrect responses earn 0, whatever their entropy; all values are standardised together."""
 
 
 def shaped_reward(

@@ -12,7 +12,12 @@ from gtpo_megatron.algorithms.batch.response_table import ResponseTable
 from gtpo_megatron.algorithms.credit import controls
 from gtpo_megatron.algorithms.credit.comparison import Comparison
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
-from gtpo_megatron.algorithms.credit.entropy_weights import LEAST_WEIGHT, clipped_and_floored, shaping_weights
+from gtpo_megatron.algorithms.credit.entropy_weights import (
+    LEAST_WEIGHT,
+    clipped_and_floored,
+    shaping_weights,
+    takes_inverses,
+)
 from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
 from gtpo_megatron.algorithms.credit.relative import relative_weight
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
@@ -103,8 +108,11 @@ def _check_invertible(config: GRPOSConfig, mean_entropy: Tensor, is_correct: Ten
     Raises:
         DataError: an incorrect response consists of zero entropies, and there is no floor under them.
     """
-    is_inverted = config.formulation in ("v2", "v6") and config.shaped_sides != "positive"
-    if config.entropy_floor == 0 and is_inverted and bool(((mean_entropy < 2 * LEAST_WEIGHT) & ~is_correct).any()):
+    if (
+        config.entropy_floor == 0
+        and takes_inverses(config)
+        and bool(((mean_entropy < 2 * LEAST_WEIGHT) & ~is_correct).any())
+    ):
         raise DataError(
             "token_entropy: an incorrect response has only zero entropies with entropy_floor=0: the inverse of their "
             "mean does not exist; set entropy_floor above 0"
