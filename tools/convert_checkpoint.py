@@ -149,6 +149,7 @@ def _progress_bar(console: Console) -> Iterator[_Bar]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one conversion; what is wrong with it is one line, not a traceback."""
+    sys.path.insert(0, str(Path.cwd()))  # a run's configuration may name an algorithm of the user's own
     console = Console(stderr=True)
     given = sys.argv[1:] if arguments is None else arguments
     command = options_or_exit(Command, given, program="convert_checkpoint.py", description=__doc__)

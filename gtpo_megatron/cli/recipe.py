@@ -48,6 +48,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
             f"usage: {program} RECIPE [options]\n\n"
             "RECIPE is module:function, or the config.yaml of a run; "
             f"{program} recipes.tiny_cpu:gtpo --help lists every field.\n"
+            "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or module:Class of your own.\n"
         )
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
