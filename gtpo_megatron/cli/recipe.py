@@ -29,6 +29,8 @@ class RecipeOptions:
 
 Options = TypeVar("Options", bound=RecipeOptions)
 
+_ALGORITHM_HELP = "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or module:Class of your own."
+
 
 def parse(command: str, options: type[Options], arguments: Sequence[str], *, program: str = "gtpo-megatron") -> Options:
     """``RECIPE [options]``; exits with status 0 after printing help.
@@ -48,7 +50,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
             f"usage: {program} RECIPE [options]\n\n"
             "RECIPE is module:function, or the config.yaml of a run; "
             f"{program} recipes.tiny_cpu:gtpo --help lists every field.\n"
-            "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or module:Class of your own.\n"
+            f"{_ALGORITHM_HELP}\n"
         )
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
@@ -57,7 +59,13 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
     name, others = _take_algorithm(arguments[1:])
     if name is not None:
         config = replace(config, algorithm=default_algorithm(name))
-    return parse_options(options, others, program=f"{program} {arguments[0]}", default=options(config=config))
+    return parse_options(
+        options,
+        others,
+        program=f"{program} {arguments[0]}",
+        default=options(config=config),
+        description=f"{(options.__doc__ or '').strip().splitlines()[0]}\n\n{_ALGORITHM_HELP}",
+    )
 
 
 def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

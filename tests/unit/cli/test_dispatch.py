@@ -44,7 +44,10 @@ def test_an_interrupt_says_how_to_go_on_where_there_is_a_way(name, said, capsys,
 def test_help_is_not_an_error(capsys):
     assert dispatch.run(["--help"]) == 0
     assert "train RECIPE" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        dispatch.run(["train", "--help"])
-    assert stop.value.code == 0
-    assert "lists every field" in capsys.readouterr().out
+    for arguments, part in (([], "lists every field"), (["recipes.tiny_cpu:gtpo"], "--algorithm.alpha2")):
+        with pytest.raises(SystemExit) as stop:
+            dispatch.run(["train", *arguments, "--help"])
+        assert stop.value.code == 0
+        text = capsys.readouterr().out
+        assert part in text
+        assert "--algorithm NAME" in text
