@@ -19,6 +19,7 @@ from tyro._errors import (
     on_parse_error,
 )
 
+from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.config.checks import SHOWN_CHARACTERS, require_types
 from gtpo_megatron.errors import ConfigError
 
@@ -60,7 +61,7 @@ def parse_options(
         raise ConfigError(_sentence(event, arguments, flags))
 
     is_one = len(_kinds(kind)) == 1
-    with on_parse_error(refuse):
+    with reader_may_leave(), on_parse_error(refuse):
         found: Options = tyro.cli(
             kind,
             prog=program,

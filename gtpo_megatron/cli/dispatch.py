@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gtpo_megatron.cli import config, contamination, evaluate, plan, report, status, study, train, verify_resume, watch
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.untrusted.text import printable
 
@@ -31,7 +32,9 @@ EXIT_INTERRUPTED = 130
 def main() -> None:
     """Entry of the installed command."""
     sys.path.insert(0, str(Path.cwd()))  # recipes and rewards of the user's own, from wherever they stand
-    sys.exit(run(sys.argv[1:]))
+    with reader_may_leave():
+        status = run(sys.argv[1:])
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -54,6 +57,8 @@ def run(arguments: Sequence[str]) -> int:
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
         return EXIT_FAILED
+    except BrokenPipeError:  # whoever reads may have left: ``main`` sees to it
+        raise
     except OSError as error:  # of the machine, not of this program: a name that is too long, a folder of others
         sys.stderr.write(f"gtpo-megatron: {printable(error)}\n")
         return EXIT_FAILED

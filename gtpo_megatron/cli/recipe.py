@@ -18,7 +18,9 @@ from gtpo_megatron.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """What every command that takes a recipe has; its subclasses add their own options, each with a default.
+    """A recipe, every field of which can be overridden.
+
+    Commands with options of their own inherit from it; the first line is what their ``--help`` begins with.
 
     Attributes:
         config: every field of the recipe can be overridden.

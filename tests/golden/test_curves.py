@@ -1,6 +1,6 @@
 """Ten updates at full precision: a refactoring must leave these curves as they are.
 
-Compared to the last bit on the stack that the files were made on (instruction set, torch, megatron-core), and to 1e-3
+Compared to the last bit on the stack that the files were made on (processor, torch, megatron-core), and to 1e-3
 on others, which add in another order. ``make golden`` rewrites them; say why in the commit.
 """
 
