@@ -12,6 +12,7 @@ mapped; and the temporary folder.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.deaths import Death, first_death, how_ended, is_of
 from gtpo_megatron.orchestration.proc_files import (
@@ -245,8 +247,11 @@ class RunKeeper:
         found = {name for name, inode in shared_files().items() if inode in mapped} & names
         if found:
             self._shared_owned |= found
-            with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
-                file.writelines(f"{name}\n" for name in found)
+            try:
+                with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
+                    file.writelines(f"{name}\n" for name in found)
+            except OSError:  # a full disk: this keeper knows them all the same
+                return
 
     def _driver_lives(self) -> bool:
         stat = process_stat(self._driver)
@@ -305,11 +310,14 @@ class RunKeeper:
         if cause is None or self._run_folder is None:
             return
         line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"
-        sys.stderr.write(f"gtpo-megatron: {line}\n")
-        sys.stderr.flush()
-        state = run_state.read_state(self._run_folder)
-        if state is not None and state.pid == self._driver and not state.outcome:
-            run_state.record_end(self._run_folder, line)
+        # whatever becomes of the line, there is still a run to sweep
+        with contextlib.suppress(DataError):  # a damaged record says nothing of this driver
+            state = run_state.read_state(self._run_folder)
+            if state is not None and state.pid == self._driver and not state.outcome:
+                run_state.record_end(self._run_folder, line)
+        with contextlib.suppress(OSError):  # whoever read it is gone
+            sys.stderr.write(f"gtpo-megatron: {line}\n")
+            sys.stderr.flush()
 
     # ------------------------------------------------------------------------------------------------------- sweeping
     def sweep(self) -> None:
@@ -378,7 +386,3 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # meant for the driver, whose end is what counts
     RunKeeper(options.driver, options.folder, options.run_folder, is_driver_swept=options.sweep_driver).run()
-
-
-if __name__ == "__main__":
-    main()

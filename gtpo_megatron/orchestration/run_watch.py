@@ -284,14 +284,16 @@ class RunWatch:
     def _end_driver(self, cause: Death) -> None:
         error = self._error(cause, None)
         self.closing()  # the keeper has nothing to add
-        if not self._has_explained:
-            line = f"{type(error).__name__}: {error}"
-            logger.error("%s", line)
-            sys.stderr.write(f"gtpo-megatron: {line}\n")
-            sys.stderr.flush()
-            if self._run_folder is not None:
-                run_state.record_end(self._run_folder, line)
-        os._exit(1)  # at once: what would be tidied up waits for what is dead; the keeper sweeps
+        try:
+            if not self._has_explained:
+                line = f"{type(error).__name__}: {error}"
+                logger.error("%s", line)
+                if self._run_folder is not None:
+                    run_state.record_end(self._run_folder, line)
+                sys.stderr.write(f"gtpo-megatron: {line}\n")
+                sys.stderr.flush()
+        finally:  # though nobody reads the line
+            os._exit(1)  # at once: what would be tidied up waits for what is dead; the keeper sweeps
 
     def _error(self, cause: Death, error: Exception | None) -> WorkerError:
         why = "" if cause.is_stop else ", and the system log for an out-of-memory kill"
