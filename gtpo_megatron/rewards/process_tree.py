@@ -29,7 +29,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants(root: int) -> None:
-    """Kills all processes below ``root``, which adopts orphans (``adopt_orphans``), so that none slips through.
+    """Kills all processes below ``root``, which adopts orphans (``supervisor.py``), so that none slips through.
 
     All are stopped before any is killed: what forks while it is looked for cannot win.
     """
