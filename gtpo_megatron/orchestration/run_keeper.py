@@ -27,7 +27,8 @@ from typing import Any
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.deaths import Death, first_death, how_ended, is_of
-from gtpo_megatron.orchestration.proc_files import (
+from gtpo_megatron.orchestration.process_names import name_of_child, name_of_ray
+from gtpo_megatron.proc_files import (
     SHARED_MEMORY,
     belongs_to,
     command_line,
@@ -36,7 +37,6 @@ from gtpo_megatron.orchestration.proc_files import (
     process_stat,
     shared_files,
 )
-from gtpo_megatron.orchestration.process_names import name_of_child, name_of_ray
 
 BEFORE_FILE = ".before.json"
 """In the temporary folder: ``children`` that the driver had before the run, and names that were ``shared`` memory."""
@@ -179,7 +179,7 @@ class RunKeeper:
         stat = process_stat(member.pid)
         if stat is None:
             return
-        if stat.state != "T" or self._is_driver_stopped:
+        if not stat.is_stopped or self._is_driver_stopped:
             if member.stopped_looks >= STOPPED_LOOKS:
                 self._say({"continued": member.pid})
                 self._deaths = [death for death in self._deaths if not (death.is_stop and death.pid == member.pid)]
@@ -257,7 +257,7 @@ class RunKeeper:
         stat = process_stat(self._driver)
         if stat is None or stat.has_ended or stat.start_ticks != self._driver_ticks:
             return False
-        self._is_driver_stopped = stat.state == "T"  # a batch system stops all of a job's, and lets it go on later
+        self._is_driver_stopped = stat.is_stopped  # a batch system stops all of a job's, and lets it go on later
         return True
 
     # -------------------------------------------------------------------------------------------- talking to the driver

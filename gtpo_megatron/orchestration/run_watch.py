@@ -26,8 +26,8 @@ import psutil
 from gtpo_megatron.errors import GTPOError, WorkerError
 from gtpo_megatron.orchestration import collect, run_state
 from gtpo_megatron.orchestration.deaths import AGENTS, RAY, Death, first_death, is_essential, is_of
-from gtpo_megatron.orchestration.proc_files import shared_files
 from gtpo_megatron.orchestration.run_keeper import BEFORE_FILE
+from gtpo_megatron.proc_files import shared_files
 
 logger = logging.getLogger(__name__)
 
