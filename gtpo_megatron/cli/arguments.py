@@ -20,14 +20,18 @@ from tyro._errors import (
 )
 
 from gtpo_megatron.cli.reader import reader_may_leave
-from gtpo_megatron.config.checks import SHOWN_CHARACTERS, require_types
+from gtpo_megatron.config.checks import require_types
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.text import printable, shown
 
 Options = TypeVar("Options")
 
 EXIT_USAGE = 2
 
 _MARKUP = re.compile(r"\[/?bold\]")
+
+SHOWN_CHARACTERS = 200
+"""Of what was given, in a message."""
 
 CLOSE = 0.6
 """Similarity of names from which an option is suggested."""
@@ -95,7 +99,7 @@ def _sentence(event: ParseErrorEvent, arguments: Sequence[str], flags: Sequence[
         return f"{names} is missing{unknown}; --help says what it is"
     if isinstance(event, MissingSubcommand):
         known = ", ".join(event.subcommand_spec.parser_from_name)
-        found = "no command" if event.found_token is None else f"no command {_cut(event.found_token)!r}"
+        found = "no command" if event.found_token is None else f"no command {shown(event.found_token)}"
         return f"{found}; there are {known}"
     if isinstance(event, InvalidChoice):
         return f"{_name(event.argument)} {_cut(event.value)}: must be one of {', '.join(event.choices)}"
@@ -109,7 +113,7 @@ def _sentence(event: ParseErrorEvent, arguments: Sequence[str], flags: Sequence[
 def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
     unknown = next((token for token in tokens if token.startswith("-")), tokens[0]).partition("=")[0]
     if not unknown.startswith("-"):
-        return f"unknown argument {_cut(unknown)!r}; --help lists what can be given"
+        return f"unknown argument {shown(unknown)}; --help lists what can be given"
     given = unknown.replace("_", "-")
     last = given.lstrip("-").rpartition(".")[2]
     meant = difflib.get_close_matches(given, flags, n=1, cutoff=CLOSE_WHOLE)
@@ -141,7 +145,7 @@ def _name(argument: Any) -> str:
 
 
 def _cut(text: str, characters: int = SHOWN_CHARACTERS) -> str:
-    line = " ".join(text.split())
+    line = printable(text)
     return line if len(line) <= characters else f"{line[:characters]}..."
 
 

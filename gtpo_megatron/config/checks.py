@@ -7,15 +7,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.text import shown
 
 LARGEST_INTEGER = 2**63 - 1
 """What every library that a number reaches can hold; it also keeps a message about a number readable."""
 
 NUM_SEEDS = 2**32
 """numpy's global generator, which vLLM seeds too, takes 32 bits."""
-
-SHOWN_CHARACTERS = 200
-"""Of a value, in a message."""
 
 
 def require_types(config: Any) -> None:
@@ -46,15 +44,6 @@ def _require_usable_numbers(name: str, value: object) -> None:
             raise ConfigError(f"{name}={value!r}: must be finite")
         if isinstance(number, int) and abs(number) > LARGEST_INTEGER:
             raise ConfigError(f"{name}={shown(value)}: must lie between -2^63 and 2^63")
-
-
-def shown(value: object) -> str:
-    """A value as a message quotes it: cut where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # integers of more digits than Python writes
-        return "(a number of thousands of digits)"
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _fields(kind: type) -> dict[str, Any]:
@@ -135,7 +124,7 @@ def require_fraction(**values: float) -> None:
 def require_choice(name: str, value: object, allowed: Sequence[object]) -> None:
     """The value is one of ``allowed``."""
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(repr(a) for a in allowed)}")
+        raise ConfigError(f"{name}={shown(value)}: must be one of {', '.join(repr(a) for a in allowed)}")
 
 
 def require_text(**values: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.text import printable
 
 
 def named_function(name: str, *, what: str, example: str) -> Callable[..., Any]:
@@ -71,4 +72,4 @@ def called(function: Callable[[], Any], name: str, *, what: str) -> Any:
 
 def _line(error: Exception) -> str:
     """An exception as one line, with the place in a file where it has one (a syntax error)."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {printable(error)}"

@@ -12,6 +12,7 @@ mapped; and the temporary folder.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -23,9 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.errors import DataError
 from gtpo_megatron.orchestration import run_state
 from gtpo_megatron.orchestration.deaths import Death, first_death, how_ended, is_of
-from gtpo_megatron.orchestration.proc_files import (
+from gtpo_megatron.orchestration.process_names import name_of_child, name_of_ray
+from gtpo_megatron.proc_files import (
     SHARED_MEMORY,
     belongs_to,
     command_line,
@@ -34,7 +37,6 @@ from gtpo_megatron.orchestration.proc_files import (
     process_stat,
     shared_files,
 )
-from gtpo_megatron.orchestration.process_names import name_of_child, name_of_ray
 
 BEFORE_FILE = ".before.json"
 """In the temporary folder: ``children`` that the driver had before the run, and names that were ``shared`` memory."""
@@ -177,7 +179,7 @@ class RunKeeper:
         stat = process_stat(member.pid)
         if stat is None:
             return
-        if stat.state != "T" or self._is_driver_stopped:
+        if not stat.is_stopped or self._is_driver_stopped:
             if member.stopped_looks >= STOPPED_LOOKS:
                 self._say({"continued": member.pid})
                 self._deaths = [death for death in self._deaths if not (death.is_stop and death.pid == member.pid)]
@@ -245,14 +247,17 @@ class RunKeeper:
         found = {name for name, inode in shared_files().items() if inode in mapped} & names
         if found:
             self._shared_owned |= found
-            with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
-                file.writelines(f"{name}\n" for name in found)
+            try:
+                with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
+                    file.writelines(f"{name}\n" for name in found)
+            except OSError:  # a full disk: this keeper knows them all the same
+                return
 
     def _driver_lives(self) -> bool:
         stat = process_stat(self._driver)
         if stat is None or stat.has_ended or stat.start_ticks != self._driver_ticks:
             return False
-        self._is_driver_stopped = stat.state == "T"  # a batch system stops all of a job's, and lets it go on later
+        self._is_driver_stopped = stat.is_stopped  # a batch system stops all of a job's, and lets it go on later
         return True
 
     # -------------------------------------------------------------------------------------------- talking to the driver
@@ -305,11 +310,14 @@ class RunKeeper:
         if cause is None or self._run_folder is None:
             return
         line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"
-        sys.stderr.write(f"gtpo-megatron: {line}\n")
-        sys.stderr.flush()
-        state = run_state.read_state(self._run_folder)
-        if state is not None and state.pid == self._driver and not state.outcome:
-            run_state.record_end(self._run_folder, line)
+        # whatever becomes of the line, there is still a run to sweep
+        with contextlib.suppress(DataError):  # a damaged record says nothing of this driver
+            state = run_state.read_state(self._run_folder)
+            if state is not None and state.pid == self._driver and not state.outcome:
+                run_state.record_end(self._run_folder, line)
+        with contextlib.suppress(OSError):  # whoever read it is gone
+            sys.stderr.write(f"gtpo-megatron: {line}\n")
+            sys.stderr.flush()
 
     # ------------------------------------------------------------------------------------------------------- sweeping
     def sweep(self) -> None:
@@ -378,7 +386,3 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # meant for the driver, whose end is what counts
     RunKeeper(options.driver, options.folder, options.run_folder, is_driver_swept=options.sweep_driver).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -26,8 +26,8 @@ import psutil
 from gtpo_megatron.errors import GTPOError, WorkerError
 from gtpo_megatron.orchestration import collect, run_state
 from gtpo_megatron.orchestration.deaths import AGENTS, RAY, Death, first_death, is_essential, is_of
-from gtpo_megatron.orchestration.proc_files import shared_files
 from gtpo_megatron.orchestration.run_keeper import BEFORE_FILE
+from gtpo_megatron.proc_files import shared_files
 
 logger = logging.getLogger(__name__)
 
@@ -284,14 +284,16 @@ class RunWatch:
     def _end_driver(self, cause: Death) -> None:
         error = self._error(cause, None)
         self.closing()  # the keeper has nothing to add
-        if not self._has_explained:
-            line = f"{type(error).__name__}: {error}"
-            logger.error("%s", line)
-            sys.stderr.write(f"gtpo-megatron: {line}\n")
-            sys.stderr.flush()
-            if self._run_folder is not None:
-                run_state.record_end(self._run_folder, line)
-        os._exit(1)  # at once: what would be tidied up waits for what is dead; the keeper sweeps
+        try:
+            if not self._has_explained:
+                line = f"{type(error).__name__}: {error}"
+                logger.error("%s", line)
+                if self._run_folder is not None:
+                    run_state.record_end(self._run_folder, line)
+                sys.stderr.write(f"gtpo-megatron: {line}\n")
+                sys.stderr.flush()
+        finally:  # though nobody reads the line
+            os._exit(1)  # at once: what would be tidied up waits for what is dead; the keeper sweeps
 
     def _error(self, cause: Death, error: Exception | None) -> WorkerError:
         why = "" if cause.is_stop else ", and the system log for an out-of-memory kill"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Protocol, SupportsFloat, cast
 
-from gtpo_megatron.config.checks import shown
 from gtpo_megatron.config.named_function import named_function
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.text import shown
 
 LARGEST_REWARD = 1e6
 """Advantages are differences and squares of rewards in float32; beyond this they lose what tells responses apart."""

@@ -1,6 +1,6 @@
-"""What a process has started, whatever it became: found in ``/proc`` by parents, ended whole, measured whole.
+"""What a process has started, whatever it became: found by parents, ended whole, measured whole.
 
-Standard library only: every grading process has a supervisor that imports this.
+Little is imported: every grading process has a supervisor that imports this.
 """
 
 import os
@@ -8,20 +8,19 @@ import signal
 import time
 from pathlib import Path
 
+from gtpo_megatron.proc_files import process_ids, process_stat
+
 END_PATIENCE_S = 5.0
 """Longest time that killed processes may take to be gone."""
-
-_ZOMBIE, _STOPPED = "Z", "T"
 
 
 def descendants(root: int) -> list[int]:
     """The living processes below ``root``, children before their own children."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (found := _parent_and_state(int(entry.name))) is not None:
-            parent, state = found
-            if state != _ZOMBIE:
-                children.setdefault(parent, []).append(int(entry.name))
+    for process in process_ids():
+        stat = process_stat(process)
+        if stat is not None and not stat.has_ended:
+            children.setdefault(stat.parent, []).append(process)
     below = list(children.get(root, ()))
     for process in below:  # grows meanwhile
         below += children.get(process, ())
@@ -29,7 +28,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants(root: int) -> None:
-    """Kills all processes below ``root``, which adopts orphans (``adopt_orphans``), so that none slips through.
+    """Kills all processes below ``root``, which adopts orphans (``supervisor.py``), so that none slips through.
 
     All are stopped before any is killed: what forks while it is looked for cannot win.
     """
@@ -52,17 +51,8 @@ def memory_bytes(root: int) -> int:
 
 def is_stopped(process: int) -> bool:
     """By a signal, such as a shell or a batch system sends."""
-    found = _parent_and_state(process)
-    return found is not None and found[1] == _STOPPED
-
-
-def _parent_and_state(process: int) -> tuple[int, str] | None:
-    try:
-        text = Path(f"/proc/{process}/stat").read_bytes()
-    except OSError:  # gone meanwhile
-        return None
-    state, parent = text.rpartition(b")")[2].split()[:2]  # the name before it may hold anything
-    return int(parent), state.decode("ascii")
+    stat = process_stat(process)
+    return stat is not None and stat.is_stopped
 
 
 def _memory(process: int) -> int:

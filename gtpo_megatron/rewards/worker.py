@@ -17,6 +17,8 @@ from typing import Any
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import RewardFunction, graded, resolve_reward
 
+OUT_OF_MEMORY = "MemoryError: the row needs more memory than its limit"
+
 REASON_CHARACTERS = 500
 """Of an exception's text; some hold the whole response."""
 
@@ -39,7 +41,7 @@ def serve(connection: "Connection[Any, Any]", function: RewardFunction) -> None:
         try:
             reply = ("ok", graded(function, response, answer))
         except MemoryError:
-            reply = ("memory", "MemoryError: the row needs more memory than its limit")
+            reply = ("memory", OUT_OF_MEMORY)
         except Exception as error:  # noqa: BLE001 - any failure of the user's function is that row's verdict
             reply = ("error", f"{type(error).__name__}: {_shortened(error)}")
         for stream in (sys.stdout, sys.stderr):
@@ -78,7 +80,3 @@ def limit_memory(mib: int) -> None:
 def _shortened(error: Exception) -> str:
     text = str(error)
     return text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}..."
-
-
-if __name__ == "__main__":
-    main()

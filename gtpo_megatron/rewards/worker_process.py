@@ -17,6 +17,7 @@ from typing import Any
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.budget import BatchBudget
 from gtpo_megatron.rewards.process_tree import END_PATIENCE_S, is_stopped, memory_bytes
+from gtpo_megatron.rewards.worker import OUT_OF_MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,6 @@ WATCH_EVERY_S = 0.2
 
 PRINTED_BYTES = 10_000
 """What a row may print, whichever way; the rest is read and left out, so that no reward fills the log."""
-
-OUT_OF_MEMORY = "MemoryError: the row needs more memory than its limit"
 
 _BOOTSTRAP = """\
 import json, sys

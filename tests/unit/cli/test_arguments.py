@@ -98,6 +98,8 @@ def test_what_may_have_been_meant(capsys, arguments, meant):
         (["config", RECIPE, "--cluster.address", "host"], "address='host': must be host:port"),
         (["status"], "RUN is missing"),
         (["config", RECIPE, "more"], "unknown argument 'more'"),
+        (["config", RECIPE, "--\x1b[31mred"], "unknown option --\\x1b[31mred"),
+        (["config", RECIPE, "--model.dtype", "\x1b[31m"], "--model.dtype \\x1b[31m: must be one of"),
         (["study", "--study", "nowhere:study"], "study 'nowhere:study': there is no module 'nowhere'"),
         (["config", RECIPE, "--reward.function", "./mine.py:f"], "'./mine.py' is a file, expected a module"),
     ],

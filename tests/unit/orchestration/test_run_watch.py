@@ -15,8 +15,10 @@ import psutil
 import pytest
 
 from gtpo_megatron.errors import NumericsError, WorkerError
-from gtpo_megatron.orchestration import run_watch
+from gtpo_megatron.orchestration import run_state, run_watch
+from gtpo_megatron.orchestration.deaths import Death
 from gtpo_megatron.orchestration.own_engine import swept_process
+from gtpo_megatron.orchestration.run_keeper import OWNED_FILE
 from gtpo_megatron.orchestration.run_watch import LONGEST_BASE, RunWatch, make_run_temp
 
 PATIENCE_S = 30.0
@@ -236,6 +238,52 @@ def test_a_driver_that_a_death_has_taken_along_is_spoken_for(tmp_path):
     driver.stdout.close()
     wait_until(lambda: "gtpo-megatron: WorkerError: rank 0 (process" in out.read_text(), "the line")
     assert out.read_text().count("gtpo-megatron:") == 1
+
+
+def test_a_line_that_nobody_reads_and_a_damaged_record_keep_no_keeper_from_sweeping(tmp_path):
+    (tmp_path / run_state.STATE_FILE).write_text("[")
+    reader, stderr = os.pipe()
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path), SHARES], stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+    os.close(stderr)
+    folder, child, _ = driver.stdout.readline().split()
+    os.close(reader)
+    time.sleep(0.5)
+    os.kill(int(child), signal.SIGKILL)
+    wait_until(lambda: psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE, "killed")
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    wait_until(lambda: not Path(folder).exists(), "swept")
+
+
+def test_a_driver_that_hangs_is_ended_though_nobody_reads_the_line(watch, monkeypatch):
+    def closed(_):
+        raise BrokenPipeError
+
+    def leave(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(sys.stderr, "write", closed)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        watch._end_driver(Death(name="rank 0", pid=1, at=0.0, stage="update", how="died"))
+
+
+def test_a_keeper_lives_on_a_full_disk(watch, started):
+    """What it writes down is for another keeper; it knows by itself what to remove."""
+    (watch.temp_folder / OWNED_FILE).unlink(missing_ok=True)
+    (watch.temp_folder / OWNED_FILE).mkdir()  # cannot be written, as root too
+    keeper = watch._keeper.pid
+    rank = started(sys.executable, "-c", SHARES, stdout=subprocess.PIPE)
+    watch.knows("rank 0", rank.pid)
+    shared = Path("/dev/shm") / rank.stdout.readline().strip()
+    time.sleep(1.0)
+    assert watch._keeper.pid == keeper
+    watch.closing()
+    watch.end()
+    assert not shared.exists()
 
 
 def test_an_engine_in_this_process_leaves_its_files_in_a_folder_that_goes(monkeypatch):

@@ -35,6 +35,11 @@ class ProcessStat:
         """It runs no more, whether or not its parent has looked."""
         return self.state in "ZX"
 
+    @property
+    def is_stopped(self) -> bool:
+        """By a signal."""
+        return self.state == "T"
+
 
 def process_ids() -> set[int]:
     """Of all processes."""
