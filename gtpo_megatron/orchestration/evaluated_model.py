@@ -21,6 +21,8 @@ from gtpo_megatron.weights.megatron_reader import is_checkpoint
 logger = logging.getLogger(__name__)
 
 EXPORT = "hf"
+UNVERIFIED = "hf-unverified"
+"""What was converted without a look at the manifest: whoever evaluates with one does not take it."""
 EVALUATIONS = "evaluations"
 HOLDER_BYTES = 512
 """Of a lock file are read; a host's name is shorter."""
@@ -44,7 +46,8 @@ class EvaluatedModel:
 def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: Verify = "full") -> EvaluatedModel:
     """The folder to load; a checkpoint is converted once, into ``evaluations/step_N/hf`` of its run.
 
-    Where another process is converting it, this one waits and takes what that one has made.
+    Without verification that is ``hf-unverified`` beside it, unless ``hf`` is there. Where another process is
+    converting it, this one waits and takes what that one has made.
 
     Args:
         folder: that the user named.
@@ -68,6 +71,8 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: 
         return EvaluatedModel(folder=folder / EXPORT, named=str(folder))
     found = _checkpoint(folder, checkpoint or LATEST, verify)
     target = folder / EVALUATIONS / found.name / EXPORT
+    if verify == "none" and not target.is_dir():
+        target = target.with_name(UNVERIFIED)
     if not target.is_dir():
         again: Verify = "none"
         if verify != "none":  # before anything is made

@@ -60,6 +60,14 @@ def test_a_checkpoint_is_converted_once_and_holds_the_same_weights(tmp_path, run
     assert find_model(tmp_path, "step_4", run) == found
 
 
+def test_what_was_converted_without_a_check_is_not_taken_by_one_that_checks(tmp_path, run):
+    checkpoint(tmp_path, run, "step_4")
+    evaluations = tmp_path / "evaluations" / "step_4"
+    assert find_model(tmp_path, "step_4", run, verify="none").folder == evaluations / "hf-unverified"
+    assert find_model(tmp_path, "step_4", run).folder == evaluations / "hf"
+    assert find_model(tmp_path, "step_4", run, verify="none").folder == evaluations / "hf"
+
+
 CONVERTS = """
 import sys
 from pathlib import Path
