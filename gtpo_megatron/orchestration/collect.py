@@ -30,7 +30,7 @@ _looks: list[Callable[[], None]] = []
 
 @contextmanager
 def looking_after(look: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, whoever waits here calls ``look`` every second, which may raise.
+    """While the block runs, whoever waits here calls ``look`` at once and every second, which may raise.
 
     Like Ray's own connection it holds for the whole process, so that no caller has to hand it on.
     """
@@ -117,16 +117,16 @@ def _wait(
 
 
 def _first(pending: list[Any], *, deadline: float) -> tuple[list[Any], list[Any]]:
-    """As ``ray.wait`` for one of them, with looks meanwhile."""
+    """As ``ray.wait`` for one of them, with looks before and meanwhile: stages may be shorter than one."""
     import ray
 
     while True:
+        for look in tuple(_looks):
+            look()
         left = deadline - time.monotonic()
         ready, others = ray.wait(pending, num_returns=1, timeout=max(0.0, min(left, LOOK_S)))
         if ready or left <= LOOK_S:
             return ready, others
-        for look in tuple(_looks):
-            look()
 
 
 def _is_death(error: Any) -> bool:

@@ -140,6 +140,7 @@ def is_named(fault: Fault, pid: int, line: str, stages: set[str]) -> bool:
         names[fault.kind] = r"rank \d"  # before they have told their numbers nobody knows which
     name = names.get(fault.kind, re.escape(fault.kind))
     first = line.partition(": ")[2].partition(": ")[2]  # after "gtpo-megatron: WorkerError: "
+    first = re.sub(r"^([^(:,]*) \(tp[^()]*\)", r"\1", first)  # Ray's word came first: it has the place in the layout
     number = re.match(rf"(?:{name}) \(process (\d+)\)", first)
     if number is not None:
         is_right = int(number[1]) == pid

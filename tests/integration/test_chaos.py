@@ -79,4 +79,4 @@ def test_who_dies_or_stops_is_named(tmp_path):
         fault("Ray's dashboard agent", "rollout"),
         fault("keeper", "rollout"),
     ]
-    attack(tmp_path, faults, "--rollout.tensor-parallel-size", "2", num_steps=14)
+    attack(tmp_path, faults, "--rollout.tensor-parallel-size", "2", num_steps=30)

@@ -89,3 +89,16 @@ def test_a_look_that_raises_ends_the_wait(workers):
     with looking_after(look), pytest.raises(WorkerError, match="^Ray's GCS died$"):
         collect({"rank 0": workers["rank 0"].answer.remote(1, 60.0)}, stage="score", deadline_s=60)
     assert time.monotonic() - started < 30
+
+
+def test_a_stage_that_is_quick_looks_too(workers):
+    """Without Ray's raylet steps of a second went on for a quarter of a minute."""
+    import ray
+
+    def look():
+        raise WorkerError("Ray's raylet died")
+
+    answered = workers["rank 0"].answer.remote(1)
+    ray.get(answered)
+    with looking_after(look), pytest.raises(WorkerError, match="^Ray's raylet died$"):
+        collect({"rank 0": answered}, stage="score", deadline_s=60)
