@@ -6,7 +6,7 @@ ranks and atomic additions on a GPU give the same bits. No credit is added over 
 else; losses are floating-point sums, whose gradient alone counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +57,15 @@ class ExactSum:
         return (whole.to(torch.float64) + rest) / self.scale
 
 
-def exact_sum(values: Tensor, key: Tensor, count: Tensor, reduction: KeyReduction) -> ExactSum:
-    """``sum of values[i] over all i with key[i] = k``, over the tokens of all ranks, for every ``k``.
+def exact_sum(
+    values: Tensor,
+    key: Tensor,
+    count: Tensor,
+    reduction: KeyReduction,
+    *,
+    term: Callable[[Tensor], Tensor] = torch.positive,
+) -> ExactSum:
+    """``sum of term(values[i]) over all i with key[i] = k``, over the tokens of all ranks, for every ``k``.
 
     A term is off by at most half a step, ``2 ** -62 * count * peak``, where ``peak`` is the key's largest magnitude.
 
@@ -67,17 +74,34 @@ def exact_sum(values: Tensor, key: Tensor, count: Tensor, reduction: KeyReductio
         key: ``[N]`` integers in [0, K), or bool.
         count: ``[K]`` int64, number of terms of each key over all ranks.
         reduction: who else has terms of these keys. Collectives: its ``max``, then its ``sum``.
+        term: elementwise; squares, say, without a buffer of their own for all tokens.
     """
     peak = torch.zeros(len(count), dtype=torch.float64, device=values.device)
     for part, k in parts(values, key):
-        peak.scatter_reduce_(0, k, part.abs(), "amax")
+        peak.scatter_reduce_(0, k, term(part).abs(), "amax")
     peak = reduction.max(peak)
     _, exponent = torch.frexp(peak * count)  # |sum| <= count * peak < 2 ** exponent
     scale = _power_of_two(SUM_BITS - exponent)
     units = torch.zeros(len(count), dtype=torch.int64, device=values.device)
     for part, k in parts(values, key):
-        units.scatter_add_(0, k, scale.index_select(0, k).mul_(part).round_().to(torch.int64))
+        units.scatter_add_(0, k, scale.index_select(0, k).mul_(term(part)).round_().to(torch.int64))
     return ExactSum(units=reduction.sum(units), scale=scale, count=count)
+
+
+def combine_by_key_(
+    values: Tensor, operation: Callable[[Tensor, Tensor], Tensor], by_key: Tensor, key: Tensor
+) -> Tensor:
+    """``operation(values[i], by_key[key[i]])`` in place; the right-hand sides are never all in memory.
+
+    Args:
+        values: ``[N]`` float64, overwritten.
+        operation: elementwise and in place, such as ``Tensor.sub_``.
+        by_key: ``[K]`` float64.
+        key: as in ``exact_sum``.
+    """
+    for part, k in parts(values, key):
+        operation(part, by_key.index_select(0, k))
+    return values
 
 
 def parts(values: Tensor, key: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -28,7 +28,7 @@ class Tokens:
     @classmethod
     def of(cls, response_mask: Tensor) -> "Tokens":
         """The tokens where ``response_mask`` ``[B, T]`` bool is True, in any arrangement."""
-        lengths = response_mask.sum(1)
+        lengths = response_mask.sum(1, dtype=torch.int32).to(torch.int64)  # an int64 sum would copy the mask eightfold
         return cls(mask=response_mask, row=torch.repeat_interleave(lengths).to(torch.int32), lengths=lengths.cpu())
 
     def place(self, flags: Tensor) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """What a credit assignment did, in a few numbers of the whole batch."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
 
 def _share_metrics(shares: Shares) -> dict[str, float]:
     sides = _Sides(shares.is_correct, shares.reduction)
-    totals, squares = sides.sum(shares.values), sides.sum(shares.values.square())
+    totals, squares = sides.sum(shares.values), sides.sum(shares.values, term=torch.square)
     metrics = {
         f"credit/effective_frac_{name}": total * total / (size * square)
         for name, size, total, square in zip(("wrong", "correct"), sides.sizes, totals, squares, strict=True)
@@ -76,8 +78,8 @@ class _Sides:
         numbers: list[int] = self.reduction.sum(sides).tolist()
         return numbers
 
-    def sum(self, values: Tensor) -> list[float]:
-        """``[M]`` float64."""
+    def sum(self, values: Tensor, *, term: Callable[[Tensor], Tensor] = torch.positive) -> list[float]:
+        """``[M]`` float64; ``term`` of each."""
         count = torch.tensor(self.sizes, device=values.device)
-        numbers: list[float] = exact_sum(values, self.is_correct, count, self.reduction).total.tolist()
+        numbers: list[float] = exact_sum(values, self.is_correct, count, self.reduction, term=term).total.tolist()
         return numbers

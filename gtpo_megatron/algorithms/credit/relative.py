@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.reduction import KeyReduction
 from gtpo_megatron.algorithms.credit.comparison import Comparison
-from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
+from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, significant
 from gtpo_megatron.errors import DataError
 
 LARGEST_SHARE = 2.0**100
@@ -39,8 +39,11 @@ def relative_weight(
     weight = significant(weight.log() if mean == "geometric" else weight)
     if compared is not None:
         weight = torch.where(compared, weight, 0.0)
-    average = exact_sum(weight, peers.key, peers.count, peers.reduction).mean.index_select(0, peers.key)
-    share = weight.sub_(average).exp_() if mean == "geometric" else weight.div_(average)
+    average = exact_sum(weight, peers.key, peers.count, peers.reduction).mean
+    if mean == "geometric":
+        share = combine_by_key_(weight, Tensor.sub_, average, peers.key).exp_()
+    else:
+        share = combine_by_key_(weight, Tensor.div_, average, peers.key)
     if compared is not None:
         share = torch.where(compared, share, 1.0)
     if mean == "geometric":

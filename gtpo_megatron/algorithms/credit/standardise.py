@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.reduction import KeyReduction
 from gtpo_megatron.algorithms.batch.response_table import ResponseTable
-from gtpo_megatron.algorithms.exact_sum import exact_sum, parts
+from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,15 +89,15 @@ def standardise(
     for part, k in parts(reward, pool):
         lowest.scatter_reduce_(0, k, part, "amin")
     lowest = -reduction.max(torch.where(zeros > 0, lowest.clamp(max=0.0), lowest).neg_())
-    excess = reward - lowest.index_select(0, pool)
+    excess = combine_by_key_(reward.clone(), Tensor.sub_, lowest, pool)
     zero = torch.where(zeros > 0, -lowest, 0.0)  # what a 0 exceeds the lowest value by
 
     mean = (exact_sum(excess, pool, own, reduction).total + zeros * zero) / count.clamp(min=1)
-    deviation = excess.sub_(mean.index_select(0, pool))
-    squares = exact_sum(deviation.square(), pool, own, reduction).total + zeros * (zero - mean).square()
+    deviation = combine_by_key_(excess, Tensor.sub_, mean, pool)
+    squares = exact_sum(deviation, pool, own, reduction, term=torch.square).total + zeros * (zero - mean).square()
     std = (squares / (count - ddof).clamp(min=1)).sqrt()
 
     factor = 1.0 / (std + eps) if divides_by_std else torch.ones_like(std)
     factor = torch.where((std > 0) & (count > ddof), factor, 0.0)
     factor[-1] = 0.0  # the last pool: those that take no part
-    return deviation.mul_(factor.index_select(0, pool))
+    return combine_by_key_(deviation, Tensor.mul_, factor, pool)
