@@ -20,7 +20,8 @@ from gtpo_megatron.distributed.kernels import checks, partials
 from gtpo_megatron.distributed.kernels.gather import gather_stacked
 from gtpo_megatron.distributed.kernels.linear_head import linear_gradients, linear_partials
 from gtpo_megatron.distributed.kernels.logits_scores import logits_gradient, logits_partials
-from gtpo_megatron.distributed.kernels.tiles import ScoreTask, accumulation_dtype
+from gtpo_megatron.distributed.kernels.score_task import ScoreTask
+from gtpo_megatron.distributed.kernels.tiles import accumulation_dtype
 
 __all__ = ["TokenScores", "linear_token_scores", "token_scores"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gtpo_megatron.distributed.kernels import partials
 from gtpo_megatron.distributed.kernels.partials import SoftmaxSums
+from gtpo_megatron.distributed.kernels.score_task import ScoreTask
 from gtpo_megatron.distributed.kernels.tiles import (
-    ScoreTask,
     TileKernels,
     accumulation_dtype,
     kernels_for,

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from gtpo_megatron.distributed.kernels import partials
 from gtpo_megatron.distributed.kernels.partials import SoftmaxSums
-from gtpo_megatron.distributed.kernels.tiles import ScoreTask, accumulation_dtype, kernels_for, spans, tile_columns
+from gtpo_megatron.distributed.kernels.score_task import ScoreTask
+from gtpo_megatron.distributed.kernels.tiles import accumulation_dtype, kernels_for, spans, tile_columns
 
 COLUMNS = 16_384
 """Width of a tile of given logits; its rows follow from the size of a tile."""
