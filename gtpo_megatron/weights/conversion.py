@@ -16,7 +16,7 @@ from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, rea
 from gtpo_megatron.weights.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
 from gtpo_megatron.weights.hf_reader import WeightFolder
 from gtpo_megatron.weights.hf_writer import SHARD_BYTES, copy_companions, write_shards, written_aside
-from gtpo_megatron.weights.megatron_layout import Chunk, chunks_by_rank, cut, key_dtypes, model_parts
+from gtpo_megatron.weights.megatron_layout import CheckpointChunk, chunks_by_rank, cut, key_dtypes, model_parts
 from gtpo_megatron.weights.megatron_reader import MegatronCheckpoint, is_checkpoint
 from gtpo_megatron.weights.megatron_writer import write_checkpoint
 from gtpo_megatron.weights.model_values import check_values
@@ -40,7 +40,7 @@ class Progress(Protocol):
         ...
 
 
-class Unseen:
+class SilentProgress:
     """Nobody watches."""
 
     def start(self, num_bytes: int) -> None:
@@ -100,7 +100,7 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
             for chunk in chunks
         )
 
-        def read(chunk: Chunk) -> Tensor:
+        def read(chunk: CheckpointChunk) -> Tensor:
             tensor = _chunk_tensor(weights, chunk, dtypes[chunk.part.key])
             progress.advance(tensor.nbytes)
             return tensor
@@ -112,7 +112,7 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
             write_checkpoint(scratch / MEGATRON_FOLDER, arch, ranks, dtypes, read)
 
 
-def _chunk_tensor(weights: WeightFolder, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+def _chunk_tensor(weights: WeightFolder, chunk: CheckpointChunk, dtype: torch.dtype) -> Tensor:
     copies = chunk.part.copies(chunk.box)
     if len(copies) == 1 and copies[0].megatron_box.shape == chunk.box.shape:
         return weights.read(copies[0].hf_name, copies[0].hf_box)

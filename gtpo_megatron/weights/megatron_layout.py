@@ -75,7 +75,7 @@ class CheckpointPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class CheckpointChunk:
     """A box of a parameter that lies in one piece in a file."""
 
     part: CheckpointPart
@@ -125,12 +125,12 @@ def _writes(part: CheckpointPart, tp: TensorParallel) -> bool:
     return tp.index == 0 or not isinstance(part.mapping, Replicated)
 
 
-def cut(part: CheckpointPart, box: Box, item_bytes: int) -> Iterator[Chunk]:
+def cut(part: CheckpointPart, box: Box, item_bytes: int) -> Iterator[CheckpointChunk]:
     """A box in pieces of whole rows, none larger than ``CHUNK_BYTES`` unless one row is."""
     rows = max(1, CHUNK_BYTES // (box.num_columns * item_bytes))
     for start in range(0, box.num_rows, rows):
         count = min(rows, box.num_rows - start)
-        yield Chunk(part, Box(box.row + start, count, box.column, box.num_columns))
+        yield CheckpointChunk(part, Box(box.row + start, count, box.column, box.num_columns))
 
 
 def key_dtypes(parts: list[CheckpointPart], dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:

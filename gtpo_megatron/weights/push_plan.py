@@ -176,19 +176,11 @@ def _plan_stream(
 
 def _intersection(copy: SliceCopy, wanted: Box) -> SliceCopy | None:
     """The part of a copy that lies in a box of its Hugging Face tensor."""
-    box = copy.hf_box
-    row, end_row = max(box.row, wanted.row), min(box.row + box.num_rows, wanted.row + wanted.num_rows)
-    column = max(box.column, wanted.column)
-    end_column = min(box.column + box.num_columns, wanted.column + wanted.num_columns)
-    if row >= end_row or column >= end_column:
+    mine, theirs = copy.megatron_box, copy.hf_box
+    if (shared := theirs.overlap(wanted)) is None:
         return None
-    here = Box(
-        copy.megatron_box.row + row - box.row,
-        end_row - row,
-        copy.megatron_box.column + column - box.column,
-        end_column - column,
-    )
-    return SliceCopy(copy.megatron_name, here, copy.hf_name, Box(row, end_row - row, column, end_column - column))
+    here = shared.moved(mine.row - theirs.row, mine.column - theirs.column)
+    return SliceCopy(copy.megatron_name, here, copy.hf_name, shared)
 
 
 def _rows_at_once(copy: SliceCopy, layout: PushLayout) -> Iterator[SliceCopy]:

@@ -8,22 +8,13 @@ stage ``v * pipeline_size + p``. Each chunk is a module of its own, whose layers
 ``chunk_prefix`` tells their parameters apart.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.families import llama, qwen2, qwen3
+from gtpo_megatron.weights.families import LAYER_TABLES
 from gtpo_megatron.weights.param_mapping import ParamMapping, Replicated, SliceCopy, TensorParallel, Vocabulary
-
-LayerTable = Callable[[Architecture, str, str], Iterator[ParamMapping]]
-
-LAYER_TABLES: dict[str, LayerTable] = {
-    "qwen2": qwen2.layer_mappings,
-    "qwen3": qwen3.layer_mappings,
-    "llama": llama.layer_mappings,
-}
-"""Family -> mappings of one layer; to add a family, write its file and add it here and in ``architecture.py``."""
 
 EMBEDDING, FINAL_NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -110,7 +101,8 @@ def _chunk_mappings(
     layers = arch.num_layers // num_stages
     for local in range(layers):
         here, there = f"{prefix}decoder.layers.{local}", f"model.layers.{stage * layers + local}"
-        yield from LAYER_TABLES[arch.family](arch, here, there)
+        for rows in LAYER_TABLES[arch.family]:
+            yield from rows(arch, here, there)
     if is_last:
         yield Replicated(f"{prefix}decoder.final_layernorm.weight", FINAL_NORM, arch.hidden_size)
         if not arch.tied_embeddings:

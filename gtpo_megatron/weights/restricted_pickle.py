@@ -122,7 +122,7 @@ class _Restricted(pickle.Unpickler):
         """What the table has; a function in a wrapper of its own, so that no attribute of the real one can be set."""
         full_name = f"{module}.{name}"
         if full_name not in self._allowed:
-            raise _RefusedError(full_name)
+            raise _ForbiddenNameError(full_name)
         found = self._allowed[full_name]
         if isinstance(found, type) or not callable(found):
             return found
@@ -133,7 +133,7 @@ class _Restricted(pickle.Unpickler):
         return call
 
 
-class _RefusedError(pickle.UnpicklingError):
+class _ForbiddenNameError(pickle.UnpicklingError):
     """Carries the name that is on no list."""
 
 
@@ -200,7 +200,7 @@ def refusal(error: BaseException) -> str:
         return "; ".join(f"rank {rank}: {refusal(cause)}" for rank, (cause, _) in error.failures.items())
     if isinstance(error, GTPOError):
         return printable(error)
-    if isinstance(error, _RefusedError):
+    if isinstance(error, _ForbiddenNameError):
         return _refused(str(error))
     if isinstance(error, pickle.UnpicklingError) and (match := _NAMED.search(str(error))):
         return _refused(match[1] or match[2])
@@ -243,7 +243,7 @@ def _classes_unchanged(allowed: Mapping[str, Any]) -> Iterator[None]:
                 else:
                     delattr(found, name)
     if changed:
-        raise _RefusedError(changed[0])
+        raise _ForbiddenNameError(changed[0])
 
 
 def _attributes(found: type) -> dict[str, Any]:
