@@ -103,8 +103,8 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         reserve += _engine_reserve(request)
         host["optimizer while generating"] = state.optimizer
         host["vLLM weights while saving"] = engine_of(request).weights
-        host["processes"] += hardware.HOST_PROCESS_BYTES
-        _add_buckets_on_host(host, request)
+        for name, size in _host_of_worker(request).items():
+            host[name] = host.get(name, 0) + size
     for parts in phases.values():
         _add_buckets(parts, request, sides=2 if request.cluster.is_colocated else 1)
         asleep = request.cluster.is_colocated and "vLLM weights" not in parts
@@ -119,9 +119,7 @@ def engine_gpu(request: PlanRequest) -> GPUMemory:
     for parts in phases.values():
         _add_buckets(parts, request, sides=1)
         parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + _fragmentation(parts)
-    host = {"processes": hardware.HOST_PROCESS_BYTES}
-    _add_buckets_on_host(host, request)
-    return GPUMemory(role="engine", phases=phases, host=host)
+    return GPUMemory(role="engine", phases=phases, host=_host_of_worker(request))
 
 
 def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
@@ -150,11 +148,6 @@ def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
     return fullest | ({"object store": request.object_store_bytes} if request.object_store_bytes else {})
 
 
-def _add_buckets_on_host(host: dict[str, int], request: PlanRequest) -> None:
-    if request.push.bytes_on_host:
-        host["push buffers"] = request.push.bytes_on_host
-
-
 def engine_of(request: PlanRequest) -> EngineMemory:
     """Memory of a rank of the request's engine."""
     return engine_memory(
@@ -175,14 +168,14 @@ def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
     phases["push"]["vLLM weights"] = engine.weights
     # buckets are unpacked into tensors of full shape, as vLLM's loader wants them; and a layer is there twice
     vocabulary = request.shape.vocab_size * request.shape.hidden_size * request.engine.weight_bytes
-    unpacked = max(vocabulary, request.engine.tensor * request.push.bucket_bytes)
+    unpacked = max(vocabulary, request.engine.tensor * request.bucket_bytes)
     phases["push"]["push buffers"] = phases["push"].get("push buffers", 0) + unpacked + engine.layer
 
 
 def _add_buckets(parts: Bytes, request: PlanRequest, *, sides: int) -> None:
     """Buckets of the push that are on the GPU stay there between pushes."""
-    if request.push.bytes_on_gpu:
-        parts["push buffers"] = parts.get("push buffers", 0) + sides * request.push.bytes_on_gpu
+    if request.push_bytes_on_gpu:
+        parts["push buffers"] = parts.get("push buffers", 0) + sides * request.push_bytes_on_gpu
 
 
 def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
@@ -259,6 +252,12 @@ def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerSta
     if state.optimizer_on_host:
         host["optimizer on the host"] = state.optimizer_on_host
     return host
+
+
+def _host_of_worker(request: PlanRequest) -> dict[str, int]:
+    """Host memory of one sampler worker."""
+    host = {"processes": hardware.HOST_PROCESS_BYTES}
+    return host if request.push_bytes_on_gpu else {**host, "push buffers": 2 * request.bucket_bytes}
 
 
 def _trainer_reserve(layout: Layout) -> int:

@@ -112,7 +112,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Engine:
+class EngineSettings:
     """One vLLM engine.
 
     Attributes:
@@ -131,34 +131,6 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Push:
-    """How new weights travel into the engines.
-
-    Attributes:
-        transport: ``process_group`` and ``relay`` have their buckets on the GPUs, the others have them on the host.
-        bucket_bytes: of a bucket; two for each sampler worker are under way.
-    """
-
-    transport: str
-    bucket_bytes: int
-
-    @property
-    def is_on_gpu(self) -> bool:
-        """Buckets are in the memory of GPUs."""
-        return self.transport in ("process_group", "relay")
-
-    @property
-    def bytes_on_gpu(self) -> int:
-        """Of one side."""
-        return 2 * self.bucket_bytes if self.is_on_gpu else 0
-
-    @property
-    def bytes_on_host(self) -> int:
-        """Of one sampler worker."""
-        return 0 if self.is_on_gpu else 2 * self.bucket_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
     """Everything a plan is made from.
 
@@ -166,6 +138,8 @@ class PlanRequest:
         name: of the recipe, for people.
         model: name or folder.
         own_layout: the recipe's; None where it is not one of so many ranks.
+        transport: of the weight push; ``process_group`` and ``relay`` have buckets on the GPUs, the other on the host.
+        bucket_bytes: of the push; two buckets for each sampler worker are under way.
         weight_bytes: of an element of the trainer's weights.
         offload_fraction: share of the optimizer that lives on the host.
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
@@ -179,9 +153,10 @@ class PlanRequest:
     shape: ModelShape
     cluster: Cluster
     batch: Batch
-    engine: Engine
-    push: Push
+    engine: EngineSettings
     own_layout: Layout | None
+    transport: str
+    bucket_bytes: int
     weight_bytes: int = 2
     offload_fraction: float = 0.0
     has_scoring: bool = True
@@ -202,6 +177,11 @@ class PlanRequest:
                 f"model.max_sequence_tokens={self.batch.max_sequence_tokens} exceeds max_position_embeddings="
                 f"{self.shape.max_positions} of {self.model}"
             )
+
+    @property
+    def push_bytes_on_gpu(self) -> int:
+        """Of one side's buckets, which stay between pushes."""
+        return 2 * self.bucket_bytes if self.transport in ("process_group", "relay") else 0
 
     @property
     def num_engines(self) -> int:
@@ -251,15 +231,16 @@ def request_from(
         shape=shape,
         cluster=cluster,
         batch=batch,
-        engine=Engine(
+        engine=EngineSettings(
             tensor=config.rollout.tensor_parallel_size,
             weight_bytes=ELEMENT_BYTES[config.rollout.dtype],
             cache_bytes=config.rollout.kv_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,
             most=config.rollout.num_engines if is_own else 0,
         ),
-        push=Push(transport=config.weight_sync.transport, bucket_bytes=config.weight_sync.bucket_mib << 20),
         own_layout=_own_layout(config, shape) if is_own else None,
+        transport=config.weight_sync.transport,
+        bucket_bytes=config.weight_sync.bucket_mib << 20,
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
         has_scoring=config.rollout.entropy_source == "actor",
