@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 GIB = 2**30
-GB = 10**9
 
 GPUName = Literal["h100", "h200", "a100", "b200"]
 

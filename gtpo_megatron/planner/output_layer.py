@@ -23,9 +23,9 @@ class OutputLayerMemory:
         training: at the peak of the backward pass, ``saved`` not included.
     """
 
-    saved: int
-    scoring: int
-    training: int
+    saved: int = 0
+    scoring: int = 0
+    training: int = 0
 
 
 def output_layer(

@@ -82,7 +82,7 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     state = trainer_state(
         parameters, layout, weight_bytes=request.weight_bytes, offload_fraction=request.offload_fraction
     )
-    head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory(saved=0, scoring=0, training=0)
+    head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory()
     score, train = _forward_and_backward(request, layout, stage, parameters, head)
     held: Bytes = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
     # a slice that is not contiguous is copied on the GPU before it goes into a bucket
@@ -219,10 +219,9 @@ def _forward_and_backward(
     # autograd holds the gradient of a weight until Megatron's hook has added it to the buffer
     backward += parameters.largest * request.weight_bytes
     forward = (4 * shape.hidden_size + 3 * width) * request.weight_bytes * tokens
-    has_head = head.training > 0
-    score: Bytes = {"workspace": int(forward), "output layer": head.scoring}
+    score: Bytes = {"workspace": int(forward), "output layer": 0}
     train: Bytes = {"activations": int(activations), "workspace": int(backward)}
-    if has_head:
+    if head.training:
         score["output layer"] = head.saved + max(0, head.scoring - int(forward))
         train["output layer"] = head.saved + max(0, head.training - int(backward))
     return score, train

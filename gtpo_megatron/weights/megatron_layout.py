@@ -43,11 +43,6 @@ class CheckpointPart:
     mapping: ParamMapping
 
     @property
-    def name(self) -> str:
-        """In the name tables, for messages."""
-        return self.mapping.megatron_name
-
-    @property
     def is_vector(self) -> bool:
         """Norms and biases."""
         return self.mapping.extent[1] == 1
