@@ -6,7 +6,6 @@ A converted folder has everything of the Hugging Face folder but its weights, an
 
 import logging
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,26 +27,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """One of these at least makes a tokenizer; ``tokenizer_config.json`` alone does not."""
 
 
-class Progress(Protocol):
-    """Is told how far a conversion is."""
+class ConversionProgress:
+    """Is told how far a conversion is, and shows nothing; a subclass may."""
 
     def start(self, num_bytes: int) -> None:
         """Checks are done; so many bytes of tensors follow."""
-        ...
 
     def advance(self, num_bytes: int) -> None:
         """So many more are done."""
-        ...
-
-
-class SilentProgress:
-    """Nobody watches."""
-
-    def start(self, num_bytes: int) -> None:
-        """Is told, and tells nobody."""
-
-    def advance(self, num_bytes: int) -> None:
-        """Is told, and tells nobody."""
 
 
 def converted_weights(folder: Path) -> Path | None:
@@ -67,7 +54,7 @@ def check_weights(folder: Path, arch: Architecture) -> None:
         check_values(weights, arch)
 
 
-def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: Progress) -> None:
+def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: ConversionProgress) -> None:
     """Converts a Hugging Face folder.
 
     The layout decides how the checkpoint is cut into files, a file a rank, and the padding of the vocabulary; any
@@ -127,7 +114,7 @@ def megatron_to_hf(
     model: Path,
     target: Path,
     *,
-    progress: Progress,
+    progress: ConversionProgress,
     shard_bytes: int = SHARD_BYTES,
     replace: bool = False,
     verify: Verify = "full",

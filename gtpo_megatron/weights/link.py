@@ -61,7 +61,8 @@ class WeightLink:
         """The end of a trainer rank."""
         columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in hf_shapes(self.arch).items()}
         streams = plan_push(self.arch, self.layout)
-        return WeightSender(rank, streams, self._sending_end(rank), dtype=self.dtype, columns=columns)
+        end = self._sending_end(rank, streams)
+        return WeightSender(rank, streams, end, dtype=self.dtype, columns=columns)
 
     def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
         """The end of a sampler worker.
@@ -79,13 +80,12 @@ class WeightLink:
         end = self._receiving_end(stream)
         return WeightReceiver(stream, end, shapes=hf_shapes(self.arch), dtype=self.dtype, device=device)
 
-    def _sending_end(self, rank: int) -> SendingEnd:
+    def _sending_end(self, rank: int, streams: Sequence[Stream]) -> SendingEnd:
         match self.endpoint:
             case Meeting() as meeting:
                 return ProcessGroupSender(rank, meeting)
             case Relay(meeting=meeting, slots=slots):
                 return RelaySender(rank, meeting, slots)
-        streams = plan_push(self.arch, self.layout)
         mine = {stream.target.worker for stream in streams if any(rank in bucket.spans for bucket in stream.buckets)}
         return SharedMemorySender(rank, {worker: slots for worker, slots in self.endpoint.items() if worker in mine})
 
