@@ -49,7 +49,7 @@ class PlanOptions(RecipeOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``plan RECIPE ...``; status 1 where no layout fits."""
+    """``plan RECIPE ...``; status 1 if no layout fits."""
     options = parse("plan", PlanOptions, arguments)
     config = options.config
     if options.rollout_gpus:

@@ -1,4 +1,4 @@
-"""Bytes by part, on a rank of a stage, in every phase of a step.
+"""Bytes by part, per rank of a stage, in every phase of a step.
 
 Colocated, a step goes as ``orchestration/memory_turns.py`` says: generate (engine awake, the trainer's gradients freed
 and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (the
@@ -77,7 +77,7 @@ class GPUMemory:
 
 
 def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
-    """A rank of a pipeline stage; with its share of an engine where the two are colocated."""
+    """A rank of a pipeline stage; with its share of an engine if the two are colocated."""
     parameters = stage_parameters(request.shape, layout, stage, request.vocab_multiple)
     state = trainer_state(
         parameters, layout, weight_bytes=request.weight_bytes, offload_fraction=request.offload_fraction
@@ -130,7 +130,7 @@ def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
 
     Args:
         request: GPUs of a node, and how many of them train and generate.
-        rank: of the trainer, with its share of an engine where the two are colocated.
+        rank: of the trainer, with its share of an engine if the two are colocated.
     """
     cluster = request.cluster
     full_nodes, last = divmod(cluster.num_trainer_gpus, cluster.gpus_per_node)
@@ -149,7 +149,7 @@ def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
 
 
 def engine_of(request: PlanRequest) -> EngineMemory:
-    """Memory of a rank of the request's engine."""
+    """Memory per rank of the request's engine."""
     return engine_memory(
         request.shape,
         tensor=request.engine.tensor,

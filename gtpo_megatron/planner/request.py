@@ -25,7 +25,7 @@ class Cluster:
         num_gpus: in all.
         gpu_memory: bytes of one.
         gpus_per_node: that NVLink connects.
-        host_memory: bytes of a node; 0: not known, and not checked.
+        host_memory: bytes per node; 0: not known, and not checked.
         num_rollout_gpus: that only generate; 0: colocated, every GPU generates and trains in turn.
         num_idle_gpus: of the last node, that nobody uses.
     """
@@ -74,9 +74,9 @@ class Batch:
     """A training step's responses, and how they are cut.
 
     Attributes:
-        num_responses: of a step.
+        num_responses: per step.
         num_update_responses: of one optimizer update.
-        num_updates: optimizer updates a step.
+        num_updates: optimizer updates per step.
         max_sequence_tokens: of the longest prompt and response.
         mean_prompt_tokens: for times only; memory is planned for the longest.
         mean_response_tokens: for times only.
@@ -117,7 +117,7 @@ class EngineSettings:
 
     Attributes:
         tensor: its ranks.
-        weight_bytes: of an element.
+        weight_bytes: per element.
         cache_bytes: key-value cache on each of its GPUs.
         max_sequences: decoded together.
         most: how many engines there are at most; 0: as many as have GPUs.
@@ -137,14 +137,14 @@ class PlanRequest:
     Attributes:
         name: of the recipe, for people.
         model: name or folder.
-        own_layout: the recipe's; None where it is not one of so many ranks.
+        own_layout: the recipe's; None if it is for another number of ranks.
         transport: of the weight push; ``process_group`` and ``relay`` have buckets on the GPUs, the other on the host.
         bucket_bytes: of the push; two buckets for each sampler worker are under way.
-        weight_bytes: of an element of the trainer's weights.
+        weight_bytes: per element of the trainer's weights.
         offload_fraction: share of the optimizer that lives on the host.
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
         kernels: of the trainer's layers.
-        object_store_bytes: shared memory of a node, for batches between processes.
+        object_store_bytes: shared memory per node, for batches between processes.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
     """
 
@@ -191,7 +191,7 @@ class PlanRequest:
 
 
 def gpus_of(config: RunConfig) -> tuple[int, int]:
-    """How many GPUs a recipe's ranks use, and how many more its engines: none where they use the ranks'."""
+    """How many GPUs a recipe's ranks use, and how many more its engines: none if they use the ranks'."""
     rollout = config.rollout
     apart = rollout.placement == "disaggregated"
     return config.parallel.num_ranks, rollout.num_engines * rollout.tensor_parallel_size if apart else 0

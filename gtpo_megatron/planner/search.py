@@ -15,7 +15,7 @@ ABOUT_AS_FAST = 1.1
 
 
 EQUALLY_FAST = 0.03
-"""Estimates closer than this share of the fastest one are taken for equal, and fewer chunks a stage decide."""
+"""Estimates closer than this share of the fastest one are taken for equal, and fewer chunks per stage decide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,10 +25,10 @@ class JudgedLayout:
     Attributes:
         layout: with its recomputation.
         worst: the GPU with the highest peak: a rank of one of the stages, or of an engine.
-        capacity: bytes of a GPU.
+        capacity: bytes per GPU.
         time: of a step, estimated.
         host_bytes: of the fullest node.
-        host_capacity: of a node; 0: not known, and not checked.
+        host_capacity: per node; 0: not known, and not checked.
     """
 
     layout: Layout
@@ -40,17 +40,17 @@ class JudgedLayout:
 
     @property
     def overflow(self) -> float:
-        """Bytes past the GPU's memory; negative where there is room."""
+        """Bytes past the GPU's memory; negative if there is room."""
         return self.worst.peak - self.capacity
 
     @property
     def host_overflow(self) -> float:
-        """Bytes past the node's memory; negative or 0 where there is room, or where it is not known."""
+        """Bytes past the node's memory; negative or 0 if there is room, or if it is not known."""
         return self.host_bytes - self.host_capacity if self.host_capacity else 0
 
     @property
     def fits(self) -> bool:
-        """On the GPUs, and in the nodes where their memory is known."""
+        """On the GPUs, and in the nodes if their memory is known."""
         return self.overflow <= 0 and self.host_overflow <= 0
 
     @property
@@ -130,7 +130,7 @@ def anything_fits(request: PlanRequest) -> bool:
 
 
 def least_recompute(request: PlanRequest, layout: Layout) -> JudgedLayout:
-    """The least of no, selective and full recomputation that fits; full where none does."""
+    """The least of no, selective and full recomputation that fits; full if none does."""
     judged = judge(request, layout)
     if judged.fits:
         return judged

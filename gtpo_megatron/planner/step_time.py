@@ -18,13 +18,13 @@ BYTES_EFFICIENCY = 0.75
 """Of the rate of a link or of a GPU's memory."""
 
 DECODE_LAYER_S = 25e-6
-"""A layer of a decode step besides reading memory: launches out of a CUDA graph, two small all-reduces."""
+"""Per layer of a decode step besides reading memory: launches out of a CUDA graph, two small all-reduces."""
 
 HOST_BYTES = 20e9
-"""A second, between a GPU and pinned host memory, and of a rank's share of the host's memory."""
+"""Per second, between a GPU and pinned host memory, and of a rank's share of the host's memory."""
 
 ADAM_BYTES = 24
-"""A parameter's float32 weight and moments, read and written once."""
+"""Per parameter: float32 weight and moments, read and written once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +132,7 @@ def _flops(request: PlanRequest) -> float:
 
 
 def _link(request: PlanRequest, reach: int) -> float:
-    """Bytes a second within so many neighbouring ranks."""
+    """Bytes per second within so many neighbouring ranks."""
     gpu = request.cluster.gpu
     return BYTES_EFFICIENCY * (gpu.nvlink_bytes if reach <= request.cluster.gpus_per_node else gpu.network_bytes)
 

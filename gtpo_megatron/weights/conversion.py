@@ -57,7 +57,7 @@ def check_weights(folder: Path, arch: Architecture) -> None:
 def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: ConversionProgress) -> None:
     """Converts a Hugging Face folder.
 
-    The layout decides how the checkpoint is cut into files, a file a rank, and the padding of the vocabulary; any
+    The layout decides how the checkpoint is cut into files, one file per rank, and the padding of the vocabulary; any
     layout can load the result.
 
     Args:
@@ -155,7 +155,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def warn_without_tokenizer(folder: Path) -> None:
-    """Says so where a model folder has no tokenizer: it converts, but nothing can be sampled with it."""
+    """Warns if a model folder has no tokenizer: it converts, but nothing can be sampled with it."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         logger.warning(
             "%s has no tokenizer (%s); the converted folder has none either, and training needs one: copy its files in",

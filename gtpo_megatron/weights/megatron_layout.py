@@ -34,7 +34,7 @@ class CheckpointPart:
 
     Attributes:
         key: of the checkpoint's tensor.
-        layer: index along its first axis; None where the tensor has none for layers.
+        layer: index along its first axis; None if the tensor has no axis for layers.
         mapping: its row of the name table, for the whole model.
     """
 

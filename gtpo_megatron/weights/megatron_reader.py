@@ -21,7 +21,7 @@ from gtpo_megatron.weights.restricted_pickle import RestrictedReader, refusal
 LAYERS = "decoder.layers."
 
 _KEY_OF_ONE_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-"""Megatron also writes layers one by one, where it was told to."""
+"""Megatron also writes layers one by one, if it was told to."""
 
 
 ALIGNMENT_BYTES = 64
@@ -207,7 +207,7 @@ class _Scatter(LoadPlanner):
 
 
 def _locate(key: str) -> tuple[str, int | None]:
-    """A key's name with all layers alike, and the one layer it is of; None where it holds all layers or none."""
+    """A key's name with all layers alike, and the one layer it is of; None if it holds all layers or none."""
     match = _KEY_OF_ONE_LAYER.fullmatch(key)
     return (key, None) if match is None else (LAYERS + match[2], int(match[1]))
 

@@ -93,7 +93,7 @@ def write_checkpoint(
     dtypes: dict[str, torch.dtype],
     read: Callable[[CheckpointChunk], Tensor],
 ) -> None:
-    """Writes a checkpoint of the model's parameters, a file a rank.
+    """Writes a checkpoint of the model's parameters, one file per rank.
 
     Args:
         folder: is made; must be empty if it is there.

@@ -246,7 +246,7 @@ class QKV:
     Attributes:
         num_heads: query heads of the model.
         num_query_groups: key-value heads of the model.
-        head_size: rows a head.
+        head_size: rows per head.
         columns: hidden size, or 1 for the bias.
     """
 
@@ -270,7 +270,7 @@ class QKV:
         return [Box(start, part, 0, self.columns)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
-        """Three boxes a query group that this rank holds."""
+        """Three boxes per query group that this rank holds."""
         first_group, groups = _share(self.num_query_groups, tp, self.query_name)
         query_rows = self.num_heads // self.num_query_groups * self.head_size
         row = 0

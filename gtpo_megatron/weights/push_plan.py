@@ -62,7 +62,7 @@ class PushLayout:
         sources: every trainer rank.
         targets: every sampler worker.
         padded_vocab_size: of the trainer.
-        itemsize: bytes an element on the way.
+        itemsize: bytes per element on the way.
         bucket_bytes: largest bucket.
         reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
             all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
@@ -132,7 +132,7 @@ def kept_boxes(arch: Architecture, tp: TensorParallel) -> dict[str, Box]:
 
 
 def plan_push(arch: Architecture, layout: PushLayout) -> list[Stream]:
-    """One stream a worker.
+    """One stream per worker.
 
     Raises:
         WeightMappingError: the layouts cannot be mapped, a shard is on no rank that can reach a worker, or a bucket

@@ -43,7 +43,7 @@ def fused_name(name: str) -> str:
 
 
 def chunk_prefix(chunk: int, virtual_size: int) -> str:
-    """What the names of a model chunk's parameters begin with in a rank's plan; nothing where it is the only one."""
+    """What the names of a model chunk's parameters begin with in a rank's plan; nothing if it is the only one."""
     return f"chunks.{chunk}." if virtual_size > 1 else ""
 
 
@@ -77,7 +77,7 @@ class ShardPlace:
 def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> Iterator[ParamMapping]:
     """Every parameter of every model chunk of a pipeline stage.
 
-    With tied embeddings the last stage's output layer is the embedding: where it is a copy of its own (more than one
+    With tied embeddings the last stage's output layer is the embedding: if it is a copy of its own (more than one
     stage), it maps to the same Hugging Face tensor.
     """
     if arch.family not in LAYER_TABLES:

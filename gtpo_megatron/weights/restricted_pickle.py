@@ -83,7 +83,7 @@ _INDEX: Mapping[str, Any] = {
         planner.TensorWriteData,
     ),
     "torch.serialization._get_layout": torch.serialization._get_layout,
-    # the folder, where it was given as a path; nothing is done with it
+    # the folder, if it was given as a path; nothing is done with it
     "pathlib.PosixPath": _joined,
     "pathlib._local.PosixPath": _joined,
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": _Empty,
@@ -260,7 +260,7 @@ def _numpy_allowed() -> Iterator[None]:
 
 
 def _check_index(index: Any, path: Path) -> None:
-    """Raises CheckpointError, AttributeError or TypeError where a part is not of the kind that readers count on."""
+    """Raises CheckpointError, AttributeError or TypeError if a part is not of the kind that readers count on."""
     _is(index, Metadata, "its content", path)
     _is(index.state_dict_metadata, dict, "the list of tensors", path)
     _is(index.storage_data, dict, "the list of places", path)
