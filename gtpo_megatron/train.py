@@ -35,7 +35,7 @@ from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.rewards.function import resolve_reward
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.conversion import Unseen, check_weights, megatron_to_hf
+from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _export(config: RunConfig, folder: RunFolder) -> None:
         latest.path,
         Path(config.model.path),
         folder.hf_folder,
-        progress=Unseen(),
+        progress=ConversionProgress(),
         replace=True,
         verify=config.checkpoint.verify,
     )

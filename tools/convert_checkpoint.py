@@ -24,7 +24,7 @@ from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.weights.checkpoint_files import Verify
-from gtpo_megatron.weights.conversion import converted_weights, hf_to_megatron, megatron_to_hf
+from gtpo_megatron.weights.conversion import ConversionProgress, converted_weights, hf_to_megatron, megatron_to_hf
 from gtpo_megatron.weights.megatron_reader import is_checkpoint
 
 
@@ -124,7 +124,7 @@ def find_checkpoint(source: Path, model: Path | None, verify: Verify = "full") -
     return source, model or Path(load_config(config).model.path)
 
 
-class _Bar:
+class _Bar(ConversionProgress):
     """Rich's bar, as conversions report to it."""
 
     def __init__(self, progress: Progress) -> None:

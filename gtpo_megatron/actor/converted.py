@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gtpo_megatron.actor.restricted_load import EXTRA_STATE, load, reason
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.weights.finite import require_finite
+from gtpo_megatron.weights.finite_tensors import require_finite
 
 
 @torch.no_grad()

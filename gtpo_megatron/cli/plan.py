@@ -10,11 +10,10 @@ from rich.console import Console
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.planner.as_json import plan_to_plain
 from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
-from gtpo_megatron.planner.plan import make_plan
+from gtpo_megatron.planner.layout_plan import make_plan, plan_to_plain
+from gtpo_megatron.planner.page import print_plan
 from gtpo_megatron.planner.request import Cluster, gpus_of, request_from
-from gtpo_megatron.planner.table import print_plan
 
 EXIT_NOTHING_FITS = 1
 
@@ -50,7 +49,7 @@ class PlanOptions(RecipeOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``plan RECIPE ...``; status 1 where no layout fits."""
+    """``plan RECIPE ...``; status 1 if no layout fits."""
     options = parse("plan", PlanOptions, arguments)
     config = options.config
     if options.rollout_gpus:

@@ -122,7 +122,7 @@ class WeightSyncConfig:
     Attributes:
         transport: how the bytes travel: ``shared_memory`` between processes of one machine, ``process_group`` over the
             network (NCCL on GPUs, gloo on CPUs), ``relay`` for colocated engines, over the network between ranks and
-            then inside the GPU that a rank shares with a worker, ``files`` through the run folder, for debugging.
+            then inside the GPU that a rank shares with a worker.
         bucket_mib: largest piece under way; two for each sampler worker are in memory at a time.
         deadline_s: longest time that one side of a push waits for the other.
         verify_every_steps: every so many pushes, and at the first one, both sides compare a checksum of every tensor.
@@ -130,7 +130,7 @@ class WeightSyncConfig:
             sampled token; above it the run stops. 1e-4 suits float32 on both sides; bfloat16 needs about 1.
     """
 
-    transport: Literal["shared_memory", "process_group", "relay", "files"] = "shared_memory"
+    transport: Literal["shared_memory", "process_group", "relay"] = "shared_memory"
     bucket_mib: int = 256
     deadline_s: float = 120.0
     verify_every_steps: int = 10

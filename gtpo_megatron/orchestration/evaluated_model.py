@@ -15,7 +15,7 @@ from gtpo_megatron.evaluation.model_folder import check_model_folder
 from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.checkpoint_folder import LATEST, CheckpointFolder
 from gtpo_megatron.weights.checkpoint_files import Verify, check_checkpoint
-from gtpo_megatron.weights.conversion import Unseen, megatron_to_hf
+from gtpo_megatron.weights.conversion import ConversionProgress, megatron_to_hf
 from gtpo_megatron.weights.megatron_reader import is_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: 
         with _alone(target):
             if not target.is_dir():  # else another process has made it meanwhile
                 logger.warning("%s is converted to %s, which can be removed afterwards", found, target)
-                megatron_to_hf(found, Path(run.model.path), target, progress=Unseen(), verify=again)
+                megatron_to_hf(found, Path(run.model.path), target, progress=ConversionProgress(), verify=again)
     check_model_folder(target)
     return EvaluatedModel(folder=target, named=str(folder), checkpoint=found.name)
 

@@ -213,7 +213,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
         )
         grader = build_grader(config)
         engine, actor = LocalEngine(sampler), LocalActor(trainer)
-        connect(config, run_folder, actor, engine, has_gpus=torch.cuda.is_available())
+        connect(config, actor, engine, has_gpus=torch.cuda.is_available())
         try:
             yield StepParts(
                 engine=engine,

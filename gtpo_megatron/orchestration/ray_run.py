@@ -61,7 +61,7 @@ def ray_parts(
         weight_sync = WeightSync(config.weight_sync, transfer, before_push=engine.replace_dead)
 
         def open_link(engines: RayEngines) -> None:
-            connect(config, run_folder, actor, engines, has_gpus=placement.has_gpus)
+            connect(config, actor, engines, has_gpus=placement.has_gpus)
             weight_sync.verify_next()
 
         engine.open_link = open_link

@@ -1,7 +1,5 @@
 """Connects trainer and sampler for pushes: who holds which weights, who wants them, and the transport between them."""
 
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -10,7 +8,7 @@ from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.link import Endpoint, Relay, SharedFolder, WeightLink, wire_dtype
+from gtpo_megatron.weights.link import Endpoint, Relay, WeightLink, wire_dtype
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push_plan import PushLayout, SourceRank, TargetWorker
 from gtpo_megatron.weights.reshard import ShardPlace
@@ -23,7 +21,6 @@ _REACH: dict[str, Literal["same_host", "anywhere", "own_rank_first"]] = {
     "shared_memory": "same_host",
     "process_group": "anywhere",
     "relay": "own_rank_first",
-    "files": "anywhere",
 }
 
 
@@ -67,9 +64,7 @@ class SamplerSide(Protocol):
         ...
 
 
-def connect(
-    config: RunConfig, run_folder: Path, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool
-) -> WeightLink:
+def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool) -> WeightLink:
     """Opens both ends of the run's pushes.
 
     Raises:
@@ -79,7 +74,7 @@ def connect(
     layout = _layout(config, trainer, sampler)
     slots: Mapping[int, SharedSlots] = {}
     try:
-        endpoint = _endpoint(config, run_folder, layout, trainer, sampler, has_gpus=has_gpus)
+        endpoint = _endpoint(config, layout, trainer, sampler, has_gpus=has_gpus)
         slots = endpoint.slots if isinstance(endpoint, Relay) else endpoint if isinstance(endpoint, dict) else {}
         link = WeightLink(
             arch=read_architecture(Path(config.model.path)),
@@ -101,13 +96,7 @@ def connect(
 
 
 def _endpoint(
-    config: RunConfig,
-    run_folder: Path,
-    layout: PushLayout,
-    trainer: TrainerSide,
-    sampler: SamplerSide,
-    *,
-    has_gpus: bool,
+    config: RunConfig, layout: PushLayout, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool
 ) -> Endpoint:
     sync = config.weight_sync
     match sync.transport:
@@ -127,10 +116,6 @@ def _endpoint(
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=sync.deadline_s, on_gpu=on_gpu)
             meeting = _meeting(config, trainer, layout, num_workers=0, has_gpus=has_gpus)
             return Relay(meeting=meeting, slots=dict(sampler.open_slots(shape)))
-        case "files":
-            folder = run_folder.resolve() / "weights"
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed in mid-push
-            return SharedFolder(path=str(folder / uuid.uuid4().hex), deadline_s=sync.deadline_s)
 
 
 def _meeting(

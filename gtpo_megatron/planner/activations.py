@@ -24,7 +24,7 @@ class Saved:
 
     Attributes:
         what: for people.
-        width: elements a token, over all ranks.
+        width: elements per token, over all ranks.
         element_bytes: of its dtype.
         split: ``tensor``: over the tensor-parallel ranks; ``sequence``: over them under sequence parallelism only;
             ``whole``: every rank has all of it.
@@ -48,7 +48,7 @@ def saved_by_layer(shape: ModelShape, kernels: Kernels, weight_bytes: int, recom
     Args:
         shape: of the model.
         kernels: which implementation of the layer.
-        weight_bytes: of an element of weights and activations: 2 or 4.
+        weight_bytes: per element of weights and activations: 2 or 4.
         recompute: ``full`` keeps the layer's input only; ``selective`` leaves out what attention would keep besides its
             inputs and its output.
     """
@@ -130,7 +130,7 @@ def _gated(width: float, kernels: Kernels, weight_bytes: int, split: Literal["te
 
 
 def _experts(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
-    """Tokens, dealt evenly to experts; experts are not split over tensor-parallel ranks, their tokens are."""
+    """Tokens, sharded evenly over experts; experts are not split over tensor-parallel ranks, their tokens are."""
     assert shape.experts is not None
     copies = shape.experts.experts_per_token
     saved = [

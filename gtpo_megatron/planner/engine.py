@@ -54,7 +54,7 @@ def engine_memory(
         max_sequences: decoded together.
         sequence_tokens: of the longest prompt and response.
     """
-    groups = max(1, shape.num_query_groups // tensor)  # key-value heads are copied where ranks outnumber them
+    groups = max(1, shape.num_query_groups // tensor)  # key-value heads are copied if ranks outnumber them
     heads = shape.num_heads // tensor
     qkv = (heads + 2 * groups) * shape.head_size
     hidden = shape.hidden_size

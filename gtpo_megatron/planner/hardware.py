@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 GIB = 2**30
-GB = 10**9
 
 GPUName = Literal["h100", "h200", "a100", "b200"]
 
@@ -15,10 +14,10 @@ class GPU:
 
     Attributes:
         memory_gib: nominal.
-        bf16_flops: a second, on tensor cores.
-        hbm_bytes: a second.
-        nvlink_bytes: a second and direction, to the other GPUs of the node.
-        network_bytes: a second and direction, to other nodes.
+        bf16_flops: per second, on tensor cores.
+        hbm_bytes: per second.
+        nvlink_bytes: per second and direction, to the other GPUs of the node.
+        network_bytes: per second and direction, to other nodes.
     """
 
     memory_gib: float
@@ -34,7 +33,7 @@ GPUS: dict[GPUName, GPU] = {
     "a100": GPU(memory_gib=80, bf16_flops=312e12, hbm_bytes=2.0e12, nvlink_bytes=300e9, network_bytes=25e9),
     "b200": GPU(memory_gib=180, bf16_flops=2250e12, hbm_bytes=8.0e12, nvlink_bytes=900e9, network_bytes=50e9),
 }
-"""SXM boards with one network adapter a GPU: 400 Gbit/s, A100 200 Gbit/s."""
+"""SXM boards with one network adapter per GPU: 400 Gbit/s, A100 200 Gbit/s."""
 
 DRIVER_BYTES = GIB // 2
 """An 80 GB board shows 79.6 GiB to programs; the rest is the driver's."""

@@ -2,91 +2,40 @@
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.planner.shape import Experts, ModelShape, read_shape
 
-_QWEN2_5_7B = ModelShape(
-    num_layers=28,
-    hidden_size=3584,
-    ffn_size=18944,
-    num_heads=28,
-    num_query_groups=4,
-    head_size=128,
-    vocab_size=152064,
-    max_positions=131072,
-    qkv_bias=True,
-)
-_QWEN2_5_32B = ModelShape(
-    num_layers=64,
-    hidden_size=5120,
-    ffn_size=27648,
-    num_heads=40,
-    num_query_groups=8,
-    head_size=128,
-    vocab_size=152064,
-    max_positions=131072,
-    qkv_bias=True,
-)
-_LLAMA_3_1_8B = ModelShape(
-    num_layers=32,
-    hidden_size=4096,
-    ffn_size=14336,
-    num_heads=32,
-    num_query_groups=8,
-    head_size=128,
-    vocab_size=128256,
-    max_positions=131072,
-)
+
+def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, **more: Any) -> ModelShape:
+    """All heads of these models have 128 columns."""
+    return ModelShape(
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_size=ffn,
+        num_heads=heads,
+        num_query_groups=groups,
+        head_size=128,
+        vocab_size=vocab,
+        **{"max_positions": 131072, **more},
+    )
+
+
+_QWEN2_5_7B = _shape(28, 3584, 18944, 28, 4, 152064, qkv_bias=True)
+_LLAMA_3_1_8B = _shape(32, 4096, 14336, 32, 8, 128256)
+_QWEN3_EXPERTS = Experts(num_experts=128, experts_per_token=8, ffn_size=768)
 
 KNOWN_MODELS: dict[str, ModelShape] = {
     "Qwen/Qwen2.5-7B": _QWEN2_5_7B,
-    "Qwen/Qwen2.5-32B": _QWEN2_5_32B,
-    "Qwen/Qwen2.5-72B": ModelShape(
-        num_layers=80,
-        hidden_size=8192,
-        ffn_size=29568,
-        num_heads=64,
-        num_query_groups=8,
-        head_size=128,
-        vocab_size=152064,
-        max_positions=131072,
-        qkv_bias=True,
-    ),
-    "Qwen/Qwen3-32B": ModelShape(
-        num_layers=64,
-        hidden_size=5120,
-        ffn_size=25600,
-        num_heads=64,
-        num_query_groups=8,
-        head_size=128,
-        vocab_size=151936,
-        max_positions=40960,
-        qk_norm=True,
-    ),
-    "Qwen/Qwen3-30B-A3B": ModelShape(
-        num_layers=48,
-        hidden_size=2048,
-        ffn_size=6144,
-        num_heads=32,
-        num_query_groups=4,
-        head_size=128,
-        vocab_size=151936,
-        max_positions=40960,
-        qk_norm=True,
-        experts=Experts(num_experts=128, experts_per_token=8, ffn_size=768),
+    "Qwen/Qwen2.5-32B": _shape(64, 5120, 27648, 40, 8, 152064, qkv_bias=True),
+    "Qwen/Qwen2.5-72B": _shape(80, 8192, 29568, 64, 8, 152064, qkv_bias=True),
+    "Qwen/Qwen3-32B": _shape(64, 5120, 25600, 64, 8, 151936, qk_norm=True, max_positions=40960),
+    "Qwen/Qwen3-30B-A3B": _shape(
+        48, 2048, 6144, 32, 4, 151936, qk_norm=True, max_positions=40960, experts=_QWEN3_EXPERTS
     ),
     "meta-llama/Llama-3.1-8B": _LLAMA_3_1_8B,
-    "meta-llama/Llama-3.1-70B": ModelShape(
-        num_layers=80,
-        hidden_size=8192,
-        ffn_size=28672,
-        num_heads=64,
-        num_query_groups=8,
-        head_size=128,
-        vocab_size=128256,
-        max_positions=131072,
-    ),
+    "meta-llama/Llama-3.1-70B": _shape(80, 8192, 28672, 64, 8, 128256),
     # distilled from R1 into Qwen2.5-Math-7B and Llama-3.1-8B: their shapes, another rotary base
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN2_5_7B,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_3_1_8B,

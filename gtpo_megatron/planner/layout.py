@@ -19,7 +19,7 @@ class Layout:
         num_ranks: of the trainer.
         tensor: ranks that share every layer's matrices.
         pipeline: ranks that share the layers.
-        virtual: chunks of layers a stage holds (interleaved schedule); 1: the layers of a stage are one piece.
+        virtual: chunks of layers per stage (interleaved schedule); 1: the layers of a stage are one piece.
         context: ranks that share every sequence.
         expert: ranks that share the experts of a layer, out of tensor x context x data; 1 for a dense model.
         sequence_parallel: activations between the tensor-parallel regions are split over ``tensor`` too.

@@ -15,7 +15,7 @@ SUMS_BYTES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputLayerMemory:
-    """Bytes on a rank of the last stage, for one micro-batch.
+    """Bytes per rank of the last stage, for one micro-batch.
 
     Attributes:
         saved: kept from forward to backward.
@@ -23,9 +23,9 @@ class OutputLayerMemory:
         training: at the peak of the backward pass, ``saved`` not included.
     """
 
-    saved: int
-    scoring: int
-    training: int
+    saved: int = 0
+    scoring: int = 0
+    training: int = 0
 
 
 def output_layer(
@@ -45,7 +45,7 @@ def output_layer(
         hidden_size: of the model.
         vocab_rows: of the output layer on this rank.
         chunk_tokens: tokens whose logits are made together.
-        weight_bytes: of an element of hidden states and weights.
+        weight_bytes: per element of hidden states and weights.
         gathers: sequence parallelism splits hidden states, which are gathered here.
         tile_elements: logits of one tile.
     """

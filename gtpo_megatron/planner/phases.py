@@ -1,4 +1,4 @@
-"""Bytes by part, on a rank of a stage, in every phase of a step.
+"""Bytes by part, per rank of a stage, in every phase of a step.
 
 Colocated, a step goes as ``orchestration/memory_turns.py`` says: generate (engine awake, the trainer's gradients freed
 and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (the
@@ -77,12 +77,12 @@ class GPUMemory:
 
 
 def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
-    """A rank of a pipeline stage; with its share of an engine where the two are colocated."""
+    """A rank of a pipeline stage; with its share of an engine if the two are colocated."""
     parameters = stage_parameters(request.shape, layout, stage, request.vocab_multiple)
     state = trainer_state(
         parameters, layout, weight_bytes=request.weight_bytes, offload_fraction=request.offload_fraction
     )
-    head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory(saved=0, scoring=0, training=0)
+    head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory()
     score, train = _forward_and_backward(request, layout, stage, parameters, head)
     held: Bytes = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
     # a slice that is not contiguous is copied on the GPU before it goes into a bucket
@@ -103,8 +103,8 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         reserve += _engine_reserve(request)
         host["optimizer while generating"] = state.optimizer
         host["vLLM weights while saving"] = engine_of(request).weights
-        host["processes"] += hardware.HOST_PROCESS_BYTES
-        _add_buckets_on_host(host, request)
+        for name, size in _host_of_worker(request).items():
+            host[name] = host.get(name, 0) + size
     for parts in phases.values():
         _add_buckets(parts, request, sides=2 if request.cluster.is_colocated else 1)
         asleep = request.cluster.is_colocated and "vLLM weights" not in parts
@@ -119,9 +119,7 @@ def engine_gpu(request: PlanRequest) -> GPUMemory:
     for parts in phases.values():
         _add_buckets(parts, request, sides=1)
         parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + _fragmentation(parts)
-    host = {"processes": hardware.HOST_PROCESS_BYTES}
-    _add_buckets_on_host(host, request)
-    return GPUMemory(role="engine", phases=phases, host=host)
+    return GPUMemory(role="engine", phases=phases, host=_host_of_worker(request))
 
 
 def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
@@ -132,7 +130,7 @@ def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
 
     Args:
         request: GPUs of a node, and how many of them train and generate.
-        rank: of the trainer, with its share of an engine where the two are colocated.
+        rank: of the trainer, with its share of an engine if the two are colocated.
     """
     cluster = request.cluster
     full_nodes, last = divmod(cluster.num_trainer_gpus, cluster.gpus_per_node)
@@ -150,13 +148,8 @@ def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
     return fullest | ({"object store": request.object_store_bytes} if request.object_store_bytes else {})
 
 
-def _add_buckets_on_host(host: dict[str, int], request: PlanRequest) -> None:
-    if request.push.bytes_on_host:
-        host["push buffers"] = request.push.bytes_on_host
-
-
 def engine_of(request: PlanRequest) -> EngineMemory:
-    """Memory of a rank of the request's engine."""
+    """Memory per rank of the request's engine."""
     return engine_memory(
         request.shape,
         tensor=request.engine.tensor,
@@ -175,14 +168,14 @@ def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
     phases["push"]["vLLM weights"] = engine.weights
     # buckets are unpacked into tensors of full shape, as vLLM's loader wants them; and a layer is there twice
     vocabulary = request.shape.vocab_size * request.shape.hidden_size * request.engine.weight_bytes
-    unpacked = max(vocabulary, request.engine.tensor * request.push.bucket_bytes)
+    unpacked = max(vocabulary, request.engine.tensor * request.bucket_bytes)
     phases["push"]["push buffers"] = phases["push"].get("push buffers", 0) + unpacked + engine.layer
 
 
 def _add_buckets(parts: Bytes, request: PlanRequest, *, sides: int) -> None:
     """Buckets of the push that are on the GPU stay there between pushes."""
-    if request.push.bytes_on_gpu:
-        parts["push buffers"] = parts.get("push buffers", 0) + sides * request.push.bytes_on_gpu
+    if request.push_bytes_on_gpu:
+        parts["push buffers"] = parts.get("push buffers", 0) + sides * request.push_bytes_on_gpu
 
 
 def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
@@ -226,10 +219,9 @@ def _forward_and_backward(
     # autograd holds the gradient of a weight until Megatron's hook has added it to the buffer
     backward += parameters.largest * request.weight_bytes
     forward = (4 * shape.hidden_size + 3 * width) * request.weight_bytes * tokens
-    has_head = head.training > 0
-    score: Bytes = {"workspace": int(forward), "output layer": head.scoring}
+    score: Bytes = {"workspace": int(forward), "output layer": 0}
     train: Bytes = {"activations": int(activations), "workspace": int(backward)}
-    if has_head:
+    if head.training:
         score["output layer"] = head.saved + max(0, head.scoring - int(forward))
         train["output layer"] = head.saved + max(0, head.training - int(backward))
     return score, train
@@ -259,6 +251,12 @@ def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerSta
     if state.optimizer_on_host:
         host["optimizer on the host"] = state.optimizer_on_host
     return host
+
+
+def _host_of_worker(request: PlanRequest) -> dict[str, int]:
+    """Host memory of one sampler worker."""
+    host = {"processes": hardware.HOST_PROCESS_BYTES}
+    return host if request.push_bytes_on_gpu else {**host, "push buffers": 2 * request.bucket_bytes}
 
 
 def _trainer_reserve(layout: Layout) -> int:

@@ -25,7 +25,7 @@ class Cluster:
         num_gpus: in all.
         gpu_memory: bytes of one.
         gpus_per_node: that NVLink connects.
-        host_memory: bytes of a node; 0: not known, and not checked.
+        host_memory: bytes per node; 0: not known, and not checked.
         num_rollout_gpus: that only generate; 0: colocated, every GPU generates and trains in turn.
         num_idle_gpus: of the last node, that nobody uses.
     """
@@ -74,9 +74,9 @@ class Batch:
     """A training step's responses, and how they are cut.
 
     Attributes:
-        num_responses: of a step.
+        num_responses: per step.
         num_update_responses: of one optimizer update.
-        num_updates: optimizer updates a step.
+        num_updates: optimizer updates per step.
         max_sequence_tokens: of the longest prompt and response.
         mean_prompt_tokens: for times only; memory is planned for the longest.
         mean_response_tokens: for times only.
@@ -112,12 +112,12 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Engine:
+class EngineSettings:
     """One vLLM engine.
 
     Attributes:
         tensor: its ranks.
-        weight_bytes: of an element.
+        weight_bytes: per element.
         cache_bytes: key-value cache on each of its GPUs.
         max_sequences: decoded together.
         most: how many engines there are at most; 0: as many as have GPUs.
@@ -131,46 +131,20 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Push:
-    """How new weights travel into the engines.
-
-    Attributes:
-        transport: ``process_group`` and ``relay`` have their buckets on the GPUs, the others have them on the host.
-        bucket_bytes: of a bucket; two for each sampler worker are under way.
-    """
-
-    transport: str
-    bucket_bytes: int
-
-    @property
-    def is_on_gpu(self) -> bool:
-        """Buckets are in the memory of GPUs."""
-        return self.transport in ("process_group", "relay")
-
-    @property
-    def bytes_on_gpu(self) -> int:
-        """Of one side."""
-        return 2 * self.bucket_bytes if self.is_on_gpu else 0
-
-    @property
-    def bytes_on_host(self) -> int:
-        """Of one sampler worker."""
-        return 0 if self.is_on_gpu else 2 * self.bucket_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
     """Everything a plan is made from.
 
     Attributes:
         name: of the recipe, for people.
         model: name or folder.
-        own_layout: the recipe's; None where it is not one of so many ranks.
-        weight_bytes: of an element of the trainer's weights.
+        own_layout: the recipe's; None if it is for another number of ranks.
+        transport: of the weight push; ``process_group`` and ``relay`` have buckets on the GPUs, the other on the host.
+        bucket_bytes: of the push; two buckets for each sampler worker are under way.
+        weight_bytes: per element of the trainer's weights.
         offload_fraction: share of the optimizer that lives on the host.
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
         kernels: of the trainer's layers.
-        object_store_bytes: shared memory of a node, for batches between processes.
+        object_store_bytes: shared memory per node, for batches between processes.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
     """
 
@@ -179,9 +153,10 @@ class PlanRequest:
     shape: ModelShape
     cluster: Cluster
     batch: Batch
-    engine: Engine
-    push: Push
+    engine: EngineSettings
     own_layout: Layout | None
+    transport: str
+    bucket_bytes: int
     weight_bytes: int = 2
     offload_fraction: float = 0.0
     has_scoring: bool = True
@@ -204,6 +179,11 @@ class PlanRequest:
             )
 
     @property
+    def push_bytes_on_gpu(self) -> int:
+        """Of one side's buckets, which stay between pushes."""
+        return 2 * self.bucket_bytes if self.transport in ("process_group", "relay") else 0
+
+    @property
     def num_engines(self) -> int:
         """That share the prompts."""
         filled = self.cluster.num_engine_gpus // self.engine.tensor
@@ -211,7 +191,7 @@ class PlanRequest:
 
 
 def gpus_of(config: RunConfig) -> tuple[int, int]:
-    """How many GPUs a recipe's ranks use, and how many more its engines: none where they use the ranks'."""
+    """How many GPUs a recipe's ranks use, and how many more its engines: none if they use the ranks'."""
     rollout = config.rollout
     apart = rollout.placement == "disaggregated"
     return config.parallel.num_ranks, rollout.num_engines * rollout.tensor_parallel_size if apart else 0
@@ -251,15 +231,16 @@ def request_from(
         shape=shape,
         cluster=cluster,
         batch=batch,
-        engine=Engine(
+        engine=EngineSettings(
             tensor=config.rollout.tensor_parallel_size,
             weight_bytes=ELEMENT_BYTES[config.rollout.dtype],
             cache_bytes=config.rollout.kv_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,
             most=config.rollout.num_engines if is_own else 0,
         ),
-        push=Push(transport=config.weight_sync.transport, bucket_bytes=config.weight_sync.bucket_mib << 20),
         own_layout=_own_layout(config, shape) if is_own else None,
+        transport=config.weight_sync.transport,
+        bucket_bytes=config.weight_sync.bucket_mib << 20,
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
         has_scoring=config.rollout.entropy_source == "actor",

@@ -15,20 +15,20 @@ ABOUT_AS_FAST = 1.1
 
 
 EQUALLY_FAST = 0.03
-"""Estimates closer than this share of the fastest one are taken for equal, and fewer chunks a stage decide."""
+"""Estimates closer than this share of the fastest one are taken for equal, and fewer chunks per stage decide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class JudgedLayout:
     """One layout, judged.
 
     Attributes:
         layout: with its recomputation.
         worst: the GPU with the highest peak: a rank of one of the stages, or of an engine.
-        capacity: bytes of a GPU.
+        capacity: bytes per GPU.
         time: of a step, estimated.
         host_bytes: of the fullest node.
-        host_capacity: of a node; 0: not known, and not checked.
+        host_capacity: per node; 0: not known, and not checked.
     """
 
     layout: Layout
@@ -40,17 +40,17 @@ class Verdict:
 
     @property
     def overflow(self) -> float:
-        """Bytes past the GPU's memory; negative where there is room."""
+        """Bytes past the GPU's memory; negative if there is room."""
         return self.worst.peak - self.capacity
 
     @property
     def host_overflow(self) -> float:
-        """Bytes past the node's memory; negative or 0 where there is room, or where it is not known."""
+        """Bytes past the node's memory; negative or 0 if there is room, or if it is not known."""
         return self.host_bytes - self.host_capacity if self.host_capacity else 0
 
     @property
     def fits(self) -> bool:
-        """On the GPUs, and in the nodes where their memory is known."""
+        """On the GPUs, and in the nodes if their memory is known."""
         return self.overflow <= 0 and self.host_overflow <= 0
 
     @property
@@ -82,7 +82,7 @@ class Verdict:
         return f"{where}, {-self.overflow / GIB:.1f} GiB free"
 
 
-def judge(request: PlanRequest, layout: Layout) -> Verdict:
+def judge(request: PlanRequest, layout: Layout) -> JudgedLayout:
     """Looks at the GPUs that can be fullest: the first two stages, the last one, an engine's."""
     last = layout.pipeline - 1
     gpus = [trainer_gpu(request, layout, stage) for stage in sorted({0, min(1, last), last})]
@@ -93,7 +93,7 @@ def judge(request: PlanRequest, layout: Layout) -> Verdict:
         (stage_parameters(request.shape, layout, stage, request.vocab_multiple) for stage in {0, last}),
         key=lambda parameters: parameters.num_elements,
     )
-    return Verdict(
+    return JudgedLayout(
         layout=layout,
         worst=max(gpus, key=lambda gpu: gpu.peak),
         capacity=request.cluster.gpu_memory,
@@ -103,18 +103,18 @@ def judge(request: PlanRequest, layout: Layout) -> Verdict:
     )
 
 
-def judge_all(request: PlanRequest) -> tuple[list[Verdict], list[Verdict]]:
+def judge_all(request: PlanRequest) -> tuple[list[JudgedLayout], list[JudgedLayout]]:
     """Every layout: those that fit, best first, and those that do not, closest first.
 
     Of the layouts that fit and whose estimated seconds of scoring and training are within a tenth of the fastest one's,
     those with the fewest ranks that must talk to each other for a micro-batch come first; of equals the fastest.
     """
-    fitting: list[Verdict] = []
-    misses: list[Verdict] = []
+    fitting: list[JudgedLayout] = []
+    misses: list[JudgedLayout] = []
     nodes = request.cluster.gpus_per_node
     for layout in layouts(request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=nodes):
-        verdict = least_recompute(request, layout)
-        (fitting if verdict.fits else misses).append(verdict)
+        judged = least_recompute(request, layout)
+        (fitting if judged.fits else misses).append(judged)
     return _in_order(fitting), sorted(misses, key=lambda v: (max(v.overflow, v.host_overflow), v.layout.virtual))
 
 
@@ -129,11 +129,11 @@ def anything_fits(request: PlanRequest) -> bool:
     return any(judge(request, replace(layout, recompute="full")).fits for layout in all_layouts if layout.virtual == 1)
 
 
-def least_recompute(request: PlanRequest, layout: Layout) -> Verdict:
-    """The least of no, selective and full recomputation that fits; full where none does."""
-    verdict = judge(request, layout)
-    if verdict.fits:
-        return verdict
+def least_recompute(request: PlanRequest, layout: Layout) -> JudgedLayout:
+    """The least of no, selective and full recomputation that fits; full if none does."""
+    judged = judge(request, layout)
+    if judged.fits:
+        return judged
     fullest = judge(request, replace(layout, recompute="full"))
     if not fullest.fits:
         return fullest
@@ -141,15 +141,15 @@ def least_recompute(request: PlanRequest, layout: Layout) -> Verdict:
     return selective if selective.fits else fullest
 
 
-def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _in_order(judged_layouts: Sequence[JudgedLayout]) -> list[JudgedLayout]:
     """Those about as fast as the fastest first, fewest communicating ranks before more; then the slower ones."""
-    fastest = min((verdict.seconds for verdict in verdicts), default=0.0)
+    fastest = min((judged.seconds for judged in judged_layouts), default=0.0)
 
-    def key(verdict: Verdict) -> tuple[int, int, int, float]:
-        layout, ratio = verdict.layout, verdict.seconds / fastest
+    def key(judged: JudgedLayout) -> tuple[int, int, int, float]:
+        layout, ratio = judged.layout, judged.seconds / fastest
         if ratio > ABOUT_AS_FAST:
             return 1, 0, 0, ratio
         # chunks must be worth their messages: the steps of a percentage are coarse, and fewer chunks win a step
         return 0, layout.model_ranks, round(ratio / EQUALLY_FAST), layout.virtual + ratio
 
-    return sorted(verdicts, key=key)
+    return sorted(judged_layouts, key=key)

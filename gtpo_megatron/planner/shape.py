@@ -1,6 +1,6 @@
 """The shape of a model as the planner needs it: dense or mixture of experts, from a folder, or by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gtpo_megatron.errors import ConfigError
@@ -92,19 +92,8 @@ class ModelShape:
 
 def shape_of(arch: Architecture) -> ModelShape:
     """What the planner needs of a model that can be trained."""
-    return ModelShape(
-        num_layers=arch.num_layers,
-        hidden_size=arch.hidden_size,
-        ffn_size=arch.ffn_size,
-        num_heads=arch.num_heads,
-        num_query_groups=arch.num_query_groups,
-        head_size=arch.head_size,
-        vocab_size=arch.vocab_size,
-        max_positions=arch.max_positions,
-        tied_embeddings=arch.tied_embeddings,
-        qkv_bias=arch.qkv_bias,
-        qk_norm=arch.qk_norm,
-    )
+    names = [field.name for field in fields(ModelShape) if field.name != "experts"]
+    return ModelShape(**{name: getattr(arch, name) for name in names})
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -113,19 +102,19 @@ def read_shape(folder: Path) -> ModelShape:
     Raises:
         ConfigError: no such folder or file, or an architecture that is not known.
     """
-    fields = model_fields(folder)
-    if fields.raw.get("architectures") == ["Qwen3MoeForCausalLM"]:
-        return _qwen3_moe(folder, fields)
+    found = model_fields(folder)
+    if found.raw.get("architectures") == ["Qwen3MoeForCausalLM"]:
+        return _qwen3_moe(folder, found)
     return shape_of(read_architecture(folder))
 
 
-def _qwen3_moe(folder: Path, fields: Fields) -> ModelShape:
+def _qwen3_moe(folder: Path, found: Fields) -> ModelShape:
     """Every layer has experts; the few models that mix dense layers in are refused."""
-    if fields.raw.get("mlp_only_layers") or fields.get("decoder_sparse_step", int, 1) != 1:
+    if found.raw.get("mlp_only_layers") or found.get("decoder_sparse_step", int, 1) != 1:
         raise ConfigError(f"{folder}: layers without experts between layers with experts are not planned for")
 
     def size(name: str) -> int:
-        return fields.get(name, int, at_least=1, at_most=MAX_SIZE)
+        return found.get(name, int, at_least=1, at_most=MAX_SIZE)
 
     return ModelShape(
         num_layers=size("num_hidden_layers"),
@@ -136,7 +125,7 @@ def _qwen3_moe(folder: Path, fields: Fields) -> ModelShape:
         head_size=size("head_dim"),
         vocab_size=size("vocab_size"),
         max_positions=size("max_position_embeddings"),
-        tied_embeddings=fields.get("tie_word_embeddings", bool, False),
+        tied_embeddings=found.get("tie_word_embeddings", bool, False),
         qk_norm=True,
         experts=Experts(
             num_experts=size("num_experts"),

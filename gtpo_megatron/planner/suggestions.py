@@ -1,4 +1,4 @@
-"""What would make a model fit, where no layout does: each change is tried by planning again."""
+"""What would make a model fit, if no layout does: each change is tried by planning again."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,8 +19,8 @@ Choice: TypeAlias = tuple[str, PlanRequest]
 def suggestions(request: PlanRequest) -> list[str]:
     """Overrides, each followed by the layout that fits with it.
 
-    First every saving alone; where none is enough, all of them together; then more GPUs, and those with all savings
-    where nothing else helps.
+    First every saving alone; if none is enough, all of them together; then more GPUs, and those with all savings if
+    nothing else helps.
     """
     found = [line for choices in _savings(request) for line in _first_that_fits(choices)]
     found = found or _first_that_fits(_together(request))
@@ -98,7 +98,7 @@ def _is_engine(request: PlanRequest, tensor: int) -> bool:
 
 
 def _more_gpus(request: PlanRequest) -> list[Choice]:
-    """Twice, four and eight times as many, where those are whole nodes; the share that generates unchanged."""
+    """Twice, four and eight times as many, if those are whole nodes; the share that generates unchanged."""
     cluster, choices = request.cluster, []
     for factor in FRACTIONS:
         count = cluster.num_gpus * factor

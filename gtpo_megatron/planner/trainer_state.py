@@ -65,7 +65,7 @@ class TrainerState:
     Attributes:
         weights: in the precision of the forward pass.
         gradients: Megatron's accumulation buffer.
-        optimizer: float32 master weights (none where the weights are float32 already) and Adam's moments.
+        optimizer: float32 master weights (none if the weights are float32 already) and Adam's moments.
         optimizer_on_host: the same, and gradients, of the share that is offloaded.
     """
 
@@ -76,7 +76,7 @@ class TrainerState:
 
 
 def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multiple: int) -> StageParameters:
-    """The parameter tensors of a rank of a pipeline stage.
+    """The parameter tensors per rank of a pipeline stage.
 
     Args:
         shape: of the model.
@@ -106,7 +106,7 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
 
 
 def _layer_parameters(shape: ModelShape, tensor: int) -> list[int]:
-    """Elements of a layer's tensors on a rank, experts left out."""
+    """Elements of a layer's tensors per rank, experts left out."""
     hidden, qkv = shape.hidden_size, (shape.query_width + 2 * shape.key_value_width) // tensor
     sizes = [hidden, qkv * hidden, shape.query_width // tensor * hidden, hidden]
     if shape.qkv_bias:
@@ -122,12 +122,12 @@ def _layer_parameters(shape: ModelShape, tensor: int) -> list[int]:
 def trainer_state(
     parameters: StageParameters, layout: Layout, *, weight_bytes: int, offload_fraction: float = 0.0
 ) -> TrainerState:
-    """Bytes of a rank, padding of Megatron's buffers included.
+    """Bytes per rank, padding of Megatron's buffers included.
 
     Args:
         parameters: of the rank.
         layout: of the ranks.
-        weight_bytes: of an element in the forward pass: 2 or 4.
+        weight_bytes: per element in the forward pass: 2 or 4.
         offload_fraction: share of a distributed optimizer that lives on the host; Megatron moves whole tensors until it
             is reached.
     """

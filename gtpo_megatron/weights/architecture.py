@@ -47,7 +47,7 @@ class Architecture:
         qkv_bias: query, key and value projections have a bias.
         qk_norm: every head's query and key pass an RMSNorm.
         rope_theta: base of the rotary embedding.
-        rope_scaling: of its frequencies; None where they are as they were in pre-training.
+        rope_scaling: of its frequencies; None if they are as in pre-training.
     """
 
     family: str

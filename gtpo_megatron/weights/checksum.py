@@ -42,9 +42,3 @@ def slice_checksum(box: Tensor, *, row: int, column: int, num_columns: int) -> i
     columns = torch.arange(column, column + width, dtype=torch.int64, device=box.device)
     total = int((by_row * (2 * num_columns * rows + 1)).sum()) + 2 * int((by_column * columns).sum())
     return total * GOLDEN % 2**64
-
-
-def tensor_checksum(tensor: Tensor) -> int:
-    """The checksum of a full tensor of one or two dims."""
-    matrix = tensor if tensor.ndim == 2 else tensor.reshape(-1, 1)
-    return slice_checksum(matrix, row=0, column=0, num_columns=matrix.shape[1])

@@ -6,7 +6,6 @@ A converted folder has everything of the Hugging Face folder but its weights, an
 
 import logging
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, rea
 from gtpo_megatron.weights.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
 from gtpo_megatron.weights.hf_reader import WeightFolder
 from gtpo_megatron.weights.hf_writer import SHARD_BYTES, copy_companions, write_shards, written_aside
-from gtpo_megatron.weights.megatron_layout import Chunk, chunks_by_rank, cut, key_dtypes, model_parts
+from gtpo_megatron.weights.megatron_layout import CheckpointChunk, chunks_by_rank, cut, key_dtypes, model_parts
 from gtpo_megatron.weights.megatron_reader import MegatronCheckpoint, is_checkpoint
 from gtpo_megatron.weights.megatron_writer import write_checkpoint
 from gtpo_megatron.weights.model_values import check_values
@@ -28,26 +27,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """One of these at least makes a tokenizer; ``tokenizer_config.json`` alone does not."""
 
 
-class Progress(Protocol):
-    """Is told how far a conversion is."""
+class ConversionProgress:
+    """Is told how far a conversion is, and shows nothing; a subclass may."""
 
     def start(self, num_bytes: int) -> None:
         """Checks are done; so many bytes of tensors follow."""
-        ...
 
     def advance(self, num_bytes: int) -> None:
         """So many more are done."""
-        ...
-
-
-class Unseen:
-    """Nobody watches."""
-
-    def start(self, num_bytes: int) -> None:
-        """Is told, and tells nobody."""
-
-    def advance(self, num_bytes: int) -> None:
-        """Is told, and tells nobody."""
 
 
 def converted_weights(folder: Path) -> Path | None:
@@ -67,10 +54,10 @@ def check_weights(folder: Path, arch: Architecture) -> None:
         check_values(weights, arch)
 
 
-def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: Progress) -> None:
+def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: ConversionProgress) -> None:
     """Converts a Hugging Face folder.
 
-    The layout decides how the checkpoint is cut into files, a file a rank, and the padding of the vocabulary; any
+    The layout decides how the checkpoint is cut into files, one file per rank, and the padding of the vocabulary; any
     layout can load the result.
 
     Args:
@@ -100,7 +87,7 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
             for chunk in chunks
         )
 
-        def read(chunk: Chunk) -> Tensor:
+        def read(chunk: CheckpointChunk) -> Tensor:
             tensor = _chunk_tensor(weights, chunk, dtypes[chunk.part.key])
             progress.advance(tensor.nbytes)
             return tensor
@@ -112,7 +99,7 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
             write_checkpoint(scratch / MEGATRON_FOLDER, arch, ranks, dtypes, read)
 
 
-def _chunk_tensor(weights: WeightFolder, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+def _chunk_tensor(weights: WeightFolder, chunk: CheckpointChunk, dtype: torch.dtype) -> Tensor:
     copies = chunk.part.copies(chunk.box)
     if len(copies) == 1 and copies[0].megatron_box.shape == chunk.box.shape:
         return weights.read(copies[0].hf_name, copies[0].hf_box)
@@ -127,7 +114,7 @@ def megatron_to_hf(
     model: Path,
     target: Path,
     *,
-    progress: Progress,
+    progress: ConversionProgress,
     shard_bytes: int = SHARD_BYTES,
     replace: bool = False,
     verify: Verify = "full",
@@ -168,7 +155,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def warn_without_tokenizer(folder: Path) -> None:
-    """Says so where a model folder has no tokenizer: it converts, but nothing can be sampled with it."""
+    """Warns if a model folder has no tokenizer: it converts, but nothing can be sampled with it."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         logger.warning(
             "%s has no tokenizer (%s); the converted folder has none either, and training needs one: copy its files in",

@@ -16,9 +16,8 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.names import bare_name
 from gtpo_megatron.untrusted.text import check_file, printable
-from gtpo_megatron.weights.finite import require_finite
-from gtpo_megatron.weights.matrix import as_matrix
-from gtpo_megatron.weights.param_mapping import Box, SliceCopy
+from gtpo_megatron.weights.finite_tensors import require_finite
+from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

@@ -33,7 +33,7 @@ def written_aside(target: Path, *, num_bytes: int, replace: bool = False) -> Ite
 
     Args:
         target: the folder to make.
-        num_bytes: that will be written; refused at once where the disk has less.
+        num_bytes: that will be written; refused at once if the disk has less.
         replace: take the place of what is there, instead of refusing to.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -13,23 +12,9 @@ from gtpo_megatron.weights.receiver import WeightReceiver
 from gtpo_megatron.weights.reshard import hf_shapes
 from gtpo_megatron.weights.sender import Checksums, WeightSender
 from gtpo_megatron.weights.transports.channel import ReceivingEnd, SendingEnd
-from gtpo_megatron.weights.transports.files import FileReceiver, FileSender
 from gtpo_megatron.weights.transports.process_group import Meeting, ProcessGroupReceiver, ProcessGroupSender
 from gtpo_megatron.weights.transports.relay import RelayReceiver, RelaySender
 from gtpo_megatron.weights.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender, SharedSlots
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedFolder:
-    """Where the file transport puts its buckets.
-
-    Attributes:
-        path: a folder that all processes see.
-        deadline_s: longest time an end waits for the other.
-    """
-
-    path: str
-    deadline_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +30,8 @@ class Relay:
     slots: Mapping[int, SharedSlots]
 
 
-Endpoint = Mapping[int, SharedSlots] | Meeting | Relay | SharedFolder
-"""What a transport needs to know: each worker's slots, a network meeting point, both, or a folder."""
+Endpoint = Mapping[int, SharedSlots] | Meeting | Relay
+"""What a transport needs to know: each worker's slots, a network meeting point, or both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +61,8 @@ class WeightLink:
         """The end of a trainer rank."""
         columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in hf_shapes(self.arch).items()}
         streams = plan_push(self.arch, self.layout)
-        return WeightSender(rank, streams, self._sending_end(rank), dtype=self.dtype, columns=columns)
+        end = self._sending_end(rank, streams)
+        return WeightSender(rank, streams, end, dtype=self.dtype, columns=columns)
 
     def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
         """The end of a sampler worker.
@@ -94,15 +80,12 @@ class WeightLink:
         end = self._receiving_end(stream)
         return WeightReceiver(stream, end, shapes=hf_shapes(self.arch), dtype=self.dtype, device=device)
 
-    def _sending_end(self, rank: int) -> SendingEnd:
+    def _sending_end(self, rank: int, streams: Sequence[Stream]) -> SendingEnd:
         match self.endpoint:
             case Meeting() as meeting:
                 return ProcessGroupSender(rank, meeting)
             case Relay(meeting=meeting, slots=slots):
                 return RelaySender(rank, meeting, slots)
-            case SharedFolder(path=path, deadline_s=deadline_s):
-                return FileSender(rank, Path(path), deadline_s=deadline_s)
-        streams = plan_push(self.arch, self.layout)
         mine = {stream.target.worker for stream in streams if any(rank in bucket.spans for bucket in stream.buckets)}
         return SharedMemorySender(rank, {worker: slots for worker, slots in self.endpoint.items() if worker in mine})
 
@@ -113,8 +96,6 @@ class WeightLink:
                 return ProcessGroupReceiver(worker, meeting, [bucket.spans for bucket in stream.buckets])
             case Relay(slots=slots):
                 return RelayReceiver(worker, slots[worker])
-            case SharedFolder(path=path, deadline_s=deadline_s):
-                return FileReceiver(worker, Path(path), deadline_s=deadline_s)
         return SharedMemoryReceiver(worker, self.endpoint[worker])
 
 

@@ -34,18 +34,13 @@ class CheckpointPart:
 
     Attributes:
         key: of the checkpoint's tensor.
-        layer: index along its first axis; None where the tensor has none for layers.
+        layer: index along its first axis; None if the tensor has no axis for layers.
         mapping: its row of the name table, for the whole model.
     """
 
     key: str
     layer: int | None
     mapping: ParamMapping
-
-    @property
-    def name(self) -> str:
-        """In the name tables, for messages."""
-        return self.mapping.megatron_name
 
     @property
     def is_vector(self) -> bool:
@@ -75,7 +70,7 @@ class CheckpointPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class CheckpointChunk:
     """A box of a parameter that lies in one piece in a file."""
 
     part: CheckpointPart
@@ -125,12 +120,12 @@ def _writes(part: CheckpointPart, tp: TensorParallel) -> bool:
     return tp.index == 0 or not isinstance(part.mapping, Replicated)
 
 
-def cut(part: CheckpointPart, box: Box, item_bytes: int) -> Iterator[Chunk]:
+def cut(part: CheckpointPart, box: Box, item_bytes: int) -> Iterator[CheckpointChunk]:
     """A box in pieces of whole rows, none larger than ``CHUNK_BYTES`` unless one row is."""
     rows = max(1, CHUNK_BYTES // (box.num_columns * item_bytes))
     for start in range(0, box.num_rows, rows):
         count = min(rows, box.num_rows - start)
-        yield Chunk(part, Box(box.row + start, count, box.column, box.num_columns))
+        yield CheckpointChunk(part, Box(box.row + start, count, box.column, box.num_columns))
 
 
 def key_dtypes(parts: list[CheckpointPart], dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:

@@ -14,15 +14,14 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from gtpo_megatron.errors import CheckpointError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf_reader import check_names
-from gtpo_megatron.weights.matrix import as_matrix
-from gtpo_megatron.weights.megatron_layout import MODEL_KEYS, Chunk, model_parts
-from gtpo_megatron.weights.param_mapping import Box, SliceCopy
+from gtpo_megatron.weights.megatron_layout import MODEL_KEYS, CheckpointChunk, model_parts
+from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 from gtpo_megatron.weights.restricted_pickle import RestrictedReader, refusal
 
 LAYERS = "decoder.layers."
 
 _KEY_OF_ONE_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-"""Megatron also writes layers one by one, where it was told to."""
+"""Megatron also writes layers one by one, if it was told to."""
 
 
 ALIGNMENT_BYTES = 64
@@ -83,13 +82,13 @@ class MegatronCheckpoint:
                 state = "is missing" if found is None else f"is cut short at {found} of {end} bytes"
                 raise CheckpointError(f"{path} {state}; copy the checkpoint again, or take another")
 
-    def _match(self, tensors: Mapping[str, TensorStorageMetadata]) -> dict[MetadataIndex, Chunk]:
+    def _match(self, tensors: Mapping[str, TensorStorageMetadata]) -> dict[MetadataIndex, CheckpointChunk]:
         """Every stored chunk's place in the model; proves that all parameters are there, whole, and no others."""
         embedding = tensors.get("embedding.word_embeddings.weight")
         padded = max(self._arch.vocab_size, embedding.size[0] if embedding is not None else 0)
         parts = {(part.key, part.layer): part for part in model_parts(self._arch, padded)}
         check_names({_locate(key)[0] for key in tensors}, {key for key, _ in parts}, where=str(self.folder))
-        chunks: dict[MetadataIndex, Chunk] = {}
+        chunks: dict[MetadataIndex, CheckpointChunk] = {}
         areas = dict.fromkeys(parts, 0)
         for key, entry in tensors.items():
             name, layer = _locate(key)
@@ -101,7 +100,7 @@ class MegatronCheckpoint:
             for stored in entry.chunks:
                 place = (name, stored.offsets[0] if is_stacked else layer)
                 box = _box(stored, num_leading=int(is_stacked))
-                chunks[MetadataIndex(key, stored.offsets)] = Chunk(parts[place], box)
+                chunks[MetadataIndex(key, stored.offsets)] = CheckpointChunk(parts[place], box)
                 areas[place] += box.num_rows * box.num_columns
         for place, part in parts.items():
             rows, columns = part.mapping.extent
@@ -150,7 +149,10 @@ class _Scatter(LoadPlanner):
     """Takes each chunk as it is read and copies its boxes into the tensors that want them."""
 
     def __init__(
-        self, chunks: Mapping[MetadataIndex, Chunk], tensors: dict[str, Tensor], advance: Callable[[int], None]
+        self,
+        chunks: Mapping[MetadataIndex, CheckpointChunk],
+        tensors: dict[str, Tensor],
+        advance: Callable[[int], None],
     ) -> None:
         self._chunks = chunks
         self._tensors = tensors
@@ -177,7 +179,7 @@ class _Scatter(LoadPlanner):
                 self._place(copy).copy_(matrix[copy.megatron_box.slices])
             self._advance(self._place(copy).nbytes)
 
-    def _wanted(self, read_item: ReadItem) -> tuple[Chunk, list[SliceCopy]]:
+    def _wanted(self, read_item: ReadItem) -> tuple[CheckpointChunk, list[SliceCopy]]:
         chunk = self._chunks[read_item.storage_index]
         return chunk, [copy for copy in chunk.part.copies(chunk.box) if copy.hf_name in self._tensors]
 
@@ -205,7 +207,7 @@ class _Scatter(LoadPlanner):
 
 
 def _locate(key: str) -> tuple[str, int | None]:
-    """A key's name with all layers alike, and the one layer it is of; None where it holds all layers or none."""
+    """A key's name with all layers alike, and the one layer it is of; None if it holds all layers or none."""
     match = _KEY_OF_ONE_LAYER.fullmatch(key)
     return (key, None) if match is None else (LAYERS + match[2], int(match[1]))
 

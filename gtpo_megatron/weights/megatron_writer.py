@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.megatron_layout import Chunk
+from gtpo_megatron.weights.megatron_layout import CheckpointChunk
 
 _FORMAT = {
     "sharded_backend": "torch_dist",
@@ -42,13 +42,15 @@ _FORMAT = {
 class _LazySave(SavePlanner):
     """Hands the writer each chunk when its turn comes."""
 
-    def __init__(self, arch: Architecture, dtypes: dict[str, torch.dtype], read: Callable[[Chunk], Tensor]) -> None:
+    def __init__(
+        self, arch: Architecture, dtypes: dict[str, torch.dtype], read: Callable[[CheckpointChunk], Tensor]
+    ) -> None:
         self._arch = arch
         self._dtypes = dtypes
         self._read = read
-        self._chunks: dict[MetadataIndex, Chunk] = {}
+        self._chunks: dict[MetadataIndex, CheckpointChunk] = {}
 
-    def plan(self, chunks: Iterable[Chunk]) -> SavePlan:
+    def plan(self, chunks: Iterable[CheckpointChunk]) -> SavePlan:
         """One file's chunks, in order."""
         items = []
         for chunk in chunks:
@@ -87,11 +89,11 @@ class _LazySave(SavePlanner):
 def write_checkpoint(
     folder: Path,
     arch: Architecture,
-    ranks: Sequence[Sequence[Chunk]],
+    ranks: Sequence[Sequence[CheckpointChunk]],
     dtypes: dict[str, torch.dtype],
-    read: Callable[[Chunk], Tensor],
+    read: Callable[[CheckpointChunk], Tensor],
 ) -> None:
-    """Writes a checkpoint of the model's parameters, a file a rank.
+    """Writes a checkpoint of the model's parameters, one file per rank.
 
     Args:
         folder: is made; must be empty if it is there.

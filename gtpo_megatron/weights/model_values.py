@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.finite import require_finite
+from gtpo_megatron.weights.finite_tensors import require_finite
 from gtpo_megatron.weights.hf_reader import WeightFolder
 from gtpo_megatron.weights.megatron_reader import MegatronCheckpoint
 from gtpo_megatron.weights.param_mapping import Box

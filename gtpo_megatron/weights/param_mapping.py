@@ -12,7 +12,14 @@ Every tensor is seen as a matrix ``[rows, columns]``; a vector is one column.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from gtpo_megatron.errors import WeightMappingError
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """``[rows, columns]``; a vector is one column."""
+    return tensor if tensor.ndim == 2 else tensor.reshape(-1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,17 @@ class Box:
         """Its area."""
         return self.num_rows * self.num_columns
 
+    def overlap(self, other: "Box") -> "Box | None":
+        """What lies in both; None if nothing does."""
+        row, column = max(self.row, other.row), max(self.column, other.column)
+        num_rows = min(self.row + self.num_rows, other.row + other.num_rows) - row
+        num_columns = min(self.column + self.num_columns, other.column + other.num_columns) - column
+        return Box(row, num_rows, column, num_columns) if num_rows > 0 and num_columns > 0 else None
+
+    def moved(self, rows: int, columns: int) -> "Box":
+        """The same rectangle elsewhere."""
+        return Box(self.row + rows, self.num_rows, self.column + columns, self.num_columns)
+
 
 @dataclass(frozen=True, slots=True)
 class SliceCopy:
@@ -51,20 +69,12 @@ class SliceCopy:
 
 
 def clip(copy: SliceCopy, box: Box) -> SliceCopy | None:
-    """The part of a copy whose Megatron side lies in ``box``, told from the box's corner; None where nothing does."""
-    mine = copy.megatron_box
-    row, column = max(mine.row, box.row), max(mine.column, box.column)
-    rows = min(mine.row + mine.num_rows, box.row + box.num_rows) - row
-    columns = min(mine.column + mine.num_columns, box.column + box.num_columns) - column
-    if rows <= 0 or columns <= 0:
+    """The part of a copy whose Megatron side lies in ``box``, told from the box's corner; None if nothing does."""
+    mine, theirs = copy.megatron_box, copy.hf_box
+    if (shared := mine.overlap(box)) is None:
         return None
-    theirs = copy.hf_box
-    return SliceCopy(
-        copy.megatron_name,
-        Box(row - box.row, rows, column - box.column, columns),
-        copy.hf_name,
-        Box(theirs.row + row - mine.row, rows, theirs.column + column - mine.column, columns),
-    )
+    here, there = shared.moved(-box.row, -box.column), shared.moved(theirs.row - mine.row, theirs.column - mine.column)
+    return SliceCopy(copy.megatron_name, here, copy.hf_name, there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +246,7 @@ class QKV:
     Attributes:
         num_heads: query heads of the model.
         num_query_groups: key-value heads of the model.
-        head_size: rows a head.
+        head_size: rows per head.
         columns: hidden size, or 1 for the bias.
     """
 
@@ -260,7 +270,7 @@ class QKV:
         return [Box(start, part, 0, self.columns)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
-        """Three boxes a query group that this rank holds."""
+        """Three boxes per query group that this rank holds."""
         first_group, groups = _share(self.num_query_groups, tp, self.query_name)
         query_rows = self.num_heads // self.num_query_groups * self.head_size
         row = 0

@@ -62,7 +62,7 @@ class PushLayout:
         sources: every trainer rank.
         targets: every sampler worker.
         padded_vocab_size: of the trainer.
-        itemsize: bytes an element on the way.
+        itemsize: bytes per element on the way.
         bucket_bytes: largest bucket.
         reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
             all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
@@ -132,7 +132,7 @@ def kept_boxes(arch: Architecture, tp: TensorParallel) -> dict[str, Box]:
 
 
 def plan_push(arch: Architecture, layout: PushLayout) -> list[Stream]:
-    """One stream a worker.
+    """One stream per worker.
 
     Raises:
         WeightMappingError: the layouts cannot be mapped, a shard is on no rank that can reach a worker, or a bucket
@@ -176,19 +176,11 @@ def _plan_stream(
 
 def _intersection(copy: SliceCopy, wanted: Box) -> SliceCopy | None:
     """The part of a copy that lies in a box of its Hugging Face tensor."""
-    box = copy.hf_box
-    row, end_row = max(box.row, wanted.row), min(box.row + box.num_rows, wanted.row + wanted.num_rows)
-    column = max(box.column, wanted.column)
-    end_column = min(box.column + box.num_columns, wanted.column + wanted.num_columns)
-    if row >= end_row or column >= end_column:
+    mine, theirs = copy.megatron_box, copy.hf_box
+    if (shared := theirs.overlap(wanted)) is None:
         return None
-    here = Box(
-        copy.megatron_box.row + row - box.row,
-        end_row - row,
-        copy.megatron_box.column + column - box.column,
-        end_column - column,
-    )
-    return SliceCopy(copy.megatron_name, here, copy.hf_name, Box(row, end_row - row, column, end_column - column))
+    here = shared.moved(mine.row - theirs.row, mine.column - theirs.column)
+    return SliceCopy(copy.megatron_name, here, copy.hf_name, shared)
 
 
 def _rows_at_once(copy: SliceCopy, layout: PushLayout) -> Iterator[SliceCopy]:

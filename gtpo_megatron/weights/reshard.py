@@ -8,22 +8,13 @@ stage ``v * pipeline_size + p``. Each chunk is a module of its own, whose layers
 ``chunk_prefix`` tells their parameters apart.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.families import llama, qwen2, qwen3
+from gtpo_megatron.weights.families import LAYER_TABLES
 from gtpo_megatron.weights.param_mapping import ParamMapping, Replicated, SliceCopy, TensorParallel, Vocabulary
-
-LayerTable = Callable[[Architecture, str, str], Iterator[ParamMapping]]
-
-LAYER_TABLES: dict[str, LayerTable] = {
-    "qwen2": qwen2.layer_mappings,
-    "qwen3": qwen3.layer_mappings,
-    "llama": llama.layer_mappings,
-}
-"""Family -> mappings of one layer; to add a family, write its file and add it here and in ``architecture.py``."""
 
 EMBEDDING, FINAL_NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -52,7 +43,7 @@ def fused_name(name: str) -> str:
 
 
 def chunk_prefix(chunk: int, virtual_size: int) -> str:
-    """What the names of a model chunk's parameters begin with in a rank's plan; nothing where it is the only one."""
+    """What the names of a model chunk's parameters begin with in a rank's plan; nothing if it is the only one."""
     return f"chunks.{chunk}." if virtual_size > 1 else ""
 
 
@@ -86,7 +77,7 @@ class ShardPlace:
 def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> Iterator[ParamMapping]:
     """Every parameter of every model chunk of a pipeline stage.
 
-    With tied embeddings the last stage's output layer is the embedding: where it is a copy of its own (more than one
+    With tied embeddings the last stage's output layer is the embedding: if it is a copy of its own (more than one
     stage), it maps to the same Hugging Face tensor.
     """
     if arch.family not in LAYER_TABLES:
@@ -110,7 +101,8 @@ def _chunk_mappings(
     layers = arch.num_layers // num_stages
     for local in range(layers):
         here, there = f"{prefix}decoder.layers.{local}", f"model.layers.{stage * layers + local}"
-        yield from LAYER_TABLES[arch.family](arch, here, there)
+        for rows in LAYER_TABLES[arch.family]:
+            yield from rows(arch, here, there)
     if is_last:
         yield Replicated(f"{prefix}decoder.final_layernorm.weight", FINAL_NORM, arch.hidden_size)
         if not arch.tied_embeddings:

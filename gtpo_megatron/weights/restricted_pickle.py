@@ -83,7 +83,7 @@ _INDEX: Mapping[str, Any] = {
         planner.TensorWriteData,
     ),
     "torch.serialization._get_layout": torch.serialization._get_layout,
-    # the folder, where it was given as a path; nothing is done with it
+    # the folder, if it was given as a path; nothing is done with it
     "pathlib.PosixPath": _joined,
     "pathlib._local.PosixPath": _joined,
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": _Empty,
@@ -122,7 +122,7 @@ class _Restricted(pickle.Unpickler):
         """What the table has; a function in a wrapper of its own, so that no attribute of the real one can be set."""
         full_name = f"{module}.{name}"
         if full_name not in self._allowed:
-            raise _RefusedError(full_name)
+            raise _ForbiddenNameError(full_name)
         found = self._allowed[full_name]
         if isinstance(found, type) or not callable(found):
             return found
@@ -133,7 +133,7 @@ class _Restricted(pickle.Unpickler):
         return call
 
 
-class _RefusedError(pickle.UnpicklingError):
+class _ForbiddenNameError(pickle.UnpicklingError):
     """Carries the name that is on no list."""
 
 
@@ -200,7 +200,7 @@ def refusal(error: BaseException) -> str:
         return "; ".join(f"rank {rank}: {refusal(cause)}" for rank, (cause, _) in error.failures.items())
     if isinstance(error, GTPOError):
         return printable(error)
-    if isinstance(error, _RefusedError):
+    if isinstance(error, _ForbiddenNameError):
         return _refused(str(error))
     if isinstance(error, pickle.UnpicklingError) and (match := _NAMED.search(str(error))):
         return _refused(match[1] or match[2])
@@ -243,7 +243,7 @@ def _classes_unchanged(allowed: Mapping[str, Any]) -> Iterator[None]:
                 else:
                     delattr(found, name)
     if changed:
-        raise _RefusedError(changed[0])
+        raise _ForbiddenNameError(changed[0])
 
 
 def _attributes(found: type) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def _numpy_allowed() -> Iterator[None]:
 
 
 def _check_index(index: Any, path: Path) -> None:
-    """Raises CheckpointError, AttributeError or TypeError where a part is not of the kind that readers count on."""
+    """Raises CheckpointError, AttributeError or TypeError if a part is not of the kind that readers count on."""
     _is(index, Metadata, "its content", path)
     _is(index.state_dict_metadata, dict, "the list of tensors", path)
     _is(index.storage_data, dict, "the list of places", path)

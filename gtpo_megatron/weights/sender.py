@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.weights.checksum import slice_checksum
-from gtpo_megatron.weights.matrix import as_matrix
+from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.push_plan import Piece, Stream
 from gtpo_megatron.weights.transports.channel import SendingEnd
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.matrix import as_matrix
+from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.reshard import export_plan, hf_shapes
 
 

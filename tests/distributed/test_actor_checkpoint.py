@@ -282,7 +282,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(model, tmp_
 def test_export_writes_a_folder_that_transformers_loads(model, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    from gtpo_megatron.weights.conversion import Unseen, megatron_to_hf
+    from gtpo_megatron.weights.conversion import ConversionProgress, megatron_to_hf
 
     config = make_config(model, LAYOUTS["tp2"])
     (tmp_path / "checkpoint").mkdir()
@@ -292,7 +292,9 @@ def test_export_writes_a_folder_that_transformers_loads(model, tmp_path):
 
     run_processes(write, 2)
     source, target = tmp_path / "checkpoint", tmp_path / "hf"
-    megatron_to_hf(source, Path(config.model.path), target, progress=Unseen(), verify="none")  # ranks write no manifest
+    megatron_to_hf(
+        source, Path(config.model.path), target, progress=ConversionProgress(), verify="none"
+    )  # ranks write no manifest
     original, exported = (AutoModelForCausalLM.from_pretrained(path) for path in (model, tmp_path / "hf"))
     for name, tensor in original.state_dict().items():
         assert torch.equal(tensor, exported.state_dict()[name]), name

@@ -6,7 +6,7 @@ import pytest
 
 from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from tests.dist_utils import run_processes
 from tests.distributed.test_actor_checkpoint import one_step, save, start
 from tests.distributed.tiny_world import make_config, make_model
@@ -85,7 +85,7 @@ def test_nothing_runs_when_a_rank_resumes(whole, tmp_path):
 
 def test_a_converted_model_runs_nothing_when_it_is_loaded(model, tmp_path):
     config = make_config(model, {"num_ranks": 1})
-    hf_to_megatron(model, tmp_path / "converted", config.parallel, progress=Unseen())
+    hf_to_megatron(model, tmp_path / "converted", config.parallel, progress=ConversionProgress())
     mark = tmp_path / "ran"
     copies = [shutil.copytree(tmp_path / "converted" / "megatron", tmp_path / place) for place in ("index", "tensor")]
     for copy in copies:
@@ -125,7 +125,9 @@ def test_the_common_state_that_megatron_0_19_keeps_in_an_object_is_read_alike(mo
 
     mark = tmp_path / "ran"
     state = {"schedule": {"num_steps": 3}, "optimizer": [1.5, "x"]}
-    hf_to_megatron(model, tmp_path / "model", make_config(model, {"num_ranks": 1}).parallel, progress=Unseen())
+    hf_to_megatron(
+        model, tmp_path / "model", make_config(model, {"num_ranks": 1}).parallel, progress=ConversionProgress()
+    )
     checkpoint = tmp_path / "model" / "megatron"
     assert load_common(checkpoint) == {}
     (checkpoint / "common.pt").unlink()

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.matrix import as_matrix
+from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.push_plan import plan_push
 from gtpo_megatron.weights.receiver import WeightReceiver
 from gtpo_megatron.weights.reshard import hf_shapes, load_plan
 from gtpo_megatron.weights.sender import WeightSender
-from gtpo_megatron.weights.transports.files import FileReceiver, FileSender
 from gtpo_megatron.weights.transports.process_group import (
     Meeting,
     ProcessGroupReceiver,
@@ -35,21 +34,15 @@ from tests.unit.weights.test_reshard import architecture, filled, numbered_tenso
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]
 
-TRANSPORTS = ("shared_memory", "process_group", "relay", "files")
+TRANSPORTS = ("shared_memory", "process_group", "relay")
 NUM_PUSHES = 3
 
 
 class Ends:
     """Makes either end of a transport, once the endpoints exist; forked processes inherit it."""
 
-    def __init__(self, transport, arch, layout, folder, deadline_s):
-        self.transport, self.arch, self.layout, self.folder, self.deadline_s = (
-            transport,
-            arch,
-            layout,
-            folder,
-            deadline_s,
-        )
+    def __init__(self, transport, arch, layout, deadline_s):
+        self.transport, self.arch, self.layout = transport, arch, layout
         self.streams = plan_push(arch, layout)
         if transport in ("shared_memory", "relay"):
             writers = len(layout.sources) if transport == "shared_memory" else 1
@@ -72,9 +65,7 @@ class Ends:
                 return SharedMemorySender(rank, self.slots)
             case "process_group":
                 return ProcessGroupSender(rank, self.meeting)
-            case "relay":
-                return RelaySender(rank, self.meeting, self.slots)
-        return FileSender(rank, self.folder, deadline_s=self.deadline_s)
+        return RelaySender(rank, self.meeting, self.slots)
 
     def receiving(self, worker):
         match self.transport:
@@ -83,9 +74,7 @@ class Ends:
             case "process_group":
                 spans = [bucket.spans for bucket in self.streams[worker].buckets]
                 return ProcessGroupReceiver(worker, self.meeting, spans)
-            case "relay":
-                return RelayReceiver(worker, self.slots[worker])
-        return FileReceiver(worker, self.folder, deadline_s=self.deadline_s)
+        return RelayReceiver(worker, self.slots[worker])
 
     def close(self):
         for slots in getattr(self, "slots", {}).values():
@@ -93,11 +82,11 @@ class Ends:
 
 
 @pytest.fixture
-def make_ends(tmp_path):
+def make_ends():
     made = []
 
     def make(transport, arch, layout, deadline_s=30.0):
-        made.append(Ends(transport, arch, layout, tmp_path, deadline_s))
+        made.append(Ends(transport, arch, layout, deadline_s))
         return made[-1]
 
     yield make
@@ -155,8 +144,6 @@ def test_pushes_arrive_whole(transport, workers, make_ends):
                     sent[name] = (sent.get(name, 0) + share) % 2**64
             assert received == sent
             assert len(received) == len(ends.streams[worker].kept)
-    if transport == "files":
-        assert not list(ends.folder.rglob("bucket_*"))
 
 
 def without_rank_1(index, _, __, ends):
@@ -227,15 +214,14 @@ def test_a_rank_that_is_killed_in_mid_push_is_named(transport, make_ends):
     assert re.search(r"(bucket \d+|worker 0) .*did not come from rank 1\b.*must not be used", who), told
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "files"])
-def test_a_worker_that_does_not_read_is_named(transport, make_ends):
+def test_a_worker_that_does_not_read_is_named(make_ends):
     """Over a network a rank cannot tell a slow worker from a slow line before the line's own time is over."""
     arch = architecture()
-    ends = make_ends(transport, arch, push_layout(arch, bucket_bytes=256), deadline_s=0.2)
+    ends = make_ends("shared_memory", arch, push_layout(arch, bucket_bytes=256), deadline_s=0.2)
     tensors = numbered_tensors(arch)
     columns = {name: as_matrix(tensor).shape[1] for name, tensor in tensors.items()}
     sender = WeightSender(0, ends.streams, ends.sending(0), dtype=torch.float32, columns=columns)
-    with pytest.raises(WeightSyncError, match=rf"transport {transport}, rank 0: worker 0 .* within 0.2 s"):
+    with pytest.raises(WeightSyncError, match="transport shared_memory, rank 0: worker 0 .* within 0.2 s"):
         sender.push(filled(load_plan(arch, ends.layout.sources[0].place, 13), tensors), with_checksums=False)
 
 

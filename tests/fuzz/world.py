@@ -25,7 +25,7 @@ from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.run_summary import write_summary
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.file_checksum import file_checksum
 from gtpo_megatron.weights.reshard import hf_shapes
 from recipes.tiny_cpu import ASSETS, gtpo
@@ -46,7 +46,7 @@ def make_world(root: Path) -> None:
     """Fills a folder; commands are called with it as the current one, so that the files name no absolute path."""
     _data(root / "data")
     _model(root / "model")
-    hf_to_megatron(root / "model", root / "converted", ParallelConfig(num_ranks=1), progress=Unseen())
+    hf_to_megatron(root / "model", root / "converted", ParallelConfig(num_ranks=1), progress=ConversionProgress())
     with here(root):
         _run(Path("run"))
         _study(Path("study"), Path("of_study"))

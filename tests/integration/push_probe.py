@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -101,13 +100,11 @@ class Link:
 
 def connect(engine, arch, layout, transport):
     """The link, and the store that a network transport meets at."""
-    from gtpo_megatron.weights.link import Relay, SharedFolder, WeightLink
+    from gtpo_megatron.weights.link import Relay, WeightLink
     from gtpo_megatron.weights.transports.process_group import Meeting, open_store
     from gtpo_megatron.weights.transports.shared_memory import SlotShape, create_slots
 
     store, num_ranks, workers = None, len(layout.sources), [target.worker for target in layout.targets]
-    if transport == "files":
-        endpoint = SharedFolder(path=tempfile.mkdtemp(dir=Path.cwd()), deadline_s=60)
     if transport in ("shared_memory", "relay"):
         writers = num_ranks if transport == "shared_memory" else 1
         shape = SlotShape(slot_bytes=BUCKET_BYTES, num_ranks=writers, deadline_s=60)

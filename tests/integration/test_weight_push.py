@@ -55,7 +55,7 @@ def make_folder(folder, family, *, tied):
         ("qwen2", True, 2, "shared_memory"),
         pytest.param("qwen2", False, 1, "shared_memory", marks=pytest.mark.slow),
         pytest.param("qwen3", False, 2, "process_group", marks=pytest.mark.slow),
-        pytest.param("llama", True, 1, "files", marks=pytest.mark.slow),
+        pytest.param("llama", True, 1, "shared_memory", marks=pytest.mark.slow),
         pytest.param("llama", False, 2, "relay", marks=pytest.mark.slow),
     ],
 )

@@ -34,7 +34,7 @@ class SendingEnd(Protocol):
         ...
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank has to do with a bucket: a part of it is here, or it passes on what others send."""
+        """Whether this rank takes part in a bucket: a part of it is here, or it passes on what others send."""
         ...
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
@@ -46,7 +46,7 @@ class SendingEnd(Protocol):
             spans: of the bucket.
 
         Returns:
-            ``[bytes]`` uint8, to be overwritten; empty where this rank has no part.
+            ``[bytes]`` uint8, to be overwritten; empty if this rank has no part.
 
         Raises:
             WeightSyncError: the worker did not let go of an earlier bucket by the deadline.

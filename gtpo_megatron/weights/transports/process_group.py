@@ -28,7 +28,7 @@ class Meeting:
         host: of the store.
         port: of the store.
         num_ranks: trainer ranks.
-        num_workers: sampler workers; 0 where ranks pass on to them what others send.
+        num_workers: sampler workers; 0 if ranks pass on to them what others send.
         backend: ``gloo`` or ``nccl``.
         deadline_s: longest time a member waits for another.
     """
@@ -97,7 +97,7 @@ class ProcessGroupSender:
         self.group()
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Where it has a part."""
+        """If it has a part."""
         del worker
         return self._rank in spans
 

@@ -42,7 +42,7 @@ class RelaySender:
         self._outgoing.start()
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Where it has a part, and for its worker always."""
+        """If it has a part, and for its worker always."""
         return worker == self._rank or self._outgoing.is_needed(worker, spans)
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:

@@ -1,8 +1,8 @@
 """Buckets through a file on the memory file system that a worker shares with the trainer ranks on its machine.
 
-Layout: one int64 counter for the worker (buckets read) and one a rank (buckets written), then two slots, or a page with
-a handle where the slots are in a GPU's memory. A counter has one writer and only grows, so no lock is needed: a rank's
-bytes are in its slot before its counter says so.
+Layout: one int64 counter for the worker (buckets read) and one per rank (buckets written), then two slots, or a page
+with a handle if the slots are in a GPU's memory. A counter has one writer and only grows, so no lock is needed: a
+rank's bytes are in its slot before its counter says so.
 """
 
 import os
@@ -98,7 +98,7 @@ class SlotFile:
         shape: of the slots.
         read: ``[1]`` int64, buckets that the worker has read.
         written: ``[ranks]`` int64, buckets that each rank has written.
-        memory: ``[slots, bytes]`` uint8; empty where the slots are in a GPU's memory.
+        memory: ``[slots, bytes]`` uint8; empty if the slots are in a GPU's memory.
     """
 
     def __init__(self, slots: SharedSlots) -> None:
@@ -139,7 +139,7 @@ class SharedMemorySender:
         """Nothing to open."""
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Where it has a part."""
+        """If it has a part."""
         del worker
         return self._rank in spans
 

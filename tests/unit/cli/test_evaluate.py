@@ -16,7 +16,7 @@ from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, RolloutError
 from gtpo_megatron.orchestration import evaluation_run
 from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
-from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.unit.orchestration.checkpoints import save_model
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_lies_elsewhere_is_told_what_to_do(capsys, tmp_path):
     assert "is a Megatron checkpoint outside a run" in text
     assert "tools/convert_checkpoint.py megatron-to-hf" in text
     converted = tmp_path / "converted"
-    hf_to_megatron(ASSETS / "tiny_qwen2", converted, ParallelConfig(num_ranks=1), progress=Unseen())
+    hf_to_megatron(ASSETS / "tiny_qwen2", converted, ParallelConfig(num_ranks=1), progress=ConversionProgress())
     text = complaint(capsys, str(converted), "--benchmarks", "aime24")[1]
     assert "megatron-to-hf" in text
 

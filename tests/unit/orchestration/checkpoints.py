@@ -13,7 +13,7 @@ from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder, Driv
 from gtpo_megatron.orchestration.manifest import RunFacts, run_facts
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.checkpoint_files import MEGATRON_FOLDER
-from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.file_checksum import file_checksum
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
@@ -53,7 +53,7 @@ def _converted() -> Path:
     """The tiny model as ranks write it; kept until the process ends."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    hf_to_megatron(MODEL, folder / "model", ParallelConfig(num_ranks=1), progress=Unseen())
+    hf_to_megatron(MODEL, folder / "model", ParallelConfig(num_ranks=1), progress=ConversionProgress())
     return folder / "model" / MEGATRON_FOLDER
 
 

@@ -19,7 +19,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration import host
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.conversion import Unseen, hf_to_megatron
+from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
@@ -70,7 +70,7 @@ def test_a_weight_that_is_no_number_is_named_with_its_file(refused, tmp_path, va
 def test_so_is_one_of_a_converted_model(refused, tmp_path):
     folder = poisoned(tmp_path / "model", "model.norm.weight", torch.nan)
     converted = tmp_path / "converted"
-    hf_to_megatron(folder, converted, PARALLEL, progress=Unseen())
+    hf_to_megatron(folder, converted, PARALLEL, progress=ConversionProgress())
     text = refused("--model.path", str(converted))
     assert f"{converted / 'megatron'}: model.norm.weight holds NaN or infinity (1 of " in text
 

@@ -57,7 +57,7 @@ class DyingSampler:
 
 
 @pytest.mark.parametrize(("transport", "placement"), [("shared_memory", "disaggregated"), ("relay", "colocated")])
-def test_slots_of_an_engine_that_dies_meanwhile_do_not_stay_in_memory(tmp_path, transport, placement):
+def test_slots_of_an_engine_that_dies_meanwhile_do_not_stay_in_memory(transport, placement):
     config = tiny_cpu.gtpo()
     config = dataclasses.replace(
         config,
@@ -66,5 +66,5 @@ def test_slots_of_an_engine_that_dies_meanwhile_do_not_stay_in_memory(tmp_path, 
     )
     sampler = DyingSampler()
     with pytest.raises(EngineLostError, match="answers no more"):
-        connect(config, tmp_path, Trainer(), sampler, has_gpus=False)
+        connect(config, Trainer(), sampler, has_gpus=False)
     assert not Path(sampler.slots.path).exists()

@@ -7,7 +7,6 @@ import pytest
 from gtpo_megatron.planner.hardware import FRAGMENTATION, GIB
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.phases import PHASES, engine_gpu, engine_of, node_host, trainer_gpu
-from gtpo_megatron.planner.request import Push
 from gtpo_megatron.planner.search import judge
 from gtpo_megatron.planner.trainer_state import stage_parameters, trainer_state
 from tests.unit.planner.requests import request
@@ -119,8 +118,7 @@ def test_fragmentation_is_a_share_of_what_comes_and_goes():
 
 def test_buckets_on_the_gpus_stay_and_buckets_on_the_host_are_the_node_s():
     network, memory = (
-        replace(request(), push=Push(transport=transport, bucket_bytes=256 << 20))
-        for transport in ("relay", "shared_memory")
+        replace(request(), transport=transport, bucket_bytes=256 << 20) for transport in ("relay", "shared_memory")
     )
     there, here = trainer_gpu(network, LAYOUT, 0), trainer_gpu(memory, LAYOUT, 0)
     for phase in PHASES:  # both sides of the push are on a colocated GPU, two buckets each

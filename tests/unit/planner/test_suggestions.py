@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gtpo_megatron.planner.plan import make_plan
+from gtpo_megatron.planner.layout_plan import make_plan
 from gtpo_megatron.planner.suggestions import suggestions
 from tests.unit.planner.requests import request
 

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_megatron.errors import WeightMappingError
-from gtpo_megatron.weights.matrix import as_matrix
-from gtpo_megatron.weights.param_mapping import SAMPLER_VOCAB_MULTIPLE, TensorParallel
+from gtpo_megatron.weights.param_mapping import SAMPLER_VOCAB_MULTIPLE, TensorParallel, as_matrix
 from gtpo_megatron.weights.push_plan import PushLayout, SourceRank, TargetWorker, kept_boxes, plan_push
 from gtpo_megatron.weights.reshard import load_plan
 from tests.unit.weights.test_reshard import TRAITS, architecture, filled, numbered_tensors, places

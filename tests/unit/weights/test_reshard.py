@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.matrix import as_matrix
-from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel
+from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel, as_matrix
 from gtpo_megatron.weights.reshard import (
     LAYER_TABLES,
     ShardPlace,

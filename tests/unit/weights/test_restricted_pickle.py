@@ -25,7 +25,7 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights import restricted_pickle
-from gtpo_megatron.weights.conversion import MEGATRON_FOLDER, Unseen, hf_to_megatron
+from gtpo_megatron.weights.conversion import MEGATRON_FOLDER, ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.restricted_pickle import load_gpu_slots, load_index, load_torch, load_written
 from recipes.tiny_cpu import ASSETS
 from tests.unit.weights import hostile
@@ -47,7 +47,7 @@ PLACES = {
 def whole(tmp_path_factory):
     """A converted model, with an object as ranks store it."""
     folder = tmp_path_factory.mktemp("hostile") / "model"
-    hf_to_megatron(ASSETS / "tiny_qwen2", folder, ParallelConfig(num_ranks=1), progress=Unseen())
+    hf_to_megatron(ASSETS / "tiny_qwen2", folder, ParallelConfig(num_ranks=1), progress=ConversionProgress())
     state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
     hostile.add_object(folder / MEGATRON_FOLDER, "random/shard_0.0.0.0_1.1.1.1", [state])
     return folder

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gtpo_megatron.planner.as_json import plan_to_plain
 from gtpo_megatron.planner.hardware import GIB
+from gtpo_megatron.planner.layout_plan import make_plan, plan_to_plain
+from gtpo_megatron.planner.page import NUM_SHOWN, print_plan
 from gtpo_megatron.planner.phases import PARTS, PHASES
-from gtpo_megatron.planner.plan import make_plan
 from gtpo_megatron.planner.request import request_from
-from gtpo_megatron.planner.table import NUM_SHOWN, print_plan
 from recipes.qwen2_5_32b import gtpo_64gpu
 from tests.unit.planner.requests import cluster, request
 

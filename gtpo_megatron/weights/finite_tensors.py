@@ -16,7 +16,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def require_finite(pieces: Iterable[Tensor], name: str, *, where: Path) -> None:
-    """Raises ConfigError where a piece of the tensor ``name`` holds NaN or infinity."""
+    """Raises ConfigError if a piece of the tensor ``name`` holds NaN or infinity."""
     for piece in pieces:
         if not is_finite(piece):
             num = int((~torch.isfinite(piece)).sum())

@@ -1,10 +1,10 @@
-"""The rows that name tables are made of: norms, attention and gated MLP of a pre-norm decoder layer.
+"""The name table of every model family: of which rows a pre-norm decoder layer is made, and the rows.
 
 ``here`` is Megatron's prefix of the layer (``decoder.layers.3``), ``there`` Hugging Face's (``model.layers.11``).
-Megatron names are those of its local layers; ``megatron_names`` says how Transformer Engine spells two of them.
+Megatron names are those of its local layers; ``reshard.fused_name`` says how Transformer Engine spells two of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import QKV, GatedMLP, ParamMapping, Replicated, RowParallel
@@ -63,3 +63,16 @@ def _qkv(arch: Architecture, here: str, there: str, part: str, columns: int) -> 
         arch.head_size,
         columns,
     )
+
+
+LayerRows = Callable[[Architecture, str, str], Iterator[ParamMapping]]
+
+LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
+    # Qwen2, Qwen2.5 and the DeepSeek-R1 distillations into them
+    "qwen2": (layer_norms, attention, qkv_bias, gated_mlp),
+    # Qwen3, dense
+    "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
+    # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
+    "llama": (layer_norms, attention, gated_mlp),
+}
+"""Family -> rows of one layer; to add a family, add it here and in ``architecture.py``."""

@@ -7,8 +7,8 @@ import pytest
 
 from gtpo_megatron.planner.hardware import GIB
 from gtpo_megatron.planner.layout import Layout, layouts
+from gtpo_megatron.planner.layout_plan import make_plan
 from gtpo_megatron.planner.phases import trainer_gpu
-from gtpo_megatron.planner.plan import make_plan
 from gtpo_megatron.planner.search import ABOUT_AS_FAST, judge
 from tests.unit.planner.requests import request
 
@@ -94,7 +94,7 @@ def test_disaggregated_the_engine_s_gpu_can_be_the_one_that_does_not_fit():
     plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=128, num_rollout_gpus=64, engine_tensor=2))
     assert plan.choice is None
     assert plan.misses[0].worst.role == "engine"
-    assert plan.stages(plan.misses[0].layout)[-1].role == "engine"
+    assert plan.gpus(plan.misses[0].layout)[-1].role == "engine"
     assert any(text.startswith("--rollout.tensor-parallel-size 4") for text in plan.suggestions)
 
 

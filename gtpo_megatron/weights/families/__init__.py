@@ -1,1 +1,0 @@
-"""One two-way name table a model family."""
