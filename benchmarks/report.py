@@ -86,7 +86,7 @@ def scalars(step: int, rng: random.Random) -> dict[str, float]:
     rise = 1 - math.exp(-step / 80)
     values = {
         "rollout/reward_mean": 0.2 + 0.5 * rise,
-        "rollout/reward_best_frac": 0.5 + 0.4 * rise,
+        "rollout/best_of_group_reward_mean": 0.5 + 0.4 * rise,
         "rollout/reward_best_32_mean": 0.9,
         "rollout/reward_best_16_mean": 1.0,
         "rollout/response_length_tokens": 300 + 200 * rise,

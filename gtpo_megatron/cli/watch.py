@@ -10,7 +10,9 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.status import screen
 from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.orchestration.run_status import read_status
 
 PORT = 8642
 
@@ -50,25 +52,17 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def status_line(folder: Path, name: str) -> str:
-    """Such as ``quickstart: running, step 12 of 40, 8s a step, about 3:44 left``.
+    """Such as ``quickstart: running, step 12 of 40 (30%), 8s a step, about 3:44 left``.
 
     Args:
         folder: of the run.
         name: what the page calls it.
     """
-    from gtpo_megatron.observability.progress import duration
-    from gtpo_megatron.orchestration.run_status import read_status
-
     try:
         status = read_status(folder)
-    except (GTPOError, OSError) as error:  # an older version, or a file that the run has just replaced
+    except (GTPOError, OSError) as error:  # a file that the run has just replaced, say
         return f"{name}: {error}"
-    parts = [f"{name}: {status.state}", f"step {status.step} of {status.num_steps}"]
-    if status.step_s is not None:
-        parts.append(f"{duration(status.step_s)} a step")
-    if status.seconds_left is not None:
-        parts.append(f"about {duration(status.seconds_left)} left")
-    return ", ".join(parts)
+    return f"{name}: {status.state}, step {dict(screen(status))['step']}"
 
 
 COMMAND = Command(

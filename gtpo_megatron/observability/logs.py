@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.logging import RichHandler
 
-LOG_FILE = "log.txt"
+from gtpo_megatron.observability.provenance import LOG_FILE
+
 PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
 """Our own loggers, which follow the configured level; other libraries speak from WARNING on."""
 

@@ -1,4 +1,4 @@
-"""Which held-out sets were measured, in the order in which a reader is told of them."""
+"""What the metrics of held-out sets are called, and their mean over benchmarks."""
 
 import math
 import re
@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.evaluation import HELDOUT
-from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.finite import finite
-from gtpo_megatron.observability.run_folder import RunData
 
 _MEAN = re.compile(r"eval/([a-z0-9_]+)_mean_at_k")
 
@@ -29,29 +26,6 @@ def labels_among(metrics: Iterable[str]) -> list[str]:
     """Labels of the sets whose mean@k is among metric names: the run's own first, the others as they come."""
     labels = dict.fromkeys(match.group(1) for name in metrics if (match := _MEAN.fullmatch(name)))
     return [HELDOUT] * (HELDOUT in labels) + [label for label in labels if label != HELDOUT]
-
-
-def configured_sets(run: RunData) -> dict[str, DatasetRef]:
-    """The sets that ``config.yaml`` names, by label; what an older version wrote otherwise is left out."""
-    benchmarks = run.setting("evaluation.benchmarks")
-    texts = [("", text) for text in benchmarks] if isinstance(benchmarks, list) else []
-    refs: dict[str, DatasetRef] = {}
-    for label, text in [(HELDOUT, run.setting("evaluation.path")), *texts]:
-        if isinstance(text, str) and text.strip():
-            try:
-                ref = parse_dataset(text, "evaluation")
-            except ConfigError:
-                continue  # not a name of today's; its metrics are shown all the same, after the others
-            refs[label or ref.label] = ref
-    return refs
-
-
-def measured_sets(runs: Sequence[RunData]) -> list[str]:
-    """Labels of the sets that any of the runs was measured on: in the order of the configuration, then as found."""
-    in_order = [mean_metric(label) for run in runs for label in configured_sets(run)]
-    found = dict.fromkeys(name for run in runs for row in run.metrics for name in row)
-    labels = labels_among([*in_order, *found])
-    return [label for label in labels if any(run.values(mean_metric(label)) for run in runs)]
 
 
 def interval(row: Mapping[str, Any], label: str) -> tuple[float, float]:
@@ -91,9 +65,3 @@ class BenchmarkMean:
         below = math.hypot(*(own - low for own, (low, _) in zip(means, ends, strict=True))) / len(means)
         above = math.hypot(*(high - own for own, (_, high) in zip(means, ends, strict=True))) / len(means)
         return cls(mean, (mean - below, mean + above))
-
-
-def benchmark_means(run: RunData, labels: Sequence[str]) -> tuple[int, list[BenchmarkMean]]:
-    """How many of some sets are benchmarks, and their means at the steps that measured all of them."""
-    means = (BenchmarkMean.of(row, labels) for row in run.metrics)
-    return sum(label != HELDOUT for label in labels), [mean for mean in means if mean is not None]

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, labels_among, mean_metric, set_name
+from gtpo_megatron.observability.timers import duration
 
 REFRESHES_PER_S = 2.0
 """Enough for a clock that counts seconds; more only flickers over a slow connection."""
@@ -270,15 +271,6 @@ class TrainingDisplay:
         written = row.write(values[-1])
         low, high = self._intervals.get(row.name, (math.nan, math.nan))
         return f"{written} [{100 * low:.1f}, {100 * high:.1f}]" if math.isfinite(low + high) else written
-
-
-def duration(seconds: float) -> str:
-    """``42s``, ``7:05`` minutes or ``3:07:05`` hours."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def trend(values: Sequence[float], width: int) -> str:

@@ -14,6 +14,8 @@ from gtpo_megatron.config.serialize import to_yaml
 
 logger = logging.getLogger(__name__)
 
+LOG_FILE = "log.txt"
+"""In the run folder."""
 DISTRIBUTIONS = (
     "gtpo-megatron",
     "torch",

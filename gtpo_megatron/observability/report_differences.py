@@ -1,4 +1,4 @@
-"""What was not measured alike in the runs of one page, whose curves then say less of the runs than they seem to.
+"""What makes curves say less of the runs than they seem to: other measurements, or problems that were trained on.
 
 A run whose configuration does not say, because it is of an older version, is left out of a comparison.
 """
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gtpo_megatron.observability.data_file import heldout_name
-from gtpo_megatron.observability.measured_sets import configured_sets, mean_metric, measured_sets, set_name
-from gtpo_megatron.observability.run_folder import RunData
+from gtpo_megatron.observability.measured_sets import mean_metric, set_name
+from gtpo_megatron.observability.run_folder import RunData, measured_sets
 
 _SAMPLING = "evaluation.sampling"
 _TEMPLATE = "evaluation.prompt_template"
@@ -23,33 +23,27 @@ def differences(runs: Sequence[RunData]) -> list[str]:
     return [*_of_sets(runs), *_of_evaluation(runs), *_of_best(runs)]
 
 
+def contaminated(run: RunData) -> list[str]:
+    """Sentences on held-out sets of which problems are in the training set, too."""
+    found = [(set_name(label), run.values(f"eval/{label}_contaminated_count")) for label in measured_sets([run])]
+    return [
+        f"{counts[-1]:g} of the {name} problems are in the training set, too, the same or nearly: accuracy on {name} "
+        "says less than it seems to. gtpo-megatron contamination lists them."
+        for name, counts in found
+        if counts and counts[-1] > 0
+    ]
+
+
 def _of_sets(runs: Sequence[RunData]) -> list[str]:
+    """By the content of the problems, wherever they lie."""
     remarks = []
     for label in measured_sets(runs):
         measuring = [run for run in runs if run.values(mean_metric(label))]
         known = [(run.name, content) for run in measuring if (content := run.contents.get(heldout_name(label)))]
-        refs = [(run.name, ref) for run in measuring if (ref := configured_sets(run).get(label))]
         if len({content.problems_sha256 for _, content in known}) > 1:
             text = _by_value([(name, str(content)) for name, content in known])
             remarks.append(f"The {set_name(label)} problems differ, and the accuracies do not compare: {text}.")
-            continue
-        if len(known) == len(measuring):
-            continue  # the same problems, wherever they lie
-        sources = [(name, ref.path or str(ref)) for name, ref in refs]
-        alike = {name for name, _ in known}
-        one = next((source for name, source in sources if name in alike), "")
-        if text := _by_value(_short([(name, one if name in alike else source) for name, source in sources])):
-            remarks.append(
-                f"The {set_name(label)} problems come from different sources: {text}. Unless these hold the same "
-                "problems, the accuracies do not compare."
-            )
     return remarks
-
-
-def _short(sources: _Said) -> _Said:
-    """Without folders, where that tells them apart."""
-    short = [(name, source.rpartition("/")[2]) for name, source in sources]
-    return short if len({source for _, source in short}) == len({source for _, source in sources}) else sources
 
 
 def _of_evaluation(runs: Sequence[RunData]) -> list[str]:

@@ -1,102 +1,72 @@
-"""The headline numbers of a report: one card each for a single run, one row a run for several."""
+"""The headline numbers of a report: a row of cards per run."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.observability.finite import finite
-from gtpo_megatron.observability.measured_sets import benchmark_means, interval, mean_metric, measured_sets, set_name
-from gtpo_megatron.observability.progress import duration
-from gtpo_megatron.observability.run_folder import RunData
+from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, mean_metric
+from gtpo_megatron.observability.run_folder import RunData, measured_sets
+from gtpo_megatron.observability.timers import duration
 
 EDGE_STEPS = 5
 """Steps averaged for the first and last reward: one step's reward is mostly noise."""
-_ARROW = " <span class='to'>→</span> "
-_NOTHING = "<span class='none'>-</span>"
 
+_ALGORITHMS = {"GRPOS": "GRPO-S", "DrGRPO": "Dr. GRPO"}
+_UNMEASURED = ("-", "not measured")
 
-@dataclass(frozen=True, slots=True)
-class _Headline:
-    """One headline number: its label, the number as HTML, and what it is in a few words."""
-
-    label: str
-    value: Callable[[RunData], str]
-    about: Callable[[RunData], str]
+_Card = tuple[str, str]
+"""A number, and what it is in a few words."""
 
 
 def summary(run: RunData) -> str:
-    """Such as ``GTPO v6 · 40 of 40 steps``."""
+    """Such as ``GTPO v6 · 40 of 40 steps``, as HTML."""
     planned = run.setting("num_steps")
-    parts = [_algorithm(run)]
     steps = f"{run.num_steps_done} of {planned} steps" if planned else f"{run.num_steps_done} steps"
     if isinstance(planned, int) and run.num_steps_done < planned:
         steps += " (not finished)"
-    return escape(" · ".join([part for part in parts if part] + [steps]))
-
-
-def _algorithm(run: RunData) -> str:
     kind = str(run.setting("algorithm.kind", "")).removesuffix("Config")
-    kind = {"GRPOS": "GRPO-S", "DrGRPO": "Dr. GRPO"}.get(kind, kind)
-    formulation = run.setting("algorithm.formulation")
-    return f"{kind} {formulation}" if formulation else kind
+    parts = [_ALGORITHMS.get(kind, kind), run.setting("algorithm.formulation")]
+    algorithm = " ".join(str(part) for part in parts if part)
+    return escape(" · ".join([algorithm, steps] if algorithm else [steps]))
 
 
 def headlines(runs: Sequence[RunData]) -> str:
     """The section, as HTML; what a run did not measure is a dash."""
-    shown = (_accuracy(runs), *_HEADLINES)
-    if len(runs) == 1:
-        cards = [
-            f"<div><h2>{headline.label}</h2><p class='number'>{headline.value(runs[0])}</p>"
-            f"<p class='about'>{headline.about(runs[0])}</p></div>"
-            for headline in shown
-        ]
-        return f'<section class="headlines" aria-label="Headline numbers">{"".join(cards)}</section>'
-    head = "".join(f"<th>{headline.label}</th>" for headline in shown)
-    rows = "".join(
-        f"<tr><th>{escape(run.name)}<small>{summary(run)}</small></th>"
-        + "".join(f"<td>{h.value(run)}<small>{h.about(run)}</small></td>" for h in shown)
-        + "</tr>"
-        for run in runs
+    return "".join(_cards(run, runs) for run in runs)
+
+
+def _cards(run: RunData, runs: Sequence[RunData]) -> str:
+    label, accuracy = _accuracy(run, runs)
+    shown = {label: accuracy, "Reward": _reward(run), "Log-prob gap": _gap(run), "Training time": _time(run)}
+    cards = "".join(
+        f"<div><h2>{escape(title)}</h2><p class='number'>{escape(number)}</p><p class='about'>{escape(about)}</p></div>"
+        for title, (number, about) in shown.items()
     )
-    return f'<div class="scroll"><table><thead><tr><th>run</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    name = f"<h3>{escape(run.name)} <small>{summary(run)}</small></h3>" if len(runs) > 1 else ""
+    return f"{name}<section class='headlines'>{cards}</section>"
 
 
 def _ends(values: Sequence[float], write: Callable[[float], str]) -> str:
-    if not values:
-        return _NOTHING
-    return write(values[0]) if len(values) == 1 else write(values[0]) + _ARROW + write(values[-1])
+    return " → ".join(write(value) for value in values[:: max(1, len(values) - 1)])
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
-def _accuracy(runs: Sequence[RunData]) -> _Headline:
-    """Of the first set that all runs were measured on; where they share none, of each run's first, which is named."""
-    sets = [measured_sets([run]) for run in runs]
-    shared = [label for label in measured_sets(runs) if all(label in each for each in sets if each)]
-    label = shared[0] if shared else None
-
-    def first(run: RunData) -> str:
-        return label or next(iter(measured_sets([run])), HELDOUT)
-
-    def about(run: RunData) -> str:
-        text = _accuracy_about(run, first(run))
-        return text if shared or not run.values(mean_metric(first(run))) else f"{set_name(first(run))}: {text}"
-
-    return _Headline(
-        f"Accuracy on {label}" if label not in (None, HELDOUT) else "Held-out accuracy",
-        lambda run: _ends(run.values(mean_metric(first(run))), _percent),
-        about,
-    )
-
-
-def _accuracy_about(run: RunData, label: str) -> str:
+def _accuracy(run: RunData, runs: Sequence[RunData]) -> tuple[str, _Card]:
+    """On the first set that all runs were measured on; if they share none, on this run's first, which is named."""
+    own = measured_sets([run])
+    sets = [each for each in map(measured_sets, ([run] for run in runs)) if each]
+    shared = next((label for label in measured_sets(runs) if all(label in each for each in sets)), None)
+    label = shared or next(iter(own), HELDOUT)
+    title = "Held-out accuracy" if label == HELDOUT else f"Accuracy on {label}"
     means = run.values(mean_metric(label))
     if not means:
-        return "not measured"
+        return title, _UNMEASURED
     samples = run.setting("evaluation.samples")
     about = f"mean@{samples if isinstance(samples, int) else 'k'}"
     if len(means) > 1:
@@ -104,72 +74,46 @@ def _accuracy_about(run: RunData, label: str) -> str:
     about += _intervals(
         [interval(row, label) for row in run.metrics if finite(row.get(mean_metric(label))) is not None]
     )
-    num_benchmarks, overall = benchmark_means(run, measured_sets([run]))
+    overall = [mean for row in run.metrics if (mean := BenchmarkMean.of(row, own)) is not None]
     if overall:
+        num_benchmarks = sum(each != HELDOUT for each in own)
         about += f"; mean of {num_benchmarks} sets {_ends([each.mean for each in overall], _percent)}"
         about += _intervals([each.interval for each in overall])
-    return about
+    return title, (_ends(means, _percent), about)
 
 
 def _intervals(intervals: Sequence[tuple[float, float]]) -> str:
-    """Of the first and the last measurement, or of the only one; nothing where an end is unknown."""
+    """Of the first and the last measurement, or of the only one; nothing if an end is unknown."""
     if not all(math.isfinite(end) for ends in intervals for end in ends):
         return ""
     shown = [f"[{100 * low:.1f}, {100 * high:.1f}]" for low, high in intervals[:: max(1, len(intervals) - 1)]]
     return ("; 95% interval " if len(shown) == 1 else "; 95% intervals ") + " and ".join(shown)
 
 
-def _reward_value(run: RunData) -> str:
+def _reward(run: RunData) -> _Card:
     values = run.values("rollout/reward_mean")
+    if not values:
+        return _UNMEASURED
     edge = min(EDGE_STEPS, max(1, len(values) // 2))
-    ends = [values[:edge], values[-edge:]] if len(values) > 1 else [values]
-    return _ends([sum(end) / len(end) for end in ends if end], lambda value: f"{value:.3f}")
+    ends = [sum(end) / edge for end in (values[:edge], values[-edge:])]
+    about = f"means of the first and the last {edge} steps" if edge > 1 else "of the first and of the last step"
+    return _ends(ends[: len(values)], lambda value: f"{value:.3f}"), about
 
 
-def _reward_about(run: RunData) -> str:
-    values = run.values("rollout/reward_mean")
-    edge = min(EDGE_STEPS, max(1, len(values) // 2))
-    return "not measured" if not values else f"mean of the first and last {edge} steps"
-
-
-def _gap_value(run: RunData) -> str:
+def _gap(run: RunData) -> _Card:
     gaps = run.values("sync/logprob_gap_max")
-    return f"{max(gaps):.1e}" if gaps else _NOTHING
+    if not gaps:
+        return _UNMEASURED
+    limit: Any = run.setting("weight_sync.logprob_gap_limit")
+    of_limit = f"; limit {limit:g}" if isinstance(limit, float) else ""
+    return f"{max(gaps):.1e}", f"nats at most, over all steps{of_limit}"
 
 
-def _gap_about(run: RunData) -> str:
-    if not run.values("sync/logprob_gap_max"):
-        return "not measured"
-    limit = run.setting("weight_sync.logprob_gap_limit")
-    return "nats at most, over all steps" + (f"; limit {limit:g}" if isinstance(limit, float) else "")
-
-
-def _time_value(run: RunData) -> str:
+def _time(run: RunData) -> _Card:
     total = sum(sum(run.values(f"timing/{part}_s")) for part in ("step", "evaluation", "checkpoint"))
-    return duration(total) if total else _NOTHING
-
-
-def _time_about(run: RunData) -> str:
     steps = sorted(run.values("timing/step_s"))
     if not steps:
-        return "not measured"
+        return (duration(total), "without a step") if total else _UNMEASURED
     about = f"with evaluation and checkpoints; the median step {steps[len(steps) // 2]:.1f} s"
     speeds = sorted(run.values("throughput/tokens_per_s"))
-    return about + (f", {speeds[len(speeds) // 2]:,.0f} tokens/s" if speeds else "")
-
-
-def _memory_value(run: RunData) -> str:
-    peaks = run.values("memory/peak_gib")
-    return f"{max(peaks):.1f} GiB" if peaks else _NOTHING
-
-
-def _memory_about(run: RunData) -> str:
-    return "all processes of one machine" if run.values("memory/peak_gib") else "not measured"
-
-
-_HEADLINES = (
-    _Headline("Reward", _reward_value, _reward_about),
-    _Headline("Log-prob gap", _gap_value, _gap_about),
-    _Headline("Training time", _time_value, _time_about),
-    _Headline("Peak memory", _memory_value, _memory_about),
-)
+    return duration(total), about + (f", {speeds[len(speeds) // 2]:,.0f} tokens/s" if speeds else "")

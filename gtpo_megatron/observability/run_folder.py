@@ -5,16 +5,16 @@ plain values, a cut last line is left out, and what cannot be read becomes a rem
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.data_file import DataContent, read_contents
 from gtpo_megatron.observability.finite import finite
-from gtpo_megatron.observability.group_reader import GroupReader
+from gtpo_megatron.observability.measured_sets import labels_among, mean_metric
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_what_there_is
-from gtpo_megatron.observability.sampled_groups import SampledGroup
+from gtpo_megatron.observability.sampled_groups import SampledGroup, read_groups
 from gtpo_megatron.untrusted.text import printable, read_text
 from gtpo_megatron.untrusted.yaml_text import MAX_YAML_BYTES, parse_yaml
 
@@ -56,7 +56,12 @@ class RunData:
 
     def setting(self, path: str, default: Any = None) -> Any:
         """A value of the configuration by dotted path, such as ``data.prompts_per_step``."""
-        return _setting(self.config, path, default)
+        value: Any = self.config
+        for key in path.split("."):
+            if not isinstance(value, dict) or key not in value:
+                return default
+            value = value[key]
+        return value
 
     @property
     def num_steps_done(self) -> int:
@@ -64,12 +69,19 @@ class RunData:
         return max((row["step"] for row in self.metrics), default=0)
 
 
-def read_runs(folders: Sequence[Path], *, reader: GroupReader | None = None) -> list[RunData]:
+def measured_sets(runs: Sequence[RunData]) -> list[str]:
+    """Labels of the sets that any of the runs was measured on: in the order of ``data.json``, then as found."""
+    in_order = [f"{name}_mean_at_k" for run in runs for name in run.contents]
+    found = dict.fromkeys(name for run in runs for row in run.metrics for name in row)
+    labels = labels_among([*in_order, *found])
+    return [label for label in labels if any(run.values(mean_metric(label)) for run in runs)]
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunData]:
     """Reads run folders.
 
     Args:
         folders: at least one.
-        reader: of the sampled groups; whoever reads the folders again and again keeps one.
 
     Raises:
         DataError: no folders, or one that does not exist.
@@ -80,8 +92,7 @@ def read_runs(folders: Sequence[Path], *, reader: GroupReader | None = None) -> 
     for folder in resolved:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such run folder; expected a folder with {METRICS_FILE}")
-    reader = reader or GroupReader()
-    return [_read_run(folder, name, reader) for folder, name in zip(resolved, run_names(resolved), strict=True)]
+    return [_read_run(folder, name) for folder, name in zip(resolved, run_names(resolved), strict=True)]
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -98,32 +109,25 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
 
-def _read_run(folder: Path, name: str, reader: GroupReader) -> RunData:
+def _read_run(folder: Path, name: str) -> RunData:
     remarks: list[str] = []
     config, text = _read_config(folder / CONFIG_FILE, remarks)
+    run = RunData(name=name, config=config, config_text=text, metrics=[], groups=(), remarks=())
     metrics: list[dict[str, Any]] = []
     try:
         metrics, damage = read_what_there_is(folder / METRICS_FILE)
         remarks += [damage] if damage else []
     except (DataError, OSError) as error:
         remarks.append(str(error))
-    threshold = finite(_setting(config, "algorithm.success_threshold"))
-    groups, unread = reader.read(folder, threshold=DEFAULT_SUCCESS_THRESHOLD if threshold is None else threshold)
+    threshold = finite(run.setting("algorithm.success_threshold"))
+    groups, unread = read_groups(folder, threshold=DEFAULT_SUCCESS_THRESHOLD if threshold is None else threshold)
     remarks += [unread] if unread else []
     contents: dict[str, DataContent] = {}
     try:
         contents = read_contents(folder)
     except DataError as error:
         remarks.append(f"{error}, so it is not known which problems the run has.")
-    return RunData(
-        name=name,
-        config=config,
-        config_text=text,
-        metrics=metrics,
-        groups=groups,
-        remarks=tuple(remarks),
-        contents=contents,
-    )
+    return replace(run, metrics=metrics, groups=groups, remarks=tuple(remarks), contents=contents)
 
 
 def _read_config(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
@@ -137,12 +141,3 @@ def _read_config(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:
         remarks.append(f"{path} holds no settings.")
         return {}, text
     return config, text
-
-
-def _setting(config: dict[str, Any], path: str, default: Any = None) -> Any:
-    value: Any = config
-    for key in path.split("."):
-        if not isinstance(value, dict) or key not in value:
-            return default
-        value = value[key]
-    return value

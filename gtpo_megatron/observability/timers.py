@@ -75,3 +75,12 @@ class StageTimers:
     def _tell(self) -> None:
         for listener in self._listeners if self._running else ():
             listener(self._running[-1])
+
+
+def duration(seconds: float) -> str:
+    """``42s``, ``7:05`` minutes or ``3:07:05`` hours."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

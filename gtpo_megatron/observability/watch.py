@@ -1,41 +1,38 @@
-"""Serves the report of running jobs on loopback; an open page follows the run folders by itself.
+"""Serves the report of running jobs on loopback; an open page asks for it again, and shows it when it has changed.
 
 Only files are read, so it works beside any run, and for one that has ended. The server answers to its own names alone,
 at whatever port a tunnel has: a web page of somebody else that points a name of theirs at 127.0.0.1 gets nothing.
+
+What it costs the machine of a run: nothing while no page is open, else a look at a few files every two seconds, and one
+drawing at a time if they have changed, each with a pause after it that is four times as long: a fifth of one core.
 """
 
+import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.observability.group_reader import GroupReader
 from gtpo_megatron.observability.metrics_file import METRICS_FILE
-from gtpo_megatron.observability.page_json import page_json
-from gtpo_megatron.observability.report_page import Content, content, document
+from gtpo_megatron.observability.report import content, document, plotly_script
 from gtpo_megatron.observability.rollout_log import rollout_files
 from gtpo_megatron.observability.run_folder import CONFIG_FILE, read_runs
 
 HOST = "127.0.0.1"
 MAX_PORT = 65535
+PAUSE_PER_DRAWING = 4.0
+"""Seconds of rest for each second of drawing."""
+_PLOTLY = "/plotly.js"
 _OWN_NAMES = frozenset({HOST, "localhost"})
-_SCRIPTS = ("report_samples.js", "report.js", "watch.js")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Edition:
-    """The report at one state of the folders."""
-
-    version: str
-    content: Content
 
 
 class LiveReport:
@@ -50,51 +47,44 @@ class LiveReport:
     """
 
     def __init__(self, folders: Sequence[Path], *, status: Callable[[], str] = str) -> None:
-        self._folders = list(folders)
-        self._status = status
+        self._folders, self._status = list(folders), status
         self._lock = threading.Lock()
-        self._reader = GroupReader()  # a run goes on, and most of its files stay as they are
-        self._edition = self._drawn(self._version())
+        self._draw(self._state())
 
-    def page(self) -> str:
-        """The whole page."""
-        edition = self._latest()
-        shown = replace(edition.content, data=edition.content.data | {"version": edition.version})
-        return document(shown, scripts=_SCRIPTS)
-
-    def news(self, since: str) -> dict[str, Any]:
-        """What a page needs to follow: always ``version`` and ``status``, the rest only where it has changed.
+    def page(self, shown: str = "") -> tuple[str, str | None]:
+        """The page as it is now.
 
         Args:
-            since: version that the page shows; empty if it does not know.
+            shown: version that the reader has; empty for none.
+
+        Returns:
+            Its version, and the page itself; None if the reader has it.
         """
-        edition = self._latest()
         try:
             status = self._status()
         except OSError as error:  # the page need not wait for a line about it
             status = f"status unknown: {error}"
-        news: dict[str, Any] = {"version": edition.version, "status": status}
-        if edition.version != since:
-            shown = edition.content
-            news |= {"main": shown.main, "data": shown.data, "title": shown.title}
-        return news
-
-    def _latest(self) -> _Edition:
         with self._lock:
-            version = self._version()
-            if version != self._edition.version:
-                self._edition = self._drawn(version)
-            return self._edition
+            if time.monotonic() >= self._not_before and (state := self._state()) != self._drawn_of:
+                self._draw(state)
+            drawn_of, shown_now = self._drawn_of, self._content
+        version = hashlib.sha256(f"{drawn_of} {status}".encode("utf-8", "replace")).hexdigest()[:16]
+        if version == shown:
+            return version, None
+        live = f'<p id="live" role="status" data-version="{version}">{escape(status)}</p>'
+        return version, document(shown_now, live=live, scripts=("report.js", "watch.js"), plotly_at=_PLOTLY)
 
-    def _drawn(self, version: str) -> _Edition:
-        return _Edition(version=version, content=content(read_runs(self._folders, reader=self._reader)))
+    def _draw(self, state: str) -> None:
+        start = time.monotonic()
+        self._content, self._drawn_of = content(read_runs(self._folders)), state
+        end = time.monotonic()
+        self._not_before = end + PAUSE_PER_DRAWING * (end - start)
 
-    def _version(self) -> str:
+    def _state(self) -> str:
         """Changes when something that the report shows does."""
         marks = []
         for folder in self._folders:
-            for name in (METRICS_FILE, CONFIG_FILE):
-                path = folder / name
+            for path in (folder / METRICS_FILE, folder / CONFIG_FILE):
                 found = path.stat() if path.exists() else None
                 marks.append(f"{found.st_mtime_ns}.{found.st_size}" if found else "-")
             texts = rollout_files(folder)
@@ -103,7 +93,7 @@ class LiveReport:
 
 
 class ReportServer:
-    """Answers ``/`` with the page and ``/news`` with what has changed.
+    """Answers ``/`` with the page, or with 304 if ``If-None-Match`` names the one that is still shown.
 
     Args:
         report: to serve.
@@ -116,9 +106,8 @@ class ReportServer:
     def __init__(self, report: LiveReport, *, port: int) -> None:
         if not 0 <= port <= MAX_PORT:
             raise ConfigError(f"port={port} is no port; choose one up to {MAX_PORT}, or 0 for a free one")
-        handler = type("Handler", (_Handler,), {"report": report})
         try:
-            self._server = ThreadingHTTPServer((HOST, port), handler)
+            self._server = ThreadingHTTPServer((HOST, port), partial(_Handler, report))
         except OSError as error:
             raise ConfigError(f"port={port} cannot be used ({error.strerror}); choose another, or 0") from error
         self._server.daemon_threads = True
@@ -139,42 +128,37 @@ class ReportServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    report: LiveReport
+    def __init__(self, report: LiveReport, *arguments: Any) -> None:
+        self._report = report
+        super().__init__(*arguments)  # which answers
 
     def do_GET(self) -> None:
-        """``/`` and ``/news?since=VERSION``."""
-        url = urlsplit(self.path)
-        if not self._is_for_us():
+        if self.headers.get("Host", "").partition(":")[0] not in _OWN_NAMES:
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this address is not served here\n")
-        elif url.path not in ("/", "/news"):
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and /news\n")
-        else:
+        elif self.path == _PLOTLY:
+            self._answer(HTTPStatus.OK, "text/javascript", plotly_script())
+        elif self.path.partition("?")[0] == "/":
             try:
-                if url.path == "/":
-                    body, kind = self.report.page(), "text/html"
-                else:
-                    since = parse_qs(url.query).get("since", [""])[0]
-                    body, kind = page_json(self.report.news(since)), "application/json"
+                version, page = self._report.page(self.headers.get("If-None-Match", "").strip('"'))
             except (DataError, OSError) as error:  # the folder was removed, say: it may come back
                 self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
                 return
-            self._answer(HTTPStatus.OK, kind, body)
+            status = HTTPStatus.NOT_MODIFIED if page is None else HTTPStatus.OK
+            self._answer(status, "text/html", page or "", version=version)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is only /\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """To our log instead of standard error."""
         logger.debug(format, *args)
 
-    def _is_for_us(self) -> bool:
-        return self.headers.get("Host", "").partition(":")[0] in _OWN_NAMES
-
-    def _answer(self, status: HTTPStatus, kind: str, body: str) -> None:
+    def _answer(self, status: HTTPStatus, kind: str, body: str, *, version: str = "") -> None:
         data = body.encode("utf-8", "replace")  # a model may sample half a pair
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(data)), "ETag": f'"{version}"'}
         try:
             self.send_response(status)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(data)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
+            for name, value in (headers | {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
         except ConnectionError:

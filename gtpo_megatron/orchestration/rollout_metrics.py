@@ -26,7 +26,7 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
     best, mixed = _by_group(values, rollouts.group_ids, judged)
     metrics: Metrics = {
         "rollout/reward_mean": Mean(float(values[judged].sum()), int(judged.sum())),
-        "rollout/reward_best_frac": Mean(float(best.sum()), best.numel()),
+        "rollout/best_of_group_reward_mean": Mean(float(best.sum()), best.numel()),
         "rollout/reward_failed_count": Sum(int(rewards.failed.sum())),
         "rollout/reward_over_budget_count": Sum(rewards.num_over_budget),
         "rollout/groups_mixed_frac": Mean(float(mixed.sum()), mixed.numel()),

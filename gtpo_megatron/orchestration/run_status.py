@@ -9,8 +9,8 @@ from typing import Any
 
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import CheckpointError, DataError
-from gtpo_megatron.observability.logs import LOG_FILE
 from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.observability.provenance import LOG_FILE
 from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, Checkpoint, CheckpointFolder
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.orchestration.run_state import FINISHED, RunState, is_held, read_state

@@ -5,8 +5,8 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from gtpo_megatron.observability.report_page import Content, document
-from gtpo_megatron.observability.report_traces import line, rounded
+from gtpo_megatron.observability.report import Content, document, plot
+from gtpo_megatron.observability.report_traces import line, plain_figure
 from gtpo_megatron.study.plan import Study
 from gtpo_megatron.study.run_summary import RunSummary, of_arm
 from gtpo_megatron.study.table import HEADINGS, ArmRow, cells, commits_note, legend
@@ -44,11 +44,8 @@ def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[RunSumm
     ]
     for metric, title, unit, _ in _FIGURES:
         if drawn[metric]["data"]:
-            main.append(
-                f"<figure><h2>{escape(title)} <small>{escape(unit)}</small></h2>"
-                f'<div class="plot" id="plot-{metric.replace("/", "-")}" role="img" aria-label="{escape(title)}"></div>'
-                "<figcaption>Line: mean over seeds; band: from the lowest to the highest seed.</figcaption></figure>"
-            )
+            caption = "Line: mean over seeds; band: from the lowest to the highest seed."
+            main.append(plot(metric.replace("/", "-"), title, unit=unit, caption=caption))
     main.append("</section>")
     abouts = "".join(
         f"<div><dt>{escape(row.label)}</dt><dd>{escape(study.arm(row.name).about)}</dd></div>" for row in rows
@@ -68,7 +65,7 @@ def _table(study: Study, rows: Sequence[ArmRow]) -> str:
 
 
 def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[RunSummary], tick: str) -> dict[str, Any]:
-    traces: list[dict[str, Any]] = []
+    traces: list[Any] = []
     for color, row in enumerate(rows):
         curves = [run.curves[metric] for run in of_arm(summaries, row.name).values() if metric in run.curves]
         if not curves:
@@ -80,15 +77,15 @@ def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[RunSummary]
         steps = sorted(by_step)
         if len(curves) > 1:
             highs, lows = [max(by_step[step]) for step in steps], [min(by_step[step]) for step in steps]
-            band = line([*steps, *reversed(steps)], [*highs, *reversed(lows)], name=row.label, color=color)
-            traces.append(
-                band
-                | {
-                    "mode": "lines", "fill": "toself", "opacity": 0.25, "line": {"width": 0}, "showlegend": False,
-                    "legendgroup": row.name, "hoverinfo": "skip", "hovertemplate": None,
-                }
-            )  # fmt: skip
-        mean = line(steps, rounded([fmean(by_step[step]) for step in steps]), name=row.label, color=color)
-        traces.append(mean | {"legendgroup": row.name})
-    axis = {"tickformat": tick} if tick else {}
-    return {"data": traces, "layout": {"yaxis": axis}}
+            band = [*zip(steps, highs, strict=True), *reversed([*zip(steps, lows, strict=True)])]
+            look: dict[str, Any] = {
+                "mode": "lines",
+                "fill": "toself",
+                "opacity": 0.25,
+                "line_width": 0,
+                "showlegend": False,
+            }
+            traces.append(line(band, name=row.label, color=color, legendgroup=row.name, hoverinfo="skip", **look))
+        means = [(step, fmean(by_step[step])) for step in steps]
+        traces.append(line(means, name=row.label, color=color, legendgroup=row.name))
+    return plain_figure(traces, **({"yaxis_tickformat": tick} if tick else {}))

@@ -3,6 +3,7 @@
 import yaml
 
 from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.observability.data_file import DataContent, contents_text
 from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import open_sinks
 
@@ -26,7 +27,7 @@ def step_metrics(step):
     stages = {"rollout": 3.0, "reward": 0.25, "score": 0.75, "credit": 0.05, "update": 2.0, "weight_sync": 0.1}
     return {
         "rollout/reward_mean": 0.25 + step / 100,
-        "rollout/reward_best_frac": 0.5,
+        "rollout/best_of_group_reward_mean": 0.5,
         "rollout/response_length_tokens": 80.0 + step,
         "rollout/response_length_max_tokens": 150.0,
         "rollout/truncated_frac": 0.01,
@@ -73,6 +74,10 @@ def make_run(folder, *, num_steps=40, metrics=step_metrics, config=CONFIG, respo
     folder.mkdir(parents=True)
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    contents = {
+        f"eval/{label}": DataContent(origin="x.jsonl", problems=9, problems_sha256="a" * 64) for label in labels
+    }
+    (folder / "data.json").write_text(contents_text(contents))
     with open_sinks(folder, LoggingConfig(tensorboard=False), run_config={}) as sinks:
         sinks.write(0, measured(0.31, labels))
         for step in range(1, num_steps + 1):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gtpo_megatron.observability.report_page import content, document
+from gtpo_megatron.observability.report import content, document
 from gtpo_megatron.observability.run_folder import read_runs
 from tests.unit.observability.run_folders import CONFIG, make_run
 
@@ -78,12 +78,10 @@ def test_a_line_that_is_no_object_is_a_remark(tmp_path, line):
     assert "step_000001.jsonl:1: not a rollout record" in page_of(run).main
 
 
-@pytest.mark.parametrize(
-    "name", ["timing/rollout_s", "timing/step_s", "rollout/reward_mean", "memory/rollout_peak_gib"]
-)
+@pytest.mark.parametrize("name", ["timing/rollout_s", "timing/step_s", "rollout/reward_mean", "memory/peak_gib"])
 @pytest.mark.parametrize("value", ["x", [1], {}, True, pytest.param(10**400, id="huge"), 1e308, float("nan")])
 def test_a_metric_that_is_not_a_number_is_left_out(tmp_path, name, value):
-    good = {"timing/rollout_s": 1.0, "timing/step_s": 2.0, "rollout/reward_mean": 0.5, "memory/rollout_peak_gib": 1.5}
+    good = {"timing/rollout_s": 1.0, "timing/step_s": 2.0, "rollout/reward_mean": 0.5, "memory/peak_gib": 1.5}
     rows = [{"step": 1} | good, {"step": 2} | good | {name: value}, {"step": 3} | good | {name: value}]
     figures = page_of(run_with(tmp_path / "run", metrics=rows)).data["figures"]
     assert set(figures) == {"reward", "time", "memory"}
@@ -109,7 +107,7 @@ def test_a_setting_of_the_wrong_kind_does_not_stop_the_page(tmp_path, config):
     assert {"heldout", "gap"} <= set(page_of(odd, make_run(tmp_path / "good", config=CONFIG)).data["figures"])
 
 
-def test_many_unreadable_files_are_one_remark_and_few_are_read(tmp_path):
+def test_many_unreadable_files_are_one_remark(tmp_path):
     run = run_with(tmp_path / "run", records=[RECORD])
     old = {name: value for name, value in RECORD.items() if name != "shaped_rewards"}
     for step in range(2, 201):
@@ -117,7 +115,7 @@ def test_many_unreadable_files_are_one_remark_and_few_are_read(tmp_path):
     shown = page_of(run)
     assert shown.main.count('class="remark"') == 1
     assert "shaped_rewards" in shown.main
-    assert "5 of 200" in shown.main
+    assert "199 of 200" in shown.main
 
 
 def test_after_an_upgrade_the_readable_files_are_found(tmp_path):

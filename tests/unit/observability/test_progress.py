@@ -5,7 +5,7 @@ import re
 import pytest
 from rich.console import Console
 
-from gtpo_megatron.observability.progress import TrainingDisplay, duration, trend
+from gtpo_megatron.observability.progress import TrainingDisplay, trend
 
 SCALARS = {
     "rollout/reward_mean": 0.5,
@@ -190,13 +190,6 @@ def test_notes_stay_above_the_panel():
         shown.note("[rank 0] saved")  # brackets are text, not markup
     text = stream.getvalue()
     assert text.index("[rank 0] saved") < text.rindex("stopped early")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (59.6, "1:00"), (425, "7:05"), (11225, "3:07:05")]
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ addEventListener("load", () => setTimeout(async () => {{
     facts.first = text(".response .facts");
     facts.cut = text("#heatmap-cut");
     const seen = [];
-    for (const view of ["entropy", "shaped", "advantage"]) {{
+    for (const view of ["entropy", "shaped_rewards", "advantages"]) {{
       page.querySelector(`.choices input[value=${{view}}]`).click();
       seen.push(style(token(2)).backgroundImage + style(token(2)).backgroundColor);
     }}
@@ -76,14 +76,14 @@ def test_one_run_on_a_phone(tmp_path):
     assert console == []
     assert facts == {
         "width": str(PHONE_PX),
-        "plots": "18",
-        "drawn": "18",
+        "plots": "15",
+        "drawn": "15",
         "dark": "false",
         "group": "0/2",  # the one with both outcomes
         "texts": "2+2+0",
         "rows": "✓1✓2✓3✓4✓5✗1✗2✗3✗4✗5",
         "reach": "5+5",
-        "first": "correct_3_tokens_·_mean_entropy_0.500_nats_·_mean_advantage_+0.750",
+        "first": "✓_correct_3_tokens_·_reward_1_·_mean_entropy_0.500_nats_·_mean_advantage_+0.750",
         "cut": "",
         "colourings": "3",
         "readout": '"answer:\\n"_entropy_1_nats_shaped_reward_1.1_advantage_2',
@@ -109,7 +109,7 @@ def test_whole_responses_are_summed_up_and_those_without_a_verdict_stand_apart(t
         "texts": "1+1+2",
         "rows": "✓1✗1?1?2?3",
         "reach": "1+1",
-        "first": "correct_1,500_tokens_·_mean_entropy_0.317_nats_·_mean_advantage_+0.365",
+        "first": "✓_correct_1,500_tokens_·_reward_1_·_mean_entropy_0.317_nats_·_mean_advantage_+0.365",
         "cut": "The_first_1,024_positions_of_up_to_1,500:_1_of_5_responses_are_longer_than_is_drawn.",
     }
 
@@ -121,7 +121,7 @@ def test_two_runs_in_the_dark(tmp_path, width):
     facts, console = browse(tmp_path, width=width, flags=["--force-dark-mode"])
     assert console == []
     assert {name: facts[name] for name in ("width", "plots", "drawn", "dark")} == {
-        "width": str(width), "plots": "18", "drawn": "18", "dark": "true",
+        "width": str(width), "plots": "15", "drawn": "15", "dark": "true",
     }  # fmt: skip
 
 
@@ -147,6 +147,6 @@ def test_foreign_tokens_are_set_apart(tmp_path):
     facts, console = browse(tmp_path, width=PHONE_PX)
     assert console == []
     assert facts["first"] == (
-        "correct_2_tokens_·_mean_entropy_0.750_nats_·_mean_advantage_+0.375"
+        "✓_correct_2_tokens_·_reward_1_·_mean_entropy_0.750_nats_·_mean_advantage_+0.375"
         "_·_1_more_by_others,_in_italics:_read,_not_learned_from"
     )

@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gtpo_megatron.observability.page_json import num_bytes
-from gtpo_megatron.observability.report_samples import samples
-from gtpo_megatron.observability.report_weights import entropy_profiles, heaviest_tokens
+from gtpo_megatron.observability.report_samples import num_bytes, samples
 from gtpo_megatron.observability.rollout_log import RolloutRecord
 from gtpo_megatron.observability.run_folder import RunData
-from gtpo_megatron.observability.sampled_groups import Kind, sampled_groups
+from gtpo_megatron.observability.sampled_groups import sampled_groups
 from tests.unit.observability.run_folders import response
+
+ENOUGH = 10**9
 
 
 def run_of(*groups, threshold=0.5, name="run"):
@@ -30,22 +30,22 @@ def record(tokens, entropy, advantages, reward=1.0):
 
 def test_all_responses_have_entropies_and_the_first_of_each_kind_are_text():
     group = [response(0, reward) for reward in (0.0, 1.0, 0.0, 1.0, 1.0, 0.0)]
-    (run,) = samples([run_of(group)]).runs
+    (run,) = samples([run_of(group)], max_bytes=ENOUGH)[0]
     (shown,) = run["groups"]
     assert [each["entropy"] for each in shown["responses"]] == [[0, 1, 0.5]] * 6
-    assert ["tokens" in each for each in shown["responses"]] == [True, True, True, True, False, False]
-    assert shown["responses"][1]["advantage"] == [0.5, 2, -0.25]
-    assert run["scales"] == {"entropy": 1, "shaped": 1.1, "advantage": 2}
+    assert [each["tokens"] is not None for each in shown["responses"]] == [True, True, True, True, False, False]
+    assert shown["responses"][1]["advantages"] == [0.5, 2, -0.25]
+    assert run["scales"] == {"entropy": 1, "shaped_rewards": 1.1, "advantages": 2}
 
 
 def test_the_runs_own_threshold_decides_what_is_correct_and_meeting_it_is_enough():
     def verdicts(threshold):
-        (run,) = samples([run_of([response(0, 0.6), response(0, 0.7)], threshold=threshold)]).runs
+        (run,) = samples([run_of([response(0, 0.6), response(0, 0.7)], threshold=threshold)], max_bytes=ENOUGH)[0]
         return [each["kind"] for each in run["groups"][0]["responses"]]
 
     assert verdicts(0.7) == ["incorrect", "correct"]
     as_float32 = float(np.float32(0.7))  # as it is logged, and below 0.7
-    (run,) = samples([run_of([response(0, as_float32), response(0, 0.2)], threshold=0.7)]).runs
+    (run,) = samples([run_of([response(0, as_float32), response(0, 0.2)], threshold=0.7)], max_bytes=ENOUGH)[0]
     assert [each["kind"] for each in run["groups"][0]["responses"]] == ["correct", "incorrect"]
     assert verdicts(0.5) == ["correct", "correct"]
 
@@ -53,18 +53,15 @@ def test_the_runs_own_threshold_decides_what_is_correct_and_meeting_it_is_enough
 def test_a_response_without_a_verdict_is_of_neither_kind():
     unclear = [replace(response(0, reward), reward_failed=True, truncated=True) for reward in (1.0, 0.0, 0.0)]
     run = run_of([*unclear, response(0, 0.0)])
-    (data,) = samples([run]).runs
+    (data,) = samples([run], max_bytes=ENOUGH)[0]
     shown = data["groups"][0]["responses"]
     assert [(each["kind"], each["truncated"]) for each in shown] == [("unjudged", True)] * 3 + [("incorrect", False)]
-    assert ["tokens" in each for each in shown] == [True, True, False, True]
-    assert data["heaviest"]["correct"] == []
-    alone = entropy_profiles([run_of([response(0, 0.0)])]).traces
-    assert entropy_profiles([run]).traces == alone
+    assert [each["tokens"] is not None for each in shown] == [True, True, False, True]
 
 
 def test_the_means_are_of_the_whole_response_however_much_is_shown():
     long = record(["t"] * 1500, [0.0] * 1024 + [1.0] * 476, [1.0] * 1024 + [-1.0] * 476)
-    shown = samples([run_of([long] * 4)], max_bytes=8_000).runs[0]["groups"][0]["responses"]
+    shown = samples([run_of([long] * 4)], max_bytes=8_000)[0][0]["groups"][0]["responses"]
     assert {len(each["entropy"]) for each in shown} == {256}
     assert (shown[0]["length"], len(shown[0]["tokens"])) == (1500, 256)
     assert (shown[0]["mean_entropy"], shown[0]["mean_advantage"]) == (round(476 / 1500, 4), round(548 / 1500, 4))
@@ -73,23 +70,23 @@ def test_the_means_are_of_the_whole_response_however_much_is_shown():
 def test_nothing_to_tell_apart_has_a_scale_of_zero_and_an_empty_response_is_shown():
     flat = replace(response(0, 1.0), token_entropy=[0.0] * 3, shaped_rewards=[0.0] * 3, advantages=[0.0] * 3)
     empty = replace(response(0, 0.0), response="", tokens=(), token_entropy=(), shaped_rewards=(), advantages=())
-    (run,) = samples([run_of([flat, empty])]).runs
-    assert run["scales"] == {"entropy": 0, "shaped": 0, "advantage": 0}
+    (run,) = samples([run_of([flat, empty])], max_bytes=ENOUGH)[0]
+    assert run["scales"] == {"entropy": 0, "shaped_rewards": 0, "advantages": 0}
     assert run["groups"][0]["responses"][1]["length"] == 0
 
 
 def test_long_responses_are_cut_before_groups_are_left_out():
     long = [response(0, 1.0, tokens=("a", "b", "c") * 400), response(0, 0.0, tokens=("a", "b", "c") * 400)]
     run = run_of(*[long] * 64)
-    whole = num_bytes(samples([run], max_bytes=10**9).runs[0]["groups"])
-    cut = samples([run], max_bytes=int(0.6 * whole))
-    assert cut.remarks == ()
-    assert {len(each["tokens"]) for group in cut.runs[0]["groups"] for each in group["responses"]} == {512}
-    assert cut.runs[0]["groups"][0]["responses"][0]["length"] == 1200
-    fewer = samples([run], max_bytes=int(0.02 * whole))
-    assert fewer.remarks == ("run: 8 of 64 sampled groups are shown, to keep this page small.",)
-    assert [group["step"] for group in fewer.runs[0]["groups"]] == list(range(8, 65, 8))
-    assert samples([run, run_of(long)], max_bytes=0).is_empty
+    whole = num_bytes(samples([run], max_bytes=ENOUGH)[0][0]["groups"])
+    (cut,), remarks = samples([run], max_bytes=int(0.6 * whole))
+    assert remarks == []
+    assert {len(each["tokens"]) for group in cut["groups"] for each in group["responses"]} == {512}
+    assert cut["groups"][0]["responses"][0]["length"] == 1200
+    (fewer,), remarks = samples([run], max_bytes=int(0.04 * whole))
+    assert remarks == ["run: 16 of 64 sampled groups are shown, to keep this page small."]
+    assert [group["step"] for group in fewer["groups"]] == list(range(4, 65, 4))
+    assert [each["groups"] for each in samples([run, run_of(long)], max_bytes=9)[0]] == [[], []]
 
 
 @pytest.mark.parametrize("token", ["因此", "<", "\x00", '"', "\ud83d", "a"])
@@ -101,44 +98,14 @@ def test_the_budget_holds_whatever_the_characters_and_numbers(token, number):
     ]
     run = run_of(*[rows] * 12)
     for max_bytes in (1_000_000, 400_000, 150_000):
-        groups = samples([run], max_bytes=max_bytes).runs[0]["groups"]
+        groups = samples([run], max_bytes=max_bytes)[0][0]["groups"]
         assert 0.2 * max_bytes < num_bytes(groups) <= max_bytes + 2
-
-
-def test_the_heaviest_tokens_by_hand():
-    rows = [record(("a", "b"), [1.0, 0.5], [3.0, -1.0]) for _ in range(5)]
-    rows.append(record(("rare",), [2.0], [100.0]))  # once only
-    rows.append(record(("a",), [0.0], [9.0], reward=0.0))  # of the other kind
-    run = run_of(rows)
-    mean = (5 * 3 + 5 * 1 + 100) / 11
-    assert heaviest_tokens(run, Kind.CORRECT) == [
-        {"token": "a", "weight": round(3 / mean, 3), "count": 5, "entropy": 1.0},
-        {"token": "b", "weight": round(1 / mean, 3), "count": 5, "entropy": 0.5},
-    ]
-    assert heaviest_tokens(run, Kind.INCORRECT) == []
-
-
-def test_entropy_profiles_by_hand():
-    rows = [record(("a", "b"), [0.25, 0.5], [1, 1]), record(("a",), [0.75], [1])]
-    wrong = [record(("a", "b", "c"), [1.0, 2.0, 3.0], [1, 1, 1], reward=0.0)]
-    correct, incorrect = entropy_profiles([run_of(rows, wrong)]).traces
-    assert (correct["x"], correct["y"]) == ([1], [0.5])  # one response is not enough at position 2
-    assert (incorrect["x"], incorrect["y"]) == ([1, 2, 3], [1.0, 2.0, 3.0])
-
-
-def test_long_profiles_are_binned():
-    rows = [record(("t",) * 200, [float(i // 3) for i in range(200)], [1.0] * 200)] * 12
-    figure = entropy_profiles([run_of(rows), run_of(rows, name="other")])
-    assert "mean over up to 3 positions" in figure.caption
-    assert figure.traces[0]["x"][:3] == [1, 4, 7]
-    assert figure.traces[0]["y"] == pytest.approx(range(67))
-    assert [trace["name"] for trace in figure.traces] == ["run", "other"]
 
 
 def test_the_page_is_told_which_tokens_are_somebody_elses():
     mixed = replace(record(["a", "x", "b"], [1.0, 0.0, 2.0], [1.0, 0.0, -1.0]), foreign_spans=[(1, 2)])
-    (run,) = samples([run_of([mixed, record(["a"], [1.0], [1.0])])]).runs
+    (run,) = samples([run_of([mixed, record(["a"], [1.0], [1.0])])], max_bytes=ENOUGH)[0]
     first, plain = run["groups"][0]["responses"]
-    assert (first["tokens"], first["foreign"], first["total"], first["length"]) == (["a", "x", "b"], [1], 3, 2)
-    assert (first["entropy"], first["advantage"]) == ([1, 2], [1, -1])
-    assert "foreign" not in plain
+    assert (first["tokens"], first["foreign"], first["num_tokens"], first["length"]) == (["a", "x", "b"], [1], 3, 2)
+    assert (first["entropy"], first["advantages"]) == ([1, 2], [1, -1])
+    assert plain["foreign"] == []

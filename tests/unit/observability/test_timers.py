@@ -1,7 +1,7 @@
 import pytest
 
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.observability.timers import StageTimers, duration
 
 
 class Clock:
@@ -88,3 +88,10 @@ def test_listener_hears_the_stage_that_runs_now(clock):
 def test_a_stage_that_makes_no_metric_name_is_refused(clock):
     with pytest.raises(DataError, match="timing/Weight Sync_s"), StageTimers(clock=clock).stage("Weight Sync"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (59.6, "1:00"), (425, "7:05"), (11225, "3:07:05")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text

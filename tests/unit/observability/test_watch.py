@@ -14,13 +14,19 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.watch import status_line
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.observability import report_page
-from gtpo_megatron.observability.report_page import asset
+from gtpo_megatron.observability import report, watch
 from gtpo_megatron.observability.rollout_log import RolloutLog
-from gtpo_megatron.observability.watch import _SCRIPTS, LiveReport, ReportServer
+from gtpo_megatron.observability.watch import LiveReport, ReportServer
 from recipes.tiny_cpu import gtpo
 from tests.unit.observability.run_folders import make_run, response
 from tests.unit.observability.test_report_in_browser import BROWSER
+
+PAUSE = watch.PAUSE_PER_DRAWING
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(watch, "PAUSE_PER_DRAWING", 0.0)
 
 
 @pytest.fixture
@@ -38,14 +44,14 @@ def server(folder):
     thread.join()
 
 
-def get(server, path, host=None):
+def get(server, path, host=None, shown=""):
     address = server.url.removeprefix("http://").rstrip("/")
     connection = http.client.HTTPConnection(address, timeout=10)
-    connection.request("GET", path, headers={"Host": host or address})
+    connection.request("GET", path, headers={"Host": host or address, "If-None-Match": shown})
     answer = connection.getresponse()
     body = answer.read().decode()
     connection.close()
-    return answer.status, body
+    return answer.status, body, answer.headers["ETag"]
 
 
 def add_step(folder, step):
@@ -54,64 +60,94 @@ def add_step(folder, step):
 
 
 def test_the_page_is_the_report_with_a_script_that_follows(server):
-    status, page = get(server, "/")
+    status, page, version = get(server, "/")
     assert status == 200
     assert "4 of 40 steps" in page
-    assert "/news?since=" in page
-    version = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["version"]
-    assert "main" not in json.loads(get(server, f"/news?since={version}")[1])  # it has what it shows
+    assert f"data-version={version}>running, step 4</p>" in page
+    assert "If-None-Match" in page
+    assert "plotly.js v" not in page  # which would travel with every step
+    assert "plotly.js v" in get(server, "/plotly.js")[1]
 
 
-def test_news_are_sent_once_and_again_when_the_run_goes_on(server, folder):
-    first = json.loads(get(server, "/news?since=")[1])
-    assert first["status"] == "running, step 4"
-    assert set(first["data"]["figures"]["reward"]["data"][0]["x"]) == {1, 2, 3, 4}
-    nothing = json.loads(get(server, f"/news?since={first['version']}")[1])
-    assert nothing == {"version": first["version"], "status": "running, step 4"}
+def test_a_page_is_sent_once_and_again_when_the_run_goes_on(server, folder):
+    _, _, first = get(server, "/")
+    get_again = get(server, "/", shown=first)
+    assert get_again == (304, "", first)
     add_step(folder, 5)
-    later = json.loads(get(server, f"/news?since={first['version']}")[1])
-    assert later["version"] != first["version"]
-    assert "5 of 40 steps" in later["main"]
-    assert later["data"]["figures"]["reward"]["data"][0]["x"][-1] == 5
+    status, page, second = get(server, "/", shown=first)
+    assert (status, second != first) == (200, True)
+    assert "5 of 40 steps" in page
     RolloutLog(folder, groups_per_step=1).write(5, [response(9, 1.0)])
-    assert json.loads(get(server, f"/news?since={later['version']}")[1])["data"]["runs"][0]["groups"][-1]["id"] == 9
+    status, page, _ = get(server, "/", shown=second)
+    assert (status, '"group_id":9' in page) == (200, True)
+
+
+def test_another_status_is_another_page(folder):
+    said = ["running", "<b>finished</b>"]
+    report = LiveReport([folder], status=lambda: said[0])
+    first, _ = report.page()
+    said.pop(0)
+    second, page = report.page(first)
+    assert second != first
+    assert "&lt;b&gt;finished&lt;/b&gt;</p>" in page
+
+
+def test_drawing_takes_a_fifth_of_the_time_at_most(folder, monkeypatch):
+    now = [0.0]
+    drawn = []
+
+    def content(runs):
+        drawn.append(now[0])
+        now[0] += 3.0
+        return report.content(runs)
+
+    monkeypatch.setattr(watch, "PAUSE_PER_DRAWING", PAUSE)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch, "content", content)
+    page = LiveReport([folder])
+    for step in range(5, 25):
+        add_step(folder, step)
+        now[0] += 2.0
+        page.page()
+    assert drawn == [0.0, 15.0, 30.0, 45.0]
 
 
 def test_a_folder_that_is_gone_is_said_and_may_come_back(server, folder, tmp_path):
     folder.rename(tmp_path / "elsewhere")
-    status, body = get(server, "/news?since=")
+    status, body, _ = get(server, "/")
     assert status == 503
     assert "no such run folder" in body
     (tmp_path / "elsewhere").rename(folder)
-    assert get(server, "/news?since=")[0] == 200
+    assert get(server, "/")[0] == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000", "localhost"])
 def test_a_tunnel_may_have_another_port(server, host):
-    assert get(server, "/news?since=", host=host)[0] == 200
+    assert get(server, "/", host=host)[0] == 200
 
 
 def test_a_status_that_cannot_be_read_does_not_hold_up_the_page(folder, monkeypatch):
     def vanished(*_):
         raise FileNotFoundError(2, "No such file or directory", "driver.json")
 
-    news = LiveReport([folder], status=vanished).news(since="")
-    assert "driver.json" in news["status"]
-    assert "4 of 40 steps" in news["main"]
-    monkeypatch.setattr("gtpo_megatron.orchestration.run_status.read_status", vanished)
+    _, page = LiveReport([folder], status=vanished).page()
+    assert "driver.json" in page
+    assert "4 of 40 steps" in page
+    monkeypatch.setattr("gtpo_megatron.cli.watch.read_status", vanished)
     assert status_line(folder, "run").startswith("run: ")
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1.evil.example", ""])
 def test_other_names_of_this_address_get_nothing(server, host):
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/"))), timeout=10)
-    connection.sendall(f"GET /news HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+    connection.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
     assert b" 403 " in connection.recv(100)
     connection.close()
 
 
 def test_other_paths_are_not_found(server):
-    assert get(server, "/../config.yaml")[0] == 404
+    for path in ("/../config.yaml", "/config.yaml", "/news"):
+        assert get(server, path)[0] == 404
 
 
 def test_a_port_that_is_taken_is_a_configuration_error(server, folder):
@@ -133,15 +169,17 @@ def test_the_line_names_runs_as_the_page_does(tmp_path, monkeypatch):
     served = []
 
     def serve(server):
-        served.append(server._server.RequestHandlerClass.report)
+        served.append(server._server.RequestHandlerClass.args[0])
         server._server.server_close()
 
     monkeypatch.setattr(ReportServer, "serve", serve)
 
     def shown(*arguments):
         assert dispatch.run(["watch", *arguments, "--port", "0"]) == 0
-        news = served[-1].news("")
-        return [line.partition(": ")[0] for line in news["status"].split("   |   ")], news["data"]["runs"]
+        _, page = served[-1].page()
+        status = re.search(r'<p id="live"[^>]*>(.*?)</p>', page)[1]
+        data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+        return [line.partition(": ")[0] for line in status.split("   |   ")], data["runs"]
 
     names, runs = shown(*map(str, folders))
     assert names == [run["name"] for run in runs] == ["a/run", "b/run"]
@@ -157,7 +195,7 @@ def test_a_wrong_folder_is_an_error_before_anything_is_served(tmp_path):
 
 def test_the_line_on_a_run_and_on_one_of_an_older_version(tmp_path, folder):
     (folder / "config.yaml").write_text(to_yaml(gtpo()))
-    assert status_line(folder, "run").startswith("run: not started, step 4 of 40, 6s a step")
+    assert status_line(folder, "run").startswith("run: not started, step 4 of 40 (10%), 6s a step")
     (folder / "config.yaml").write_text("num_steps: 4\nan_old_field: 1\n")
     assert status_line(folder, "run").startswith("run: ")
     assert "an_old_field" in status_line(folder, "run")
@@ -207,21 +245,21 @@ def browse(report, profile):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 def test_an_open_page_follows_the_run(folder, tmp_path):
-    """The run goes on when the page asks for the first time, so what the browser leaves is of a later answer."""
+    """The run goes on when the page asks for the second time, so what the browser leaves is of a later answer."""
     asked = []
 
     def status():
         asked.append(1)
-        if len(asked) == 1:
+        if len(asked) == 2:
             add_step(folder, 5)
         return f"asked {len(asked)} times"
 
     page, console = browse(LiveReport([folder], status=status), tmp_path / "profile")
     assert console == []
-    assert len(asked) > 1
+    assert len(asked) > 2
     assert "5 of 40 steps" in page
     assert re.search(r'<p id="live"[^>]*>asked \d+ times</p>', page)
-    assert page.count('data-drawn="yes"') == 1 + 18  # the page's own, and every plot's
+    assert page.count('data-drawn="yes"') == 1 + 15  # the page's own, and every plot's
 
 
 CHOOSE = """report.isDrawn.then(() => {{
@@ -243,9 +281,9 @@ SCROLL = 'report.isDrawn.then(() => document.getElementById("group").scrollIntoV
     ],
 )
 def test_the_group_being_read_stays_while_others_come_and_go(tmp_path, monkeypatch, reader, step):
-    monkeypatch.setattr("gtpo_megatron.observability.group_reader.MAX_GROUPS", 4)
-    monkeypatch.setattr("gtpo_megatron.observability.watch._SCRIPTS", (*_SCRIPTS[:-1], "reader.js", _SCRIPTS[-1]))
-    monkeypatch.setattr(report_page, "asset", lambda name: reader if name == "reader.js" else asset(name))
+    monkeypatch.setattr("gtpo_megatron.observability.sampled_groups.MAX_GROUPS", 4)
+    asset = report._asset
+    monkeypatch.setattr(report, "_asset", lambda name: (reader if name == "watch.js" else "") + asset(name))
     early, late = (make_run(tmp_path / name, num_steps=1, responses=False) for name in ("early", "late"))
 
     def add_group(run, number):
@@ -258,14 +296,14 @@ def test_the_group_being_read_stays_while_others_come_and_go(tmp_path, monkeypat
 
     def status():
         asked.append(1)
-        if len(asked) == 1:  # the first run has its first groups, the other leaves out step 2 for step 5
+        if len(asked) == 2:  # the first run has its first groups, the other leaves out step 2 for step 5
             add_group(early, 1)
             add_group(late, 5)
         return f"asked {len(asked)} times"
 
     page, console = browse(LiveReport([early, late], status=status), tmp_path / "profile")
     assert console == []
-    assert len(asked) > 1
+    assert len(asked) > 2
     assert len(re.findall("<option[^>]*>step [1345] ", page)) == 4
     assert '<option value="0">early' in page
     assert re.search(r'class="prompt">Compute (\d+)', page)[1] == str(step)

@@ -42,7 +42,7 @@ def test_a_batch_by_hand():
         "rollout/response_length_tokens": 35.0,
         "rollout/response_tokens_count": 210.0,
         "rollout/responses_count": 6.0,
-        "rollout/reward_best_frac": pytest.approx(2 / 3),
+        "rollout/best_of_group_reward_mean": pytest.approx(2 / 3),
         "rollout/reward_failed_count": 0.0,
         "rollout/reward_mean": 0.5,
         "rollout/reward_over_budget_count": 0.0,
@@ -55,7 +55,7 @@ def test_a_response_without_a_verdict_is_counted_but_not_a_zero():
     found = to_scalars(rollout_metrics(rollouts, rewards([1.0, 0.0, 0.0, 0.0], [False, True, True, True])))
     assert found["rollout/reward_mean"] == 1.0
     assert found["rollout/reward_failed_count"] == 3.0
-    assert found["rollout/reward_best_frac"] == 1.0  # group 2 has no verdict and is no group here
+    assert found["rollout/best_of_group_reward_mean"] == 1.0  # group 2 has no verdict and is no group here
     assert found["rollout/groups_mixed_frac"] == 0.0
 
 
