@@ -8,7 +8,7 @@ from typing import Any
 from gtpo_megatron.observability.report_page import Content, document
 from gtpo_megatron.observability.report_traces import line, rounded
 from gtpo_megatron.study.plan import Study
-from gtpo_megatron.study.run_summary import RunSummary, of_arm
+from gtpo_megatron.study.run_summary import FinishedRun, of_arm
 from gtpo_megatron.study.table import HEADINGS, ArmRow, cells, commits_note, legend
 
 _FIGURES: tuple[tuple[str, str, str, str], ...] = (
@@ -24,7 +24,7 @@ _FIGURES: tuple[tuple[str, str, str, str], ...] = (
 """Metric, title, unit, and format of the axis."""
 
 
-def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[RunSummary]) -> str:
+def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> str:
     """An HTML document that loads nothing.
 
     Args:
@@ -67,7 +67,7 @@ def _table(study: Study, rows: Sequence[ArmRow]) -> str:
     return f'<div class="scroll"><table class="dense"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[RunSummary], tick: str) -> dict[str, Any]:
+def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun], tick: str) -> dict[str, Any]:
     traces: list[dict[str, Any]] = []
     for color, row in enumerate(rows):
         curves = [run.curves[metric] for run in of_arm(summaries, row.name).values() if metric in run.curves]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gtpo_megatron.errors import DataError, ShapeError
-from gtpo_megatron.evaluation.comparison import (
+from gtpo_megatron.study.comparison import (
     compare,
     holm,
     paired_t_p,
