@@ -162,19 +162,21 @@ class VerdictFile:
             self._file.close()
 
     def _read(self, identity: Mapping[str, Any]) -> None:
-        self._cut_last_line()
+        whole = 0
         try:
-            records = _records(self.path)
-            for place, header in records:
-                found = header.get(_IDENTITY)
-                if not isinstance(found, dict):
+            for place, record, end in _records(self.path):
+                if whole:
+                    self._take(place, record)
+                elif isinstance(found := record.get(_IDENTITY), dict):
+                    self._check_same(found, identity)
+                else:
                     raise DataError(f"{place}: is no header of an evaluation")
-                self._check_same(found, identity)
-                break
-            for place, record in records:
-                self._take(place, record)
+                whole = end
         except DataError as error:
             raise DataError(f"{error}; choose another --output") from error
+        if whole < self.path.stat().st_size:  # after a crash; its response is sampled again
+            logger.warning("%s: the last line is cut short and is dropped", self.path)
+            os.truncate(self.path, whole)
 
     def _take(self, place: str, record: Mapping[str, Any]) -> None:
         if _SESSION in record:
@@ -207,16 +209,6 @@ class VerdictFile:
                 f"{self.path.parent} holds another evaluation{of}: {changes}; choose another --output, or remove it"
             )
 
-    def _cut_last_line(self) -> None:
-        """A crash can leave half a line at the end; its response is sampled again."""
-        size = whole = 0
-        for _, line in numbered_lines(self.path):
-            size += len(line)
-            whole = size if line.endswith(b"\n") else whole
-        if whole < size:
-            logger.warning("%s: the last line is cut short and is dropped", self.path)
-            os.truncate(self.path, whole)
-
 
 def read_verdicts(path: Path) -> Iterator[GradedResponse]:
     """Every graded response of a file with its text, in order of time; a response that was graded again comes again.
@@ -224,12 +216,16 @@ def read_verdicts(path: Path) -> Iterator[GradedResponse]:
     Raises:
         DataError: the file is damaged.
     """
-    for place, record in _records(path):
+    for place, record, _ in _records(path):
         if _IDENTITY not in record and _SESSION not in record:
             yield as_record(GradedResponse, record, place)
 
 
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Place, content and end of every line, up to one that is cut short."""
+    end = 0
     for number, line in numbered_lines(path):
-        place = f"{printable(path)}:{number}"
-        yield place, Fields(parse_json(line, place, half_pairs=True), place).raw
+        if not line.endswith(b"\n"):
+            return
+        place, end = f"{printable(path)}:{number}", end + len(line)
+        yield place, Fields(parse_json(line, place, half_pairs=True), place).raw, end

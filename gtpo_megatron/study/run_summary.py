@@ -47,7 +47,6 @@ class FinishedRun:
 
     Attributes:
         arm: its name.
-        label: of the arm, for tables.
         seed: of the run.
         num_steps: of the run.
         fingerprint: of its configuration.
@@ -58,7 +57,6 @@ class FinishedRun:
     """
 
     arm: str
-    label: str
     seed: int
     num_steps: int
     fingerprint: str
@@ -101,7 +99,6 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
     curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
     return FinishedRun(
         arm=planned.arm.name,
-        label=planned.arm.label,
         seed=planned.seed,
         num_steps=planned.config.num_steps,
         fingerprint=fingerprint(planned.config),
