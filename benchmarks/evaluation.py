@@ -22,7 +22,7 @@ from rich.console import Console
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.evaluation.response_file import read_responses
+from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, read_verdicts
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.evaluation_run import evaluate_model
 from gtpo_megatron.rewards.pool import RewardPool
@@ -64,7 +64,7 @@ def measure(options: Options, output: Path) -> dict[str, Any]:
     content = json.loads((output / "evaluation.json").read_text(encoding="utf-8"))
     timing, entry = content["timing"], content["benchmarks"]["arithmetic"]
     num_responses = options.problems * options.samples
-    afterwards = grading_seconds(options, output / entry["responses"], entry["problems"])
+    afterwards = grading_seconds(options, output / VERDICTS_FILE)
     return {
         "generation_frac": round(timing["generation_frac"], 4),
         "seconds": {name: round(value, 3) for name, value in timing.items() if name.endswith("_s")},
@@ -75,10 +75,9 @@ def measure(options: Options, output: Path) -> dict[str, Any]:
     }
 
 
-def grading_seconds(options: Options, responses: Path, problems: list[dict[str, Any]]) -> float:
+def grading_seconds(options: Options, verdicts: Path) -> float:
     """Grades every response once more."""
-    answers = {problem["problem_id"]: problem["answer"] for problem in problems}
-    rows = [(response.response, answers[response.problem_id]) for response in read_responses(responses)]
+    rows = [(verdict.response, verdict.reference) for verdict in read_verdicts(verdicts)]
     function = "gtpo_megatron.rewards.math_answer:math_answer"
     with RewardPool(function, num_workers=options.num_workers, timeout_s=10.0) as pool:
         start = time.perf_counter()

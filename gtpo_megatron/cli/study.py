@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.named_function import called, named_function
@@ -52,6 +51,7 @@ class StudyOptions:
 def run(arguments: Sequence[str]) -> int:
     """``study``; 1 where a run failed, 75 where time was up before all were done, 130 after Ctrl-C."""
     options = parse_options(StudyOptions, arguments, program="gtpo-megatron study")
+    from gtpo_megatron.study.page import write_results  # lacks scipy before hours of training, not after them
     from gtpo_megatron.study.plan import planned_runs
     from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
 
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
             _say("interrupted; the same command goes on with the runs that are missing")
         finally:
             signal.signal(signal.SIGTERM, before)
-    _write_results(study, output, runs_dir, num_steps=options.num_steps or study.num_steps, suffix=suffix)
+    _say(write_results(study, output, runs_dir, num_steps=options.num_steps or study.num_steps, suffix=suffix))
     if is_interrupted:
         return EXIT_INTERRUPTED
     if report.failed:
@@ -104,31 +104,6 @@ def load_study(name: str) -> "Study":
     if not isinstance(found, Study):
         raise ConfigError(f"study {name!r} is {type(found).__name__}, expected a function that returns a Study")
     return found
-
-
-def _write_results(study: "Study", output: Path, runs_dir: Path, *, num_steps: int, suffix: str) -> None:
-    """Table and page of all finished runs with the study's settings, whichever arms were asked for last."""
-    from gtpo_megatron.study.page import study_page
-    from gtpo_megatron.study.plan import fingerprint, planned_runs
-    from gtpo_megatron.study.run_summary import read_summaries
-    from gtpo_megatron.study.table import arm_rows, markdown
-
-    arms = [arm.name for arm in study.arms]
-    found = read_summaries(output)
-    num_seeds = 1 + max((summary.seed for summary in found), default=0)
-    runs = planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
-    settings = {planned.name: fingerprint(planned.config) for planned in runs}
-    summaries = [one for one in found if settings.get(one.name) == one.fingerprint]
-    rows = arm_rows(study, summaries, arms)
-    if not rows:
-        _say(f"no finished run of {num_steps} steps in {output} yet")
-        return
-    table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
-    write_file(table, markdown(study, rows, summaries))
-    runs_dir.mkdir(parents=True, exist_ok=True)
-    write_file(page, study_page(study, rows, summaries))
-    left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""
-    _say(f"{len(summaries)} runs{left_out}: {table}, {page}")
 
 
 def _say(sentence: str) -> None:

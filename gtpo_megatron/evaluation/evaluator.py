@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from gtpo_megatron.algorithms.batch.outcome import is_correct
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
 from gtpo_megatron.config.evaluation import BEST_OF, HELDOUT, EvaluationConfig, metric_names
-from gtpo_megatron.evaluation.metrics import best_at_k, bootstrap_interval, mean_at_k, pass_at_k
+from gtpo_megatron.evaluation.intervals import bootstrap_interval
+from gtpo_megatron.evaluation.metrics import best_at_k, mean_at_k, pass_at_k
 
 SampleAndGrade = Callable[[PromptBatch], RewardBatch]
 """Samples every prompt ``samples`` times with the evaluation's seed, prompt-major, and grades."""

@@ -1,4 +1,4 @@
-r"""Accuracy of several samples a problem: mean@k, pass@k, best@k, maj@k, and an interval around any of them.
+r"""Accuracy of several samples per problem: mean@k, pass@k, best@k, maj@k; intervals are in ``intervals.py``.
 
 ``c`` is ``[problems, samples]``: 0/1 or rewards, one row a problem, every row equally long. Pure and in float64;
 whatever draws at random takes a seed and is the same on every machine.
@@ -14,25 +14,8 @@ import numpy.typing as npt
 from gtpo_megatron.errors import DataError, ShapeError
 
 Floats = npt.NDArray[np.float64]
-CONFIDENCE = 0.95
 NUM_BOOTSTRAP = 1_000
-BLOCK_DRAWS = 1 << 16
-"""Resampled values in memory at a time; how many they are does not change the result."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A mean over problems and its bootstrap interval.
-
-    Attributes:
-        mean: over problems.
-        low: lower end.
-        high: upper end.
-    """
-
-    mean: float
-    low: float
-    high: float
+"""Draws of k samples per problem."""
 
 
 def mean_at_k(c: npt.ArrayLike) -> float:
@@ -43,7 +26,7 @@ def mean_at_k(c: npt.ArrayLike) -> float:
     Raises:
         ShapeError, DataError: ``c`` is not ``[problems, samples]`` of finite numbers.
     """
-    return float(_checked(c).mean())
+    return float(finite_table(c).mean())
 
 
 def pass_at_k(c: npt.ArrayLike, k: int) -> float:
@@ -64,7 +47,7 @@ def pass_at_k(c: npt.ArrayLike, k: int) -> float:
 
 def pass_at_k_per_problem(c: npt.ArrayLike, k: int) -> Floats:
     """The terms of :func:`pass_at_k`, ``[problems]`` float64."""
-    values = _checked(c)
+    values = finite_table(c)
     if not np.isin(values, (0.0, 1.0)).all():
         raise DataError("pass@k needs every entry to be 0 or 1; use best_at_k for rewards, or compare with a threshold")
     num_samples = values.shape[1]
@@ -99,7 +82,7 @@ def best_at_k_per_problem(
     c: npt.ArrayLike, k: int, *, num_bootstrap: int = NUM_BOOTSTRAP, seed: int | None = None
 ) -> Floats:
     """The terms of :func:`best_at_k`, ``[problems]`` float64."""
-    values = _checked(c)
+    values = finite_table(c)
     _check_k(k, None)
     if seed is None:
         num_samples = values.shape[1]
@@ -145,104 +128,13 @@ def maj_at_k_per_problem(
     seed: int = 0,
 ) -> Floats:
     """The terms of :func:`maj_at_k`, ``[problems]`` float64."""
-    values = _checked(c)
+    values = finite_table(c)
     _check_k(k, None)
     shape = [len(row) for row in answers]
     if shape != [values.shape[1]] * values.shape[0]:
         raise ShapeError(f"answers has rows of {shape} entries, expected {values.shape[0]} rows of {values.shape[1]}")
     votes = [_Votes.of(values[p], answers[p]) for p in range(values.shape[0])]
     return _bootstrap_draws(values.shape, k, num_bootstrap, seed, lambda p, drawn: votes[p].winner(drawn))
-
-
-def bootstrap_interval(
-    per_problem: npt.ArrayLike, *, confidence: float = CONFIDENCE, num_bootstrap: int = 10_000, seed: int = 0
-) -> Interval:
-    """Percentile bootstrap over problems: the interval of their mean, were other problems drawn from the same source.
-
-    Args:
-        per_problem: ``[problems]``, for example ``c.mean(axis=1)`` or :func:`pass_at_k_per_problem`.
-        confidence: between 0 and 1.
-        num_bootstrap: resamples.
-        seed: of the resamples.
-
-    Raises:
-        ShapeError, DataError: not a vector of at least one finite number, or ``confidence`` or ``num_bootstrap`` out of
-            range.
-    """
-    values = np.asarray(per_problem, dtype=np.float64)
-    if values.ndim != 1:
-        raise ShapeError(f"per_problem has shape {values.shape}, expected [problems]")
-    (interval,) = bootstrap_intervals(values[:, None], confidence=confidence, num_bootstrap=num_bootstrap, seed=seed)
-    return interval
-
-
-def bootstrap_intervals(
-    per_problem: npt.ArrayLike, *, confidence: float = CONFIDENCE, num_bootstrap: int = 10_000, seed: int = 0
-) -> list[Interval]:
-    """:func:`bootstrap_interval` of several figures over the same problems, for the price of one.
-
-    Args:
-        per_problem: ``[problems, figures]``.
-        confidence: between 0 and 1.
-        num_bootstrap: resamples.
-        seed: of the resamples, which are the same for every figure.
-
-    Raises:
-        ShapeError, DataError: not a table of finite numbers, or ``confidence`` or ``num_bootstrap`` out of range.
-    """
-    return mean_intervals([per_problem], confidence=confidence, num_bootstrap=num_bootstrap, seed=seed)
-
-
-def mean_intervals(
-    benchmarks: Sequence[npt.ArrayLike],
-    *,
-    confidence: float = CONFIDENCE,
-    num_bootstrap: int = 10_000,
-    seed: int = 0,
-) -> list[Interval]:
-    """Plain means over several benchmarks, each counting alike, with intervals: benchmarks are fixed, problems are not.
-
-    Every resample draws each benchmark's problems anew, from its own, and averages the benchmarks' means.
-
-    Args:
-        benchmarks: ``[problems, figures]`` each; as many figures, and any number of problems.
-        confidence: between 0 and 1.
-        num_bootstrap: resamples.
-        seed: of the resamples, which are the same for every figure.
-
-    Raises:
-        ShapeError, DataError: no benchmark, not tables of finite numbers with equally many figures, or ``confidence``
-            or ``num_bootstrap`` out of range.
-    """
-    tables = [_checked(table) for table in benchmarks]
-    num_figures = {table.shape[1] for table in tables}
-    if len(num_figures) != 1:
-        raise ShapeError(f"benchmarks have {sorted(num_figures)} figures; expected at least one, and as many of each")
-    if not 0.0 < confidence < 1.0:
-        raise DataError(f"confidence={confidence}: must lie strictly between 0 and 1, for example 0.95")
-    _check_draws(num_bootstrap)
-    rng = np.random.default_rng(seed)
-    means = np.mean([_resampled_means(table, num_bootstrap, rng) for table in tables], axis=0)
-    tail = (1.0 - confidence) / 2.0
-    lows, highs = np.quantile(means, (tail, 1.0 - tail), axis=0)
-    exact = np.mean([[column.mean() for column in table.T] for table in tables], axis=0)
-    return [
-        Interval(mean=float(mean), low=float(low), high=float(high))
-        for mean, low, high in zip(exact, lows, highs, strict=True)
-    ]
-
-
-def _resampled_means(values: Floats, num_bootstrap: int, rng: np.random.Generator) -> Floats:
-    """Means over as many problems as there are, drawn with replacement, ``[num_bootstrap, figures]``."""
-    num = len(values)
-    means = np.empty((num_bootstrap, values.shape[1]))
-    block = max(1, BLOCK_DRAWS // num)  # [num_bootstrap, problems] at once would be large
-    for start in range(0, num_bootstrap, block):
-        size = min(block, num_bootstrap - start)
-        drawn = rng.integers(num, size=(size, num))
-        for figure in range(values.shape[1]):
-            means[start : start + size, figure] = values[:, figure][drawn].mean(axis=1)
-    return means
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,14 +177,18 @@ def _bootstrap_draws(
     score: Callable[[int, npt.NDArray[np.int64]], Floats],
 ) -> Floats:
     """Mean score over draws of k sample numbers with replacement, by problem; ``shape`` is [problems, samples]."""
-    _check_draws(num_bootstrap)
+    check_draws(num_bootstrap)
     rng = np.random.default_rng(seed)
     means = [score(p, rng.integers(shape[1], size=(num_bootstrap, k))).mean() for p in range(shape[0])]
     return np.asarray(means, dtype=np.float64)
 
 
-def _checked(c: Any) -> Floats:
-    """``c`` as float64 ``[problems, samples]``, both at least 1, all finite."""
+def finite_table(c: Any) -> Floats:
+    """``c`` as float64 ``[problems, samples]``.
+
+    Raises:
+        ShapeError, DataError: it has another shape, no entry, or one that is not finite.
+    """
     try:
         values = np.asarray(c, dtype=np.float64)
     except ValueError as error:
@@ -311,6 +207,7 @@ def _check_k(k: int, greatest: int | None) -> None:
         raise DataError(f"k={k}: must be at least 1" + (f" and at most the {greatest} samples" if greatest else ""))
 
 
-def _check_draws(num_bootstrap: int) -> None:
+def check_draws(num_bootstrap: int) -> None:
+    """Raises DataError unless there is at least one draw."""
     if num_bootstrap < 1:
         raise DataError(f"num_bootstrap={num_bootstrap}: must be at least 1")

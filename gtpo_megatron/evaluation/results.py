@@ -1,176 +1,165 @@
-"""``evaluation.json``: what was measured, and everything needed to measure it again."""
+"""The figures of an evaluation, computed from its verdicts, and ``evaluation.json``, which nothing here reads."""
 
 import json
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.evaluate import EvaluateConfig
-from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.evaluation.benchmark_run import Benchmark, Timing
-from gtpo_megatron.evaluation.earlier_results import FILE, FORMAT, Entry, finished_figures, has_more
-from gtpo_megatron.evaluation.metrics import CONFIDENCE, Interval
-from gtpo_megatron.evaluation.overall import as_json, mean_over_benchmarks
-from gtpo_megatron.evaluation.scores import ProblemResponses, Scores, mean_so_far, score
+from gtpo_megatron.evaluation.benchmark_run import Timing
+from gtpo_megatron.evaluation.intervals import CONFIDENCE, Interval
+from gtpo_megatron.evaluation.scores import Scores, mean_over, score
+from gtpo_megatron.evaluation.verdict_file import MeasuredSet, VerdictFile
 
-WRITE_EVERY_S = 10.0
-"""Between two partial results; what is lost in between is in the response files."""
-
-UNCHANGED = ("samples", "num_problems", "num_complete", "success_threshold")
-"""Of an entry; where they are what they were, its figures are too."""
+RESULTS_FILE = "evaluation.json"
+FORMAT = 3
 
 
-@dataclass(slots=True, kw_only=True)
-class ResultFile:
-    """Writes the results, whole or so far; a reader always finds a complete file.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkResult:
+    """What the verdicts say of one benchmark, by the settings of now.
 
     Attributes:
-        folder: of the evaluation.
-        config: of the evaluation.
-        facts: what else determines or explains the results: model, versions, commit, machine.
-        benchmarks: that are measured.
-        has_answers: whether the answers of responses are known, for maj@k.
-        earlier: what the folder's file had, by label, as ``read_earlier`` has it. Benchmarks that are not measured
-            now stay in the file; the figures of those that are stay under ``earlier`` until there are new ones of all
-            problems.
-        timing: filled by the run.
-        mean: over the benchmarks in the file, once the final results are written.
+        label: of the benchmark.
+        measured: the benchmark, as its last session found it.
+        is_earlier: it was measured by an earlier command, and this one does not ask for it.
+        num_problems: that the settings ask for.
+        num_complete: problems whose responses are all there.
+        scores: over complete problems. None if there are none, and for an earlier benchmark unless all are complete:
+            a trial of two problems would weigh as much in the mean as a whole benchmark.
     """
 
-    folder: Path
-    config: EvaluateConfig
-    facts: Mapping[str, Any]
-    benchmarks: Sequence[Benchmark]
-    has_answers: bool
-    earlier: Mapping[str, Entry] = field(default_factory=dict)
-    timing: Timing = field(default_factory=Timing)
-    mean: dict[str, Any] | None = None
-    _next_write: float = field(default=0.0)
+    label: str
+    measured: MeasuredSet
+    is_earlier: bool
+    num_problems: int
+    num_complete: int
+    scores: Scores | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationResult:
+    """What the verdicts say of all benchmarks of a file.
+
+    Attributes:
+        benchmarks: in the order in which they were first measured.
+        mean: of every figure over the benchmarks that have scores, each counting alike; empty if none has.
+    """
+
+    benchmarks: tuple[BenchmarkResult, ...]
+    mean: dict[str, Interval]
 
     @property
-    def kept(self) -> dict[str, Entry]:
-        """Of the earlier entries those of benchmarks that are not measured now."""
-        measured = {benchmark.label for benchmark in self.benchmarks}
-        return {label: entry for label, entry in self.earlier.items() if label not in measured}
+    def num_averaged(self) -> int:
+        """Benchmarks in the mean."""
+        return sum(one.scores is not None for one in self.benchmarks)
 
-    def write_partial(self) -> None:
-        """What there is so far, at most every few seconds; of the figures mean@k only, which is cheap."""
-        if time.monotonic() < self._next_write:
-            return
-        self._write(self._entries({}), None)
-        self._next_write = time.monotonic() + WRITE_EVERY_S
 
-    def write_final(self) -> dict[str, Scores]:
-        """Every figure of every benchmark that has a complete problem.
+def evaluation_result(
+    file: VerdictFile, config: EvaluateConfig, *, asked_for: Collection[str], has_answers: bool
+) -> EvaluationResult:
+    """Computes every figure of every benchmark in the file: samples, problems, ks and threshold are those of now.
 
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
-        start = time.perf_counter()
-        scores = {
-            benchmark.label: score(
-                complete,
-                ks=self.config.resolved_ks,
-                threshold=self.config.success_threshold,
-                seed=self.config.seed,
-                has_answers=self.has_answers,
+    Args:
+        file: of the evaluation.
+        config: of this command.
+        asked_for: labels of its benchmarks; a label without verdicts counts as none of its problems complete.
+        has_answers: whether the answers of responses are known, for maj@k.
+    """
+    found = []
+    for label, measured in file.sets.items():
+        wanted = measured.problem_ids[: config.num_problems or None]
+        rows = file.complete(label, wanted, config.samples)
+        is_earlier = label not in asked_for
+        scores = None
+        if rows and not (is_earlier and len(rows) < len(wanted)):
+            scores = score(
+                rows,
+                ks=config.resolved_ks,
+                threshold=config.success_threshold,
+                seed=config.seed,
+                has_answers=has_answers,
             )
-            for benchmark in self.benchmarks
-            if (complete := benchmark.complete(self.config.samples))
-        }
-        entries = self._entries(scores)
-        self.mean = mean_over_benchmarks(
-            entries, measured=[benchmark.label for benchmark in self.benchmarks], config=self.config
+        found.append(
+            BenchmarkResult(
+                label=label,
+                measured=measured,
+                is_earlier=is_earlier,
+                num_problems=len(wanted),
+                num_complete=len(rows),
+                scores=scores,
+            )
         )
-        self.timing.scoring_s += time.perf_counter() - start
-        self._write(entries, self.mean)
-        return scores
-
-    def _entries(self, scores: Mapping[str, Scores]) -> dict[str, Entry]:
-        return self.kept | {b.label: self._entry(b, scores.get(b.label)) for b in self.benchmarks}
-
-    def _write(self, entries: Mapping[str, Entry], mean: dict[str, Any] | None) -> None:
-        content = {
-            "format": FORMAT,
-            "complete": all(entry["num_complete"] == entry["num_problems"] for entry in entries.values()),
-            "confidence": CONFIDENCE,
-            **self.facts,
-            "config": to_plain(self.config),
-            "benchmarks": entries,
-            "mean_over_benchmarks": mean,
-            "timing": asdict(self.timing) | {"generation_frac": _generation_frac(self.timing)},
-        }
-        path = self.folder / FILE
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        try:
-            write_file(path, text, errors="backslashreplace")  # half a pair as an escape
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error
-
-    def _entry(self, benchmark: Benchmark, scores: Scores | None) -> Entry:
-        problems = benchmark.problems
-        found = benchmark.contamination
-        complete = benchmark.complete(self.config.samples)
-        entry: Entry = {
-            "dataset": {
-                "name": str(problems.dataset),
-                "origin": problems.origin,
-                "content_sha256": problems.content_sha256,
-                "num_rows": problems.num_rows,
-                "num_repeated": problems.num_repeated,
-                "num_dropped_long": problems.num_dropped_long,
-            },
-            "responses": str(benchmark.file.path.relative_to(self.folder)),
-            "num_problems": len(problems.problems),
-            "num_complete": len(complete),
-            "samples": self.config.samples,
-            "success_threshold": self.config.success_threshold,
-            "contamination": None
-            if found is None
-            else {
-                "against": self.config.against,
-                "num_exact": found.num_exact,
-                "num_exact_only": found.num_exact_only,
-                "matches": [asdict(m) for m in found.matches],
-            },
-        }
-        earlier = finished_figures(self.earlier.get(benchmark.label))
-        if scores is None and earlier is not None and all(earlier[name] == entry[name] for name in UNCHANGED):
-            return earlier
-        is_whole = scores is not None and len(complete) == len(problems.problems)
-        if earlier is not None and (not is_whole or has_more(earlier, entry)):
-            entry["earlier"] = earlier
-        return entry | (self._so_far(complete) if scores is None else _figures(scores))
-
-    def _so_far(self, complete: Sequence[ProblemResponses]) -> Entry:
-        if not complete:
-            return {}
-        mean = mean_so_far(complete, threshold=self.config.success_threshold, seed=self.config.seed)
-        return {"mean_at_k": as_json(mean)}
+    tables = [one.scores.per_problem for one in found if one.scores is not None]
+    return EvaluationResult(benchmarks=tuple(found), mean=mean_over(tables, seed=config.seed) if tables else {})
 
 
-def _figures(scores: Scores) -> Entry:
-    return {
-        "mean_at_k": as_json(scores.mean_at_k),
-        "mean_reward": as_json(scores.mean_reward),
-        "pass_at_k": _by_k(scores.pass_at_k),
-        "best_at_k": _by_k(scores.best_at_k),
-        "maj_at_k": None if scores.maj_at_k is None else _by_k(scores.maj_at_k),
-        "truncated_frac": scores.truncated_frac,
-        "failed_count": scores.num_failed,
-        "response_tokens_mean": scores.response_tokens_mean,
-        "problems": scores.per_problem,
+def write_results(
+    result: EvaluationResult,
+    path: Path,
+    *,
+    facts: Mapping[str, Any],
+    samples: int,
+    sessions: Sequence[Mapping[str, Any]],
+    timing: Timing,
+) -> None:
+    """Writes ``evaluation.json``.
+
+    Args:
+        result: to write.
+        path: of the file.
+        facts: settings, model, versions, commit and machine of this command.
+        samples: responses per problem.
+        sessions: what the verdicts were measured with.
+        timing: of this command.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    content = {
+        "format": FORMAT,
+        "complete": all(one.num_complete == one.num_problems for one in result.benchmarks if not one.is_earlier),
+        "confidence": CONFIDENCE,
+        **facts,
+        "benchmarks": {one.label: _benchmark(one, samples) for one in result.benchmarks},
+        "mean_over_benchmarks": {"num_benchmarks": result.num_averaged, "figures": _intervals(result.mean)},
+        "timing": asdict(timing) | {"generation_frac": timing.generation_frac},
+        "sessions": list(sessions),
+    }
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    try:
+        write_file(path, text, errors="backslashreplace")  # half a pair as an escape
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error
+
+
+def _benchmark(one: BenchmarkResult, samples: int) -> dict[str, Any]:
+    dataset = asdict(one.measured)
+    del dataset["problem_ids"]
+    entry: dict[str, Any] = {
+        **dataset,
+        "is_earlier": one.is_earlier,
+        "num_problems": one.num_problems,
+        "num_complete": one.num_complete,
+        "samples": samples,
+    }
+    if one.scores is None:
+        return entry
+    values = one.scores.per_problem
+    return entry | {
+        "figures": _intervals(one.scores.intervals),
+        "truncated_frac": one.scores.truncated_frac,
+        "failed_count": one.scores.num_failed,
+        "response_tokens_mean": one.scores.response_tokens_mean,
+        "problems": [
+            problem | {name: float(value[index]) for name, value in values.items()}
+            for index, problem in enumerate(one.scores.problems)
+        ],
     }
 
 
-def _generation_frac(timing: Timing) -> float | None:
-    total = timing.generation_s + timing.grading_s + timing.other_s + timing.scoring_s
-    return timing.generation_s / total if total else None
-
-
-def _by_k(values: Mapping[int, Interval]) -> dict[str, dict[str, float]]:
-    return {str(k): as_json(interval) for k, interval in values.items()}
+def _intervals(figures: Mapping[str, Interval]) -> dict[str, dict[str, float]]:
+    return {name: asdict(interval) for name, interval in figures.items()}

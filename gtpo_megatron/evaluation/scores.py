@@ -1,163 +1,112 @@
-"""From graded responses to the figures that papers report, of every problem and of a benchmark."""
+"""From graded responses to the figures that papers report, of a benchmark and of several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gtpo_megatron.batch import Problem
 from gtpo_megatron.data.contamination import normalised
-from gtpo_megatron.evaluation.metrics import (
-    NUM_BOOTSTRAP,
-    Floats,
-    Interval,
-    best_at_k_per_problem,
-    bootstrap_interval,
-    bootstrap_intervals,
-    maj_at_k_per_problem,
-    pass_at_k_per_problem,
-)
-from gtpo_megatron.evaluation.response_file import GradedResponse
+from gtpo_megatron.evaluation.intervals import Interval, mean_intervals
+from gtpo_megatron.evaluation.metrics import Floats, best_at_k_per_problem, maj_at_k_per_problem, pass_at_k_per_problem
+from gtpo_megatron.evaluation.verdict_file import GradedResponse
 from gtpo_megatron.observability.correctness import are_correct
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProblemResponses:
-    """One problem with all its responses, by sample number."""
-
-    problem: Problem
-    responses: Sequence[GradedResponse]
+REWARD = "reward"
+CORRECT = "correct"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
     """The figures of a benchmark, over the problems whose responses are all there.
 
+    Figures, by name: ``mean@n``, the share of correct responses, n being the number of samples; ``reward``, the mean
+    reward; ``pass@k``, the unbiased probability that one of k responses is correct; ``best@k``, the expected best
+    reward of k responses drawn with replacement; ``maj@k``, the reward of the commonest answer of k drawn with
+    replacement, which is left out unless the reward function's module says what the answer of a response is.
+
     Attributes:
-        mean_at_k: share of correct responses, by the threshold; k is the number of samples.
-        mean_reward: mean reward; the same as ``mean_at_k`` for rewards of 0 and 1.
-        pass_at_k: by k; unbiased probability that one of k responses is correct.
-        best_at_k: by k; expected best reward of k responses drawn with replacement.
-        maj_at_k: by k; reward of the commonest answer of k drawn with replacement; None where the reward function's
-            module does not say what the answer of a response is.
-        per_problem: the same of each problem, as JSON values, in the order of the benchmark.
+        per_problem: ``[problems]`` values of each figure.
+        intervals: mean of each figure over problems with its 95% interval.
+        problems: counts of each problem, as JSON values.
         truncated_frac: share of responses that the length limit cut.
-        num_failed: responses without a verdict; they count as wrong.
+        num_failed: responses without a verdict; they count as incorrect.
         response_tokens_mean: mean length.
     """
 
-    mean_at_k: Interval
-    mean_reward: Interval
-    pass_at_k: dict[int, Interval]
-    best_at_k: dict[int, Interval]
-    maj_at_k: dict[int, Interval] | None
-    per_problem: list[dict[str, Any]]
+    per_problem: dict[str, Floats]
+    intervals: dict[str, Interval]
+    problems: list[dict[str, Any]]
     truncated_frac: float
     num_failed: int
     response_tokens_mean: float
 
 
 def score(
-    problems: Sequence[ProblemResponses], *, ks: Sequence[int], threshold: float, seed: int, has_answers: bool
+    rows: Sequence[Sequence[GradedResponse]], *, ks: Sequence[int], threshold: float, seed: int, has_answers: bool
 ) -> Scores:
     """Computes every figure, with 95% intervals by bootstrap over problems.
 
-    A response without a verdict counts as wrong, with reward 0. In maj@k all correct responses vote for the reference
-    answer, however they write it; other answers are compared as text, presentation aside.
+    A response without a verdict counts as incorrect, with reward 0. In maj@k all correct responses vote together,
+    however they write the answer; other answers are compared as text, presentation aside.
 
     Args:
-        problems: at least one, all with the same number of responses.
+        rows: of each problem all responses; at least one problem, and equally many responses of each.
         ks: each at most that number.
-        threshold: a response is correct where its reward is at least this, both as float32, as in training.
+        threshold: a response is correct if its reward is at least this, both as float32, as in training.
         seed: of the bootstrap.
         has_answers: whether final answers were extracted.
     """
-    rewards, correct = _graded(problems, threshold)
-    passes = {k: pass_at_k_per_problem(correct, k) for k in ks}
-    bests = {k: best_at_k_per_problem(rewards, k) for k in ks}
-    majorities: dict[int, Floats] | None = None
+    failed = np.array([[one.failure is not None for one in row] for row in rows])
+    rewards = np.where(failed, 0.0, np.array([[one.reward for one in row] for row in rows], dtype=np.float64))
+    correct = (are_correct(rewards, threshold=threshold) & ~failed).astype(np.float64)
+    truncated = np.array([[one.is_truncated for one in row] for row in rows])
+    tokens = np.array([[one.num_tokens for one in row] for row in rows], dtype=np.float64)
+    figures = {f"mean@{len(rows[0])}": correct.mean(axis=1), REWARD: rewards.mean(axis=1)}
+    figures |= {f"pass@{k}": pass_at_k_per_problem(correct, k) for k in ks}
+    figures |= {f"best@{k}": best_at_k_per_problem(rewards, k) for k in ks}
     if has_answers:
         votes = [
-            [vote(r, p.problem.answer, is_correct=bool(c)) for r, c in zip(p.responses, row, strict=True)]
-            for p, row in zip(problems, correct, strict=True)
+            [CORRECT if is_correct else vote(one) for one, is_correct in zip(row, flags, strict=True)]
+            for row, flags in zip(rows, correct, strict=True)
         ]
-        majorities = {k: maj_at_k_per_problem(rewards, votes, k, seed=seed) for k in ks}
-
-    figures = [correct.mean(axis=1), rewards.mean(axis=1), *passes.values(), *bests.values()]
-    figures += [] if majorities is None else list(majorities.values())
-    intervals = iter(bootstrap_intervals(np.stack(figures, axis=1), seed=seed))
+        figures |= {f"maj@{k}": maj_at_k_per_problem(rewards, votes, k, seed=seed) for k in ks}
     return Scores(
-        mean_at_k=next(intervals),
-        mean_reward=next(intervals),
-        pass_at_k={k: next(intervals) for k in passes},
-        best_at_k={k: next(intervals) for k in bests},
-        maj_at_k=None if majorities is None else {k: next(intervals) for k in majorities},
-        per_problem=[
-            _of_problem(problem, i, correct[i], rewards[i], passes, bests, majorities)
-            for i, problem in enumerate(problems)
+        per_problem=figures,
+        intervals=mean_over([figures], seed=seed),
+        problems=[
+            {
+                "problem_id": row[0].problem_id,
+                "answer": row[0].reference,
+                "num_samples": len(row),
+                "num_correct": int(correct[i].sum()),
+                "num_truncated": int(truncated[i].sum()),
+                "num_failed": int(failed[i].sum()),
+                "response_tokens_mean": float(tokens[i].mean()),
+            }
+            for i, row in enumerate(rows)
         ],
-        truncated_frac=float(np.mean([[r.is_truncated for r in p.responses] for p in problems])),
-        num_failed=sum(r.failure is not None for p in problems for r in p.responses),
-        response_tokens_mean=float(np.mean([[r.num_tokens for r in p.responses] for p in problems])),
+        truncated_frac=float(truncated.mean()),
+        num_failed=int(failed.sum()),
+        response_tokens_mean=float(tokens.mean()),
     )
 
 
-def mean_so_far(problems: Sequence[ProblemResponses], *, threshold: float, seed: int) -> Interval:
-    """mean@k alone, for a file that is written every few seconds: milliseconds, by fewer resamples.
+def mean_over(benchmarks: Sequence[Mapping[str, Floats]], *, seed: int) -> dict[str, Interval]:
+    """Means of every figure that all have: each benchmark counts alike, whatever its size.
+
+    Intervals take the benchmarks as given and the problems within each as drawn.
 
     Args:
-        problems: as for :func:`score`.
-        threshold: as for :func:`score`.
+        benchmarks: ``[problems]`` values by figure, of at least one benchmark.
         seed: of the bootstrap.
     """
-    _, correct = _graded(problems, threshold)
-    return bootstrap_interval(correct.mean(axis=1), num_bootstrap=NUM_BOOTSTRAP, seed=seed)
+    names = [name for name in benchmarks[0] if all(name in one for one in benchmarks)]
+    tables = [np.stack([one[name] for name in names], axis=1) for one in benchmarks]
+    return dict(zip(names, mean_intervals(tables, seed=seed), strict=True))
 
 
-def _graded(problems: Sequence[ProblemResponses], threshold: float) -> tuple[Floats, Floats]:
-    """Rewards and correctness, both ``[problems, samples]``; 0 where there is no verdict."""
-    rewards = np.array([[r.reward for r in p.responses] for p in problems], dtype=np.float64)
-    failed = np.array([[r.failure is not None for r in p.responses] for p in problems])
-    correct = (are_correct(rewards, threshold=threshold) & ~failed).astype(np.float64)
-    return np.where(failed, 0.0, rewards), correct
-
-
-def vote(response: GradedResponse, reference: str, *, is_correct: bool) -> str | None:
-    """What a response votes for: the reference if it is correct, else its answer; None if it has none."""
-    if is_correct:
-        return reference
-    if response.answer is None:
-        return None
-    text = normalised(response.answer)
-    return f"wrong: {text}" if text else None
-
-
-def _of_problem(
-    problem: ProblemResponses,
-    index: int,
-    correct: Floats,
-    rewards: Floats,
-    passes: dict[int, Floats],
-    bests: dict[int, Floats],
-    majorities: dict[int, Floats] | None,
-) -> dict[str, Any]:
-    responses = problem.responses
-
-    def by_k(values: dict[int, Floats]) -> dict[str, float]:
-        return {str(k): float(per_problem[index]) for k, per_problem in values.items()}
-
-    return {
-        "problem_id": problem.problem.problem_id,
-        "answer": problem.problem.answer,
-        "num_samples": len(responses),
-        "num_correct": int(correct.sum()),
-        "num_truncated": sum(r.is_truncated for r in responses),
-        "num_failed": sum(r.failure is not None for r in responses),
-        "mean_at_k": float(correct.mean()),
-        "mean_reward": float(rewards.mean()),
-        "pass_at_k": by_k(passes),
-        "best_at_k": by_k(bests),
-        "maj_at_k": None if majorities is None else by_k(majorities),
-        "response_tokens_mean": float(np.mean([r.num_tokens for r in responses])),
-    }
+def vote(response: GradedResponse) -> str | None:
+    """What an incorrect response votes for; None if it has no answer."""
+    text = normalised(response.answer) if response.answer is not None else ""
+    return f"incorrect: {text}" if text else None

@@ -2,8 +2,10 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from gtpo_megatron.config.dataset import DatasetRef
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
-from gtpo_megatron.data.contamination import find_contamination
+from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.files import read_records
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import origin_of
@@ -22,14 +24,12 @@ from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.evaluation.answers import AnswerFinder
-from gtpo_megatron.evaluation.benchmark_run import Benchmark, BenchmarkRun
+from gtpo_megatron.evaluation.benchmark_run import BenchmarkRun, Timing, WantedResponse, wanted_responses
 from gtpo_megatron.evaluation.display import EvaluationDisplay
-from gtpo_megatron.evaluation.earlier_results import FILE, read_earlier
 from gtpo_megatron.evaluation.model_folder import check_length, check_model_folder, model_fingerprint
-from gtpo_megatron.evaluation.response_file import RESPONSES, GradedResponse, ResponseFile, contents_of
-from gtpo_megatron.evaluation.results import ResultFile
-from gtpo_megatron.evaluation.scores import Scores
+from gtpo_megatron.evaluation.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
 from gtpo_megatron.evaluation.table import results_table
+from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, MeasuredSet, VerdictFile
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.provenance import provenance
 from gtpo_megatron.orchestration import held_locks
@@ -50,72 +50,65 @@ def evaluate_model(
     output: Path,
     console: Console,
     needs_training_set: bool = True,
-) -> dict[str, Scores]:
+) -> EvaluationResult:
     """Measures what is missing in ``output`` and prints a table of everything.
 
-    An interrupt ends it early: what was graded is in the files, and the same call goes on from there.
+    An interrupt ends it early: what was graded is in the file, and the same call goes on from there.
 
     Args:
         model: to measure.
         config: what is asked for.
         output: folder, made if need be.
         console: where the person looks.
-        needs_training_set: where ``config.against`` cannot be read, that is an error; else a note.
+        needs_training_set: if ``config.against`` cannot be read, that is an error; else a note.
 
     Raises:
         ConfigError, DataError: a model, benchmark, reward or output folder that cannot be used; before anything starts.
-        RolloutError, WorkerError: sampling or grading broke; what was graded is in the files.
+        RolloutError, WorkerError: sampling or grading broke; what was graded is in the file.
     """
     check_request(config)
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
     final_answer = resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))
-    sets = {label: _load(ref, tokenizer, config).head(config.num_problems) for label, ref in config.sets.items()}
-    training = None
-    if config.training_set is not None:
-        try:
-            training = load_questions(config.training_set)  # all of them, however long their prompts are
-        except GTPOError as error:
-            if needs_training_set:
-                raise
-            console.print(
-                f"not compared with the run's training set: {error}; or name one by --against",
-                highlight=False,
-                markup=False,
-            )
+    sets = {label: _load(ref, tokenizer, config) for label, ref in config.sets.items()}
+    training = _training_set(config, console, is_needed=needs_training_set)
     with ExitStack() as stack:
         stack.enter_context(_locked(output))
         set_up_logs(run_folder=output, console=console)
         fingerprint = model_fingerprint(model.folder)
-        of_all = identity(config, fingerprint)
-        earlier = read_earlier(output, contents_of(output, of_all), fingerprint)
-        benchmarks = []
+        file = VerdictFile(output / VERDICTS_FILE, identity(config, fingerprint), answer_in)
+        stack.callback(file.close)
         for label, problems in sets.items():
-            contamination = None if training is None else find_contamination(training, problems.comparable)
-            notes = dataset_notes(problems, config.max_prompt_tokens)
-            for note in notes + ([] if contamination is None else contamination_notes(label, contamination)):
-                console.print(note, highlight=False, markup=False)
-            path = output / RESPONSES / f"{label}.jsonl"
-            file = ResponseFile(path, {**of_all, "content": problems.content_sha256}, answer_in)
-            stack.callback(file.close)
-            benchmarks.append(Benchmark(label=label, problems=problems, file=file, contamination=contamination))
+            file.check_content(label, problems.content_sha256)
+        measured = {label: _measured_set(label, one, training, config, console) for label, one in sets.items()}
         where = {"path": str(model.folder.resolve()), "named": model.named, "checkpoint": model.checkpoint}
-        result = ResultFile(
-            folder=output,
-            config=config,
-            facts={"model": where | {"fingerprint": fingerprint}, **provenance()},
-            benchmarks=benchmarks,
-            has_answers=answer_in is not None,
-            earlier=earlier,
+        facts = {"model": where | {"fingerprint": fingerprint}, **provenance(), "config": to_plain(config)}
+        wanted = wanted_responses(
+            {label: problems.head(config.num_problems) for label, problems in sets.items()}, config.samples
         )
+        is_whole = all(file.has_verdict(one.key) for one in wanted)
+        if not is_whole or any(file.sets.get(label) != one for label, one in measured.items()):
+            file.begin_session(facts, measured)
+        timing = Timing()
         try:
-            _measure(model, result, tokenizer, answer_in, console)
+            if not is_whole:
+                _measure(model, config, file, wanted, tokenizer, answer_in, console, timing)
         finally:
-            scores = result.write_final()
-            title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / FILE}"
-            console.print(results_table(benchmarks, scores, samples=config.samples, title=title, mean=result.mean))
-    return scores
+            start = time.perf_counter()
+            result = evaluation_result(file, config, asked_for=sets, has_answers=answer_in is not None)
+            timing.scoring_s = time.perf_counter() - start
+            write_results(
+                result,
+                output / RESULTS_FILE,
+                facts=facts,
+                samples=config.samples,
+                sessions=file.sessions,
+                timing=timing,
+            )
+            title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / RESULTS_FILE}"
+            console.print(results_table(result, samples=config.samples, ks=config.resolved_ks, title=title))
+    return result
 
 
 def check_request(config: EvaluateConfig) -> None:
@@ -153,30 +146,71 @@ def _load(dataset: DatasetRef, tokenizer: PreTrainedTokenizerBase, config: Evalu
     )
 
 
+def _training_set(config: EvaluateConfig, console: Console, *, is_needed: bool) -> Questions | None:
+    """All questions of ``against``; None if it names nothing, or cannot be read and need not be."""
+    if config.training_set is None:
+        return None
+    try:
+        return load_questions(config.training_set)
+    except GTPOError as error:
+        if is_needed:
+            raise
+        note = f"not compared with the run's training set: {error}; or name one by --against"
+        console.print(note, highlight=False, markup=False)
+        return None
+
+
+def _measured_set(
+    label: str, problems: ProblemSet, training: Questions | None, config: EvaluateConfig, console: Console
+) -> MeasuredSet:
+    """What is written down about a benchmark; says what was noticed while reading it."""
+    head = problems.head(config.num_problems)
+    notes = dataset_notes(head, config.max_prompt_tokens)
+    contamination = None
+    if training is not None:
+        found = find_contamination(training, head.comparable)
+        notes += contamination_notes(label, found)
+        counts = {"against": config.against, "num_exact": found.num_exact, "num_exact_only": found.num_exact_only}
+        contamination = counts | {"matches": [asdict(match) for match in found.matches]}
+    for note in notes:
+        console.print(note, highlight=False, markup=False)
+    return MeasuredSet(
+        dataset=str(problems.dataset),
+        origin=problems.origin,
+        content_sha256=problems.content_sha256,
+        num_rows=problems.num_rows,
+        num_repeated=problems.num_repeated,
+        num_dropped_long=problems.num_dropped_long,
+        problem_ids=tuple(problem.problem_id for problem in problems.problems),
+        contamination=contamination,
+    )
+
+
 def _measure(
     model: EvaluatedModel,
-    result: ResultFile,
+    config: EvaluateConfig,
+    file: VerdictFile,
+    wanted: Sequence[WantedResponse],
     tokenizer: PreTrainedTokenizerBase,
     answer_in: AnswerFinder | None,
     console: Console,
+    timing: Timing,
 ) -> None:
-    config, reward = result.config, result.config.reward
-    total = config.samples * sum(len(benchmark.problems.problems) for benchmark in result.benchmarks)
-    missing = sum(len(benchmark.missing(config.samples)) for benchmark in result.benchmarks)
-    if missing < total:
-        console.print(f"{total - missing} of {total} responses are in {result.folder} already", highlight=False)
-    without_verdict = sum(len(benchmark.without_verdict(config.samples)) for benchmark in result.benchmarks)
+    """Samples and grades what has no verdict yet."""
+    missing = [one for one in wanted if one.key not in file.verdicts]
+    known = [file.verdicts[one.key] for one in wanted if one.key in file.verdicts]
+    without_verdict = [one for one in known if one.failure is not None]
+    if known:
+        console.print(f"{len(known)} of {len(wanted)} responses are in {file.path.parent} already", highlight=False)
     if without_verdict:
-        console.print(f"of these, without a verdict and graded again: {without_verdict}", highlight=False)
-    if not missing and not without_verdict:
-        return
+        console.print(f"of these, without a verdict and graded again: {len(without_verdict)}", highlight=False)
     with ExitStack() as stack:
         scorer = stack.enter_context(
             RewardScorer(
-                reward.function,
-                num_workers=reward.num_workers,
-                timeout_s=reward.timeout_s,
-                memory_limit_mib=reward.memory_limit_mib,
+                config.reward.function,
+                num_workers=config.reward.num_workers,
+                timeout_s=config.reward.timeout_s,
+                memory_limit_mib=config.reward.memory_limit_mib,
             )
         )
         engine = None
@@ -184,25 +218,18 @@ def _measure(
             console.print(f"loading {model.folder} into vLLM", highlight=False)
             engine = _engine(model.folder, config, stack)
         display = stack.enter_context(
-            EvaluationDisplay(
-                result.benchmarks, samples=config.samples, threshold=config.success_threshold, console=console
-            )
+            EvaluationDisplay(wanted, file, threshold=config.success_threshold, console=console)
         )
-
-        def on_response(benchmark: Benchmark, response: GradedResponse) -> None:
-            display.response_done(benchmark, response)
-            result.write_partial()
-
-        run = BenchmarkRun(
+        BenchmarkRun(
             config=config,
+            file=file,
             tokenizer=tokenizer,
             source=engine,
             grader=scorer,
             answer_in=answer_in,
-            on_response=on_response,
-            timing=result.timing,
-        )
-        run.run(result.benchmarks)
+            on_verdict=display.verdict_given,
+            timing=timing,
+        ).run(missing, without_verdict)
 
 
 def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseSource:

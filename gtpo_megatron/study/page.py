@@ -1,15 +1,17 @@
-"""The table and the curves of a study as one self-contained page."""
+"""The table and the curves of a study as one self-contained page, and the table alone as Markdown."""
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.observability.report import Content, document, plot
 from gtpo_megatron.observability.report_traces import line, plain_figure
-from gtpo_megatron.study.plan import Study
-from gtpo_megatron.study.run_summary import RunSummary, of_arm
-from gtpo_megatron.study.table import HEADINGS, ArmRow, cells, commits_note, legend
+from gtpo_megatron.study.plan import Study, fingerprint, planned_runs
+from gtpo_megatron.study.run_summary import FinishedRun, of_arm, read_summaries
+from gtpo_megatron.study.table import HEADINGS, ArmRow, arm_rows, cells, commits_note, legend, markdown
 
 _FIGURES: tuple[tuple[str, str, str, str], ...] = (
     ("eval/heldout_mean_at_k", "Held-out accuracy", "mean@k", ".0%"),
@@ -24,7 +26,37 @@ _FIGURES: tuple[tuple[str, str, str, str], ...] = (
 """Metric, title, unit, and format of the axis."""
 
 
-def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[RunSummary]) -> str:
+def write_results(study: Study, output: Path, runs_dir: Path, *, num_steps: int, suffix: str) -> str:
+    """Writes table and page of all finished runs with the study's settings, whichever arms were asked for last.
+
+    Args:
+        study: the plan.
+        output: folder of the summaries and of ``table.md``.
+        runs_dir: folder of ``study.html``.
+        num_steps: of the runs.
+        suffix: of both file names.
+
+    Returns:
+        What was written, in a sentence.
+    """
+    arms = [arm.name for arm in study.arms]
+    found = read_summaries(output)
+    num_seeds = 1 + max((summary.seed for summary in found), default=0)
+    runs = planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
+    settings = {planned.name: fingerprint(planned.config) for planned in runs}
+    summaries = [one for one in found if settings.get(one.name) == one.fingerprint]
+    rows = arm_rows(study, summaries, arms)
+    if not rows:
+        return f"no finished run of {num_steps} steps in {output} yet"
+    table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
+    write_file(table, markdown(study, rows, summaries))
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    write_file(page, study_page(study, rows, summaries))
+    left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""
+    return f"{len(summaries)} runs{left_out}: {table}, {page}"
+
+
+def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> str:
     """An HTML document that loads nothing.
 
     Args:
@@ -64,7 +96,7 @@ def _table(study: Study, rows: Sequence[ArmRow]) -> str:
     return f'<div class="scroll"><table class="dense"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[RunSummary], tick: str) -> dict[str, Any]:
+def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun], tick: str) -> dict[str, Any]:
     traces: list[Any] = []
     for color, row in enumerate(rows):
         curves = [run.curves[metric] for run in of_arm(summaries, row.name).values() if metric in run.curves]

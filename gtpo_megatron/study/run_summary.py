@@ -41,12 +41,11 @@ _SUMS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunSummary:
+class FinishedRun:
     """One finished run.
 
     Attributes:
         arm: its name.
-        label: of the arm, for tables.
         seed: of the run.
         num_steps: of the run.
         fingerprint: of its configuration.
@@ -57,7 +56,6 @@ class RunSummary:
     """
 
     arm: str
-    label: str
     seed: int
     num_steps: int
     fingerprint: str
@@ -87,7 +85,7 @@ class RunSummary:
         return points[0][1] if points else None
 
 
-def summarise(planned: PlannedRun, run_dir: Path) -> RunSummary:
+def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
     """Reads a finished run.
 
     Raises:
@@ -98,9 +96,8 @@ def summarise(planned: PlannedRun, run_dir: Path) -> RunSummary:
     if last < planned.config.num_steps:
         raise DataError(f"{run_dir}: its metrics end at step {last} of {planned.config.num_steps}; it has not finished")
     curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
-    return RunSummary(
+    return FinishedRun(
         arm=planned.arm.name,
-        label=planned.arm.label,
         seed=planned.seed,
         num_steps=planned.config.num_steps,
         fingerprint=fingerprint(planned.config),
@@ -111,7 +108,7 @@ def summarise(planned: PlannedRun, run_dir: Path) -> RunSummary:
     )
 
 
-def write_summary(summary: RunSummary, path: Path) -> None:
+def write_summary(summary: FinishedRun, path: Path) -> None:
     """Writes the file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = asdict(summary)
@@ -121,14 +118,14 @@ def write_summary(summary: RunSummary, path: Path) -> None:
     write_file(path, text)
 
 
-def read_summary(path: Path) -> RunSummary:
+def read_summary(path: Path) -> FinishedRun:
     """Reads the file of one run.
 
     Raises:
         DataError: it is not such a file.
     """
     try:
-        found = as_record(RunSummary, parse_json(read_bytes(path), "its text"), "its text")
+        found = as_record(FinishedRun, parse_json(read_bytes(path), "its text"), "its text")
         if not 0 <= found.seed <= MAX_SEED:
             raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
     except DataError as error:
@@ -138,7 +135,7 @@ def read_summary(path: Path) -> RunSummary:
     return found
 
 
-def read_summaries(folder: Path) -> list[RunSummary]:
+def read_summaries(folder: Path) -> list[FinishedRun]:
     """All summaries of a folder, by arm and seed.
 
     Raises:
@@ -148,6 +145,6 @@ def read_summaries(folder: Path) -> list[RunSummary]:
     return sorted(found, key=lambda summary: (summary.arm, summary.seed))
 
 
-def of_arm(summaries: Sequence[RunSummary], arm: str) -> dict[int, RunSummary]:
+def of_arm(summaries: Sequence[FinishedRun], arm: str) -> dict[int, FinishedRun]:
     """The summaries of one arm by seed."""
     return {summary.seed: summary for summary in summaries if summary.arm == arm}

@@ -20,19 +20,13 @@ STOP_S = 90.0
 
 @dataclass(kw_only=True, slots=True)
 class SessionReport:
-    """What a session did.
+    """What a session left undone.
 
     Attributes:
-        finished: runs that ended in it.
-        earlier: runs that had been finished before.
-        stopped: the run that was saved when time was up or somebody stopped it; empty if there was none.
         failed: runs that failed, with the reason.
         missing: runs that are still to be done, the stopped and the failed ones among them.
     """
 
-    finished: list[str] = field(default_factory=list)
-    earlier: list[str] = field(default_factory=list)
-    stopped: str = ""
     failed: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
@@ -66,7 +60,6 @@ def run_session(
     """
     report = SessionReport()
     todo = [planned for planned in runs if not _is_done(planned, output)]
-    report.earlier = [planned.name for planned in runs if planned not in todo]
     for index, planned in enumerate(todo):
         report.missing = [later.name for later in todo[index:]] + list(report.failed)
         if deadline - clock() < MIN_START_S + STOP_S:
@@ -76,7 +69,6 @@ def run_session(
         start = clock()
         try:
             if not train(planned):
-                report.stopped = planned.name
                 note(f"{planned.name}: stopped; it goes on from its last checkpoint in the next session")
                 return report
             write_summary(summarise(planned, runs_dir / planned.name), output / f"{planned.name}.json")
@@ -84,7 +76,6 @@ def run_session(
             report.failed[planned.name] = f"{type(error).__name__}: {error}"
             note(f"{planned.name} failed: {report.failed[planned.name]}")
             continue
-        report.finished.append(planned.name)
         note(f"{planned.name}: finished in {clock() - start:.0f} s")
     report.missing = list(report.failed)
     return report

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from gtpo_megatron.evaluation.comparison import PairedComparison, compare, holm
-from gtpo_megatron.evaluation.metrics import Interval, bootstrap_interval
+from gtpo_megatron.evaluation.intervals import Interval, bootstrap_interval
+from gtpo_megatron.study.comparison import PairedComparison, compare, holm
 from gtpo_megatron.study.plan import Study
-from gtpo_megatron.study.run_summary import RunSummary, of_arm
+from gtpo_megatron.study.run_summary import FinishedRun, of_arm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class ArmRow:
     cost: dict[str, float]
 
 
-def arm_rows(study: Study, summaries: Sequence[RunSummary], arms: Sequence[str]) -> list[ArmRow]:
+def arm_rows(study: Study, summaries: Sequence[FinishedRun], arms: Sequence[str]) -> list[ArmRow]:
     """One row for each of the arms that has a finished run with an outcome."""
     baseline = _outcomes(study, summaries, study.baseline)
     rows = [row for name in arms if (row := _row(study, summaries, name, baseline)) is not None]
@@ -46,12 +46,12 @@ def arm_rows(study: Study, summaries: Sequence[RunSummary], arms: Sequence[str])
     return [replace(row, p_holm=by_name.get(row.name)) for row in rows]
 
 
-def _outcomes(study: Study, summaries: Sequence[RunSummary], arm: str) -> dict[int, float]:
+def _outcomes(study: Study, summaries: Sequence[FinishedRun], arm: str) -> dict[int, float]:
     found = {seed: summary.last(study.outcome) for seed, summary in of_arm(summaries, arm).items()}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _row(study: Study, summaries: Sequence[RunSummary], name: str, baseline: dict[int, float]) -> ArmRow | None:
+def _row(study: Study, summaries: Sequence[FinishedRun], name: str, baseline: dict[int, float]) -> ArmRow | None:
     outcomes = _outcomes(study, summaries, name)
     if not outcomes:
         return None
@@ -118,7 +118,7 @@ def legend(study: Study) -> str:
     )
 
 
-def commits_note(summaries: Sequence[RunSummary]) -> str:
+def commits_note(summaries: Sequence[FinishedRun]) -> str:
     """Which runs are of which commit; empty where all are of one."""
     runs: dict[str, list[str]] = {}
     for summary in summaries:
@@ -129,7 +129,7 @@ def commits_note(summaries: Sequence[RunSummary]) -> str:
     return f"The runs are of {len(runs)} states of the code. {'; '.join(parts)}."
 
 
-def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[RunSummary]) -> str:
+def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> str:
     """The table, its legend, and the runs' commits where they differ."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]

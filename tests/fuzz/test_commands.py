@@ -103,8 +103,7 @@ TARGETS = {
         files={
             "model/config.json": "json",
             "data/heldout.jsonl": "jsonl",
-            "evaluated/evaluation.json": "json",
-            "evaluated/responses/mine.jsonl": "jsonl",
+            "evaluated/verdicts.jsonl": "jsonl",
         },
         inputs=80,
     ),
@@ -297,7 +296,6 @@ def _damage(rng: random.Random, path: Path, kind: str) -> tuple[str, bool]:
 
 OPTIONAL = (
     "run_state.json",
-    "evaluation.json",
     "generation_config.json",
     "tokenizer_config.json",
     "chat_template.jinja",

@@ -16,7 +16,7 @@ from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
-from gtpo_megatron.evaluation.response_file import GradedResponse
+from gtpo_megatron.evaluation.verdict_file import GradedResponse
 from gtpo_megatron.orchestration import evaluation_run, run_state
 from gtpo_megatron.orchestration.checkpoint_folder import DriverState
 from gtpo_megatron.orchestration.inputs import read_inputs
@@ -151,15 +151,14 @@ def _study(folder: Path, runs: Path) -> None:
 def _evaluation() -> None:
     from gtpo_megatron.cli import dispatch
 
-    def measure(model, result, *_) -> None:
-        for benchmark in result.benchmarks:
-            for problem in benchmark.problems.problems:
-                for sample in range(result.config.samples):
-                    response = GradedResponse(
-                        problem_id=problem.problem_id, sample=sample, seed=sample, reward=float(sample % 2),
-                        failure=None, is_truncated=False, num_tokens=3, answer="2", response="so 2 \ud83d",
-                    )  # fmt: skip
-                    benchmark.file.append(response)
+    def measure(model, config, file, wanted, *_) -> None:
+        for one in wanted:
+            response = GradedResponse(
+                benchmark=one.benchmark, problem_id=one.problem.problem_id, sample=one.sample, seed=one.sample,
+                reference=one.problem.answer, reward=float(one.sample % 2), failure=None, is_truncated=False,
+                num_tokens=3, answer="2", response="so 2 \ud83d",
+            )  # fmt: skip
+            file.append(response)
 
     with mock.patch.object(evaluation_run, "_measure", measure):
         assert dispatch.run(EVALUATE) == 0

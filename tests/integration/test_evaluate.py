@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.config.serialize import to_yaml
-from gtpo_megatron.evaluation.response_file import read_responses
+from gtpo_megatron.evaluation.verdict_file import read_verdicts
 from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
@@ -60,14 +60,15 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     entry = found["benchmarks"]["arithmetic"]
     assert found["complete"] is True
     assert (entry["num_problems"], entry["num_complete"]) == (PROBLEMS, PROBLEMS)
-    assert 0.05 < entry["mean_at_k"]["mean"] < entry["pass_at_k"]["8"]["mean"] < 1
-    assert entry["mean_at_k"]["mean"] == pytest.approx(entry["pass_at_k"]["1"]["mean"])
+    mean = entry["figures"]["mean@8"]["mean"]
+    assert 0.05 < mean < entry["figures"]["pass@8"]["mean"] < 1
+    assert mean == pytest.approx(entry["figures"]["pass@1"]["mean"])
     assert entry["contamination"]["matches"] == []
-    responses = whole / "responses" / "arithmetic.jsonl"
-    assert len({(r.problem_id, r.sample) for r in read_responses(responses)}) == PROBLEMS * 8
+    responses = {r.key: r.response for r in read_verdicts(whole / "verdicts.jsonl")}
+    assert len(responses) == PROBLEMS * 8
 
     process = start(broken)
-    file = broken / "responses" / "arithmetic.jsonl"
+    file = broken / "verdicts.jsonl"
     deadline = time.monotonic() + 300
     while not (file.exists() and file.read_bytes().count(b"\n") > 40):
         assert process.poll() is None
@@ -78,7 +79,8 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     assert status == 130, text[-3000:]
     assert "interrupted; the same command goes on" in text
     partial = result(broken)
-    kept = len(list(read_responses(file)))
+    kept = len(list(read_verdicts(file)))
+    before = file.read_bytes()
     assert partial["complete"] is False
     assert 40 <= kept < PROBLEMS * 8
 
@@ -86,12 +88,12 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     assert status == 0, text[-3000:]
     assert f"{kept} of {PROBLEMS * 8} responses are in" in text
     again = result(broken)["benchmarks"]["arithmetic"]
-    rows = [(r.problem_id, r.sample) for r in read_responses(file)]
-    assert len(rows) == len(set(rows)) == PROBLEMS * 8
+    assert file.read_bytes().startswith(before), "lines are only added"
+    rows = list(read_verdicts(file))
+    assert len(rows) == len({r.key for r in rows}) == PROBLEMS * 8
     # the same seeds; other neighbours in a batch may move a last bit, and with it a response
-    assert again["mean_at_k"]["mean"] == pytest.approx(entry["mean_at_k"]["mean"], abs=0.03)
-    same = {(r.problem_id, r.sample): r.response for r in read_responses(file)}
-    equal = [same[r.problem_id, r.sample] == r.response for r in read_responses(responses)]
+    assert again["figures"]["mean@8"]["mean"] == pytest.approx(mean, abs=0.03)
+    equal = [responses[r.key] == r.response for r in rows]
     assert sum(equal) >= 0.95 * len(equal)
 
 
@@ -102,8 +104,8 @@ def test_a_model_that_never_stops_is_cut_and_counted(tmp_path):
     entry = result(output)["benchmarks"]["arithmetic"]
     assert entry["truncated_frac"] == 1.0
     assert entry["response_tokens_mean"] == 6.0
-    assert entry["mean_at_k"]["mean"] == 0.0
-    assert set(entry["pass_at_k"]) == {"2"}
+    assert entry["figures"]["mean@2"]["mean"] == 0.0
+    assert set(entry["figures"]) == {"mean@2", "reward", "pass@2", "best@2", "maj@2"}
 
 
 @pytest.mark.slow
@@ -120,4 +122,4 @@ def test_a_checkpoint_of_a_run_is_converted_and_measured_as_the_run_was(tmp_path
     assert (found["complete"], found["model"]["checkpoint"]) == (True, "step_4")
     entry = found["benchmarks"]["heldout"]
     assert (entry["num_complete"], entry["samples"]) == (32, 4)
-    assert 0.05 < entry["mean_at_k"]["mean"] < 0.6
+    assert 0.05 < entry["figures"]["mean@4"]["mean"] < 0.6

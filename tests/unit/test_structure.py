@@ -75,7 +75,7 @@ def test_errors_survive_pickling_and_keep_their_counterpart():
 
 
 OWN_JSON = {
-    "gtpo_megatron/evaluation/response_file.py": "what it has just made of a value",
+    "gtpo_megatron/evaluation/verdict_file.py": "what it has just made of a value",
     "gtpo_megatron/orchestration/manifest.py": "what it has just made of a value",
     "gtpo_megatron/orchestration/run_watch.py": "from the keeper that it has started",
     "gtpo_megatron/orchestration/run_keeper.py": "from the driver that has started it",

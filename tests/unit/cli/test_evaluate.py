@@ -19,6 +19,7 @@ from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.unit.evaluation.makers import graded
 from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
@@ -140,8 +141,8 @@ def test_a_run_is_measured_as_it_was_during_training():
 def measured(monkeypatch):
     """What is asked of the engine, which does not start."""
 
-    def measure(model, result, tokenizer, answer_in, console):
-        raise RolloutError(f"samples={result.config.samples} of {model.folder}: {model.checkpoint}")
+    def measure(model, config, *rest):
+        raise RolloutError(f"samples={config.samples} of {model.folder}: {model.checkpoint}")
 
     monkeypatch.setattr(evaluation_run, "_measure", measure)
 
@@ -175,11 +176,36 @@ def test_a_folder_of_another_evaluation_is_refused_whichever_benchmarks_it_has(c
     written = (tmp_path / "run" / "evaluations" / "hf" / "evaluation.json").read_text()
     status, text = complaint(capsys, folder, "--benchmarks", f"mine={other}", "--seed", "5")
     assert status == 2
-    assert "holds another evaluation of heldout: seed: 20250804 -> 5; choose another --output" in text
+    assert "holds another evaluation: seed: 20250804 -> 5; choose another --output" in text
     assert (tmp_path / "run" / "evaluations" / "hf" / "evaluation.json").read_text() == written
     assert "samples=8 of" in complaint(capsys, folder, "--benchmarks", f"mine={other}")[1]
     found = json.loads((tmp_path / "run" / "evaluations" / "hf" / "evaluation.json").read_text())
     assert list(found["benchmarks"]) == ["heldout", "mine"]
+
+
+def test_a_whole_evaluation_is_only_drawn(capsys, tmp_path, monkeypatch):
+    """Nothing is measured, and of the folder nothing but the results is written again."""
+
+    def measure(model, config, file, wanted, *rest):
+        for one in wanted:
+            file.append(graded(one.problem.problem_id, one.sample, benchmark=one.benchmark, reward=1.0))
+
+    monkeypatch.setattr(evaluation_run, "_measure", measure)
+    path, output = rows(tmp_path, {"prompt": "1+1?", "answer": "2"}), tmp_path / "out"
+    arguments = ["evaluate", MODEL, "--benchmarks", f"mine={path}", *SHORT, "--samples", "2", "--output", str(output)]
+    assert dispatch.run(arguments) == 0
+    assert "100.0-100.0" in capsys.readouterr().out
+    written = (output / "verdicts.jsonl").read_bytes()
+    (output / "evaluation.json").unlink()
+    monkeypatch.setattr(evaluation_run, "_measure", None)
+    assert dispatch.run(arguments) == 0
+    assert "100.0-100.0" in capsys.readouterr().out
+    assert (output / "verdicts.jsonl").read_bytes() == written
+    assert json.loads((output / "evaluation.json").read_text())["complete"] is True
+    assert dispatch.run([*arguments, "--against", path]) == 0
+    assert "1 of 1 problems are in the training set" in " ".join(capsys.readouterr().out.split())
+    (entry,) = json.loads((output / "evaluation.json").read_text())["benchmarks"].values()
+    assert (entry["contamination"]["against"], entry["contamination"]["num_exact"]) == (path, 1)
 
 
 @pytest.mark.parametrize("threshold", [-0.5, 1.5])

@@ -1,18 +1,18 @@
 import pytest
 
-from gtpo_megatron.evaluation.response_file import ResponseFile
+from gtpo_megatron.evaluation.verdict_file import VerdictFile
 
 
 @pytest.fixture(autouse=True)
 def _closed_files(monkeypatch):
-    """Every response file that a test opens is closed after it."""
-    opened, initialise = [], ResponseFile.__init__
+    """Every verdict file that a test opens is closed after it."""
+    opened, initialise = [], VerdictFile.__init__
 
     def remembering(self, *args, **kwargs):
         initialise(self, *args, **kwargs)
         opened.append(self)
 
-    monkeypatch.setattr(ResponseFile, "__init__", remembering)
+    monkeypatch.setattr(VerdictFile, "__init__", remembering)
     yield
     for file in opened:
         file.close()

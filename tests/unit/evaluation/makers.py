@@ -5,8 +5,7 @@ from concurrent.futures import Future
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.dataset import DatasetRef
 from gtpo_megatron.data.prompts import ProblemSet
-from gtpo_megatron.evaluation.benchmark_run import Benchmark
-from gtpo_megatron.evaluation.response_file import GradedResponse, ResponseFile
+from gtpo_megatron.evaluation.verdict_file import GradedResponse, MeasuredSet, VerdictFile
 from gtpo_megatron.rewards.worker_process import Verdict
 from gtpo_megatron.rollout.response_stream import SampledResponse
 
@@ -27,23 +26,53 @@ def problem_set(name, num):
     )
 
 
-def benchmark(folder, name="b", num=3, identity=None, answer_in=None):
-    file = ResponseFile(folder / "responses" / f"{name}.jsonl", identity or {"seed": 1, "content": "c0"}, answer_in)
-    return Benchmark(label=name, problems=problem_set(name, num), file=file)
+IDENTITY = {"seed": 1, "sampling": {"temperature": 1.0}}
 
 
-def graded(problem_id="p", sample=0, *, reward=0.0, failure=None, answer=None, is_truncated=False, num_tokens=1):
-    return GradedResponse(
-        problem_id=problem_id,
-        sample=sample,
-        seed=sample,
-        reward=reward,
-        failure=failure,
-        is_truncated=is_truncated,
-        num_tokens=num_tokens,
-        answer=answer,
-        response=f"text {sample}",
+def open_file(folder, answer_in=None, **changes):
+    """The verdict file of an evaluation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return VerdictFile(folder / "verdicts.jsonl", IDENTITY | changes, answer_in)
+
+
+def measured_set(name, num, content="c0", contamination=None):
+    return MeasuredSet(
+        dataset=name,
+        origin=f"{name}.jsonl",
+        content_sha256=content,
+        num_rows=num,
+        num_repeated=0,
+        num_dropped_long=0,
+        problem_ids=tuple(f"{name}-{i}" for i in range(num)),
+        contamination=contamination,
     )
+
+
+def graded(
+    problem_id="x-0", sample=0, *, reward=0.0, failure=None, answer=None, is_truncated=False, num_tokens=1, **changes
+):
+    """A response of the problem ``LABEL-NUMBER``."""
+    settings = {
+        "benchmark": problem_id.rpartition("-")[0],
+        "problem_id": problem_id,
+        "sample": sample,
+        "seed": sample,
+        "reference": problem_id.rpartition("-")[2],
+        "reward": reward,
+        "failure": failure,
+        "is_truncated": is_truncated,
+        "num_tokens": num_tokens,
+        "answer": answer,
+        "response": f"text {sample}",
+    }
+    return GradedResponse(**settings | changes)
+
+
+def fill(file, label, num, *, samples=2, reward=1.0):
+    """All samples of the first problems."""
+    for i in range(num):
+        for sample in range(samples):
+            file.append(graded(f"{label}-{i}", sample, reward=reward, answer="1", num_tokens=4))
 
 
 class Letters:

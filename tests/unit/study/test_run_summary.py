@@ -21,7 +21,7 @@ def planned():
 def test_a_finished_run_in_one_file(tmp_path, planned):
     finish(planned, tmp_path / "run")
     summary = summarise(planned, tmp_path / "run")
-    assert (summary.arm, summary.label, summary.seed, summary.num_steps) == ("gtpo", "GTPO v6", 0, 4)
+    assert (summary.arm, summary.seed, summary.num_steps) == ("gtpo", 0, 4)
     assert summary.curves["eval/heldout_mean_at_k"] == [(0, 0.2), (4, 0.4)]
     assert (summary.first("rollout/reward_mean"), summary.last("rollout/reward_mean")) == (0.01, 0.04)
     assert summary.last("credit/effective_frac_correct") is None

@@ -1,11 +1,13 @@
 import math
+import sys
 from itertools import product
 
 import numpy as np
 import pytest
 
+from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import DataError, ShapeError
-from gtpo_megatron.evaluation.comparison import (
+from gtpo_megatron.study.comparison import (
     compare,
     holm,
     paired_t_p,
@@ -26,6 +28,33 @@ def test_students_own_example():
     assert found.t_interval == pytest.approx((0.7001142, 2.4598858), rel=1e-6)
     assert found.difference.low < 1.58 < found.difference.high
     assert found.num_pairs == 10
+
+
+def test_the_statistics_are_those_of_before_scipy():
+    """Fixed numbers: of an earlier state of this code, with a Student's t distribution of its own."""
+    five = compare([0.178, 0.181, 0.169, 0.185, 0.176], [0.161, 0.166, 0.172, 0.150, 0.158])
+    assert (five.difference.mean, five.difference.low, five.difference.high) == (
+        0.016399999999999998, 0.00520000000000001, 0.027599999999999996
+    )  # fmt: skip
+    assert five.t_interval == pytest.approx((-0.00034175678566608983, 0.03314175678566608), rel=1e-10)
+    assert five.p_t == pytest.approx(0.0529995421172259, rel=1e-12)
+    assert five.p_sign_flip == 0.125
+    assert five.smallest_detectable == pytest.approx(0.022415702964723085, rel=1e-12)
+    twenty = compare(
+        [round(0.1 * i + 0.03 * (i % 3), 3) for i in range(20)], [round(0.1 * i - 0.02 * (i % 7), 3) for i in range(20)]
+    )
+    assert twenty.t_interval == pytest.approx((0.06465392504113246, 0.10634607495886753), rel=1e-12)
+    assert twenty.p_t == pytest.approx(5.7894616487220915e-08, rel=1e-12)
+    assert twenty.p_sign_flip == 4.999750012499375e-05
+    assert twenty.smallest_detectable == pytest.approx(0.029420959547019197, rel=1e-12)
+
+
+def test_without_scipy_the_extra_is_named_before_anything_is_trained(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    for name in ("comparison", "table", "page"):
+        monkeypatch.delitem(sys.modules, f"gtpo_megatron.study.{name}", raising=False)
+    assert dispatch.run(["study"]) == 2
+    assert "install the extra: uv pip install 'gtpo-megatron[study]'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_all_signs_against_a_loop():

@@ -12,11 +12,17 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from gtpo_megatron.errors import DataError, ShapeError
-from gtpo_megatron.evaluation import student_t
-from gtpo_megatron.evaluation.metrics import Interval, bootstrap_interval
+from gtpo_megatron.errors import ConfigError, DataError, ShapeError
+from gtpo_megatron.evaluation.intervals import CONFIDENCE, Interval, bootstrap_interval
 
-CONFIDENCE = 0.95
+try:
+    from scipy.special import stdtr, stdtrit  # Student's t: distribution function and quantile
+except ImportError as problem:
+    raise ConfigError(
+        f"a study's statistics need scipy, which cannot be imported ({problem}); install the extra: "
+        "uv pip install 'gtpo-megatron[study]'"
+    ) from problem
+
 POWER = 0.8
 MAX_EXACT_PAIRS = 14
 """Up to which all ``2^n`` signs are tried; more pairs are sampled."""
@@ -68,7 +74,7 @@ def compare(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0
         raise DataError("a result is not finite; leave out seeds without a result")
     mean, n = fmean(differences), len(differences)
     error = standard_error(differences)
-    reach = student_t.quantile((1 + CONFIDENCE) / 2, n - 1) * error if n > 1 else math.inf
+    reach = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error if n > 1 else math.inf
     return PairedComparison(
         num_pairs=n,
         difference=bootstrap_interval(differences, seed=seed),
@@ -92,7 +98,7 @@ def paired_t_p(differences: Sequence[float]) -> float:
     mean, error = fmean(differences), standard_error(differences)
     if math.isinf(error) or mean == 0:
         return 1.0
-    return 2 * student_t.cdf(-abs(mean) / error, len(differences) - 1)
+    return 2 * float(stdtr(len(differences) - 1, -abs(mean) / error))
 
 
 def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
@@ -124,7 +130,7 @@ def smallest_detectable(error: float, num_pairs: int, *, power: float = POWER) -
     if num_pairs < 2:
         return math.inf
     degrees = num_pairs - 1
-    return (student_t.quantile((1 + CONFIDENCE) / 2, degrees) + student_t.quantile(power, degrees)) * error
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2) + stdtrit(degrees, power)) * error
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

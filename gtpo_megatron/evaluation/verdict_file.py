@@ -1,0 +1,231 @@
+"""``verdicts.jsonl``: all that an evaluation knows, one line each, only ever appended to.
+
+The first line says what every response depends on (model, sampling, seed, template, grading); a file of something else
+is refused. Below it, in order of time: sessions (which benchmarks, by which settings, versions and commit) and graded
+responses. If a response was graded again, its later line counts. Every figure is computed from these lines.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.untrusted.fields import Fields, as_kind, as_record
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import numbered_lines, printable
+
+logger = logging.getLogger(__name__)
+
+VERDICTS_FILE = "verdicts.jsonl"
+_IDENTITY, _SESSION, _BENCHMARKS = "evaluation", "session", "benchmarks"
+
+VerdictKey = tuple[str, str, int]
+"""Benchmark, problem and sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradedResponse:
+    """One response with its verdict.
+
+    Attributes:
+        benchmark: label of its benchmark.
+        problem_id: of its problem.
+        sample: its number among the problem's responses, from 0.
+        seed: it was sampled with.
+        reference: the right answer, which the response was graded with.
+        reward: of the reward function; 0 without a verdict.
+        failure: why there is no verdict; None if there is one.
+        is_truncated: the length limit cut it.
+        num_tokens: its length.
+        answer: the final answer in it, or None.
+        response: its text; in memory only for responses without a verdict, which are graded again.
+    """
+
+    benchmark: str
+    problem_id: str
+    sample: int
+    seed: int
+    reference: str
+    reward: float
+    failure: str | None
+    is_truncated: bool
+    num_tokens: int
+    answer: str | None
+    response: str
+
+    @property
+    def key(self) -> VerdictKey:
+        """The same for every line of one response."""
+        return self.benchmark, self.problem_id, self.sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSet:
+    """A benchmark as a session found it.
+
+    Attributes:
+        dataset: what was asked for.
+        origin: the file, or the hub's repository and commit.
+        content_sha256: of ids, prompts and answers.
+        num_rows: rows that were read.
+        num_repeated: rows left out because an earlier one has the same prompt.
+        num_dropped_long: problems left out because their prompt is too long.
+        problem_ids: of all usable problems, in order, however many of them were asked for.
+        contamination: what was found in the training set; None if none was looked at.
+    """
+
+    dataset: str
+    origin: str
+    content_sha256: str
+    num_rows: int
+    num_repeated: int
+    num_dropped_long: int
+    problem_ids: tuple[str, ...]
+    contamination: dict[str, Any] | None = None
+
+
+class VerdictFile:
+    """The file of one evaluation, read and then open for appending.
+
+    Args:
+        path: made if it does not exist.
+        identity: what the responses to come depend on, as JSON values.
+        answer_in: finds the final answer in a response's text, for responses whose line has none: the function may be
+            new, or have been mended. None if there is no such function.
+
+    Attributes:
+        sets: every benchmark in the file by label, as its last session found it.
+        sessions: in order of time, as JSON values, without their benchmarks' problems.
+        verdicts: of every response the line that counts.
+
+    Raises:
+        ConfigError: the file holds responses of something else.
+        DataError: it is damaged, elsewhere than in a last line that a crash cut short.
+    """
+
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], answer_in: Callable[[str], str | None] | None = None
+    ) -> None:
+        self.path = path
+        self.sets: dict[str, MeasuredSet] = {}
+        self.sessions: list[dict[str, Any]] = []
+        self.verdicts: dict[VerdictKey, GradedResponse] = {}
+        self._answer_in = answer_in
+        identity = json.loads(json.dumps(identity))
+        if path.exists():
+            self._read(identity)
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")  # half a pair as a JSON escape
+        if self._file.tell() == 0:
+            self._write({_IDENTITY: identity})
+
+    def check_content(self, label: str, content_sha256: str) -> None:
+        """Raises ConfigError if the file has another data set under this label."""
+        if label in self.sets:
+            found, wanted = self.sets[label].content_sha256, content_sha256
+            self._check_same({"content": found}, {"content": wanted}, f" of {printable(label)}")
+
+    def begin_session(self, facts: Mapping[str, Any], sets: Mapping[str, MeasuredSet]) -> None:
+        """Appends what the lines to come are measured with.
+
+        Args:
+            facts: settings, model, versions and commit, as JSON values.
+            sets: the benchmarks that are measured, by label.
+        """
+        session = {**facts, _BENCHMARKS: {label: asdict(one) for label, one in sets.items()}}
+        self._write({_SESSION: session})
+        self._note_session(session, sets)
+
+    def append(self, verdict: GradedResponse) -> None:
+        """Appends a line, which counts from now on."""
+        self._write(asdict(verdict))
+        self._remember(verdict)
+
+    def has_verdict(self, key: VerdictKey) -> bool:
+        """Whether the response is there, and was graded: by other limits it may be, if it was not."""
+        known = self.verdicts.get(key)
+        return known is not None and known.failure is None
+
+    def complete(self, label: str, problem_ids: Sequence[str], samples: int) -> list[list[GradedResponse]]:
+        """The responses of each of these problems that has all its samples."""
+        rows = ([self.verdicts.get((label, name, sample)) for sample in range(samples)] for name in problem_ids)
+        return [[one for one in row if one is not None] for row in rows if None not in row]
+
+    def close(self) -> None:
+        """Makes sure that everything is on the disk."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _read(self, identity: Mapping[str, Any]) -> None:
+        whole = 0
+        try:
+            for place, record, end in _records(self.path):
+                if whole:
+                    self._take(place, record)
+                elif isinstance(found := record.get(_IDENTITY), dict):
+                    self._check_same(found, identity)
+                else:
+                    raise DataError(f"{place}: is no header of an evaluation")
+                whole = end
+        except DataError as error:
+            raise DataError(f"{error}; choose another --output") from error
+        if whole < self.path.stat().st_size:  # after a crash; its response is sampled again
+            logger.warning("%s: the last line is cut short and is dropped", self.path)
+            os.truncate(self.path, whole)
+
+    def _take(self, place: str, record: Mapping[str, Any]) -> None:
+        if _SESSION in record:
+            session = Fields(record[_SESSION], place).raw
+            self._note_session(
+                session, as_kind(session.get(_BENCHMARKS), dict[str, MeasuredSet], f"{place}: {_BENCHMARKS}")
+            )
+            return
+        verdict = as_record(GradedResponse, record, place)
+        if verdict.answer is None and self._answer_in is not None:
+            verdict = replace(verdict, answer=self._answer_in(verdict.response))
+        self._remember(verdict)
+
+    def _note_session(self, session: Mapping[str, Any], sets: Mapping[str, MeasuredSet]) -> None:
+        self.sessions.append({**session, _BENCHMARKS: list(sets)})
+        self.sets |= sets
+
+    def _remember(self, verdict: GradedResponse) -> None:
+        self.verdicts[verdict.key] = verdict if verdict.failure is not None else replace(verdict, response="")
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def _check_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any], of: str = "") -> None:
+        differing = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+        if differing:
+            changes = "; ".join(f"{key}: {found.get(key)!r} -> {wanted.get(key)!r}" for key in differing)
+            raise ConfigError(
+                f"{self.path.parent} holds another evaluation{of}: {changes}; choose another --output, or remove it"
+            )
+
+
+def read_verdicts(path: Path) -> Iterator[GradedResponse]:
+    """Every graded response of a file with its text, in order of time; a response that was graded again comes again.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    for place, record, _ in _records(path):
+        if _IDENTITY not in record and _SESSION not in record:
+            yield as_record(GradedResponse, record, place)
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Place, content and end of every line, up to one that is cut short."""
+    end = 0
+    for number, line in numbered_lines(path):
+        if not line.endswith(b"\n"):
+            return
+        place, end = f"{printable(path)}:{number}", end + len(line)
+        yield place, Fields(parse_json(line, place, half_pairs=True), place).raw, end
