@@ -8,7 +8,7 @@ Both score the distribution ``softmax(z / T)`` over the first ``vocab_size`` col
 docs/vocab_parallel.md says which distribution to score, what the memory is, and how to use this under Megatron.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,29 +21,11 @@ from gtpo_megatron.distributed.kernels.gather import gather_stacked
 from gtpo_megatron.distributed.kernels.linear_head import linear_gradients, linear_partials
 from gtpo_megatron.distributed.kernels.logits_scores import logits_gradient, logits_partials
 from gtpo_megatron.distributed.kernels.tiles import ScoreTask, accumulation_dtype
-from gtpo_megatron.distributed.kernels.truncation import Truncation
 
-__all__ = ["ScoredDistribution", "TokenScores", "Truncation", "linear_token_scores", "token_scores"]
+__all__ = ["TokenScores", "linear_token_scores", "token_scores"]
 
 DEFAULT_CHUNK_TOKENS = 2048
 """Tokens whose logits are made together: enough for the matrix product to run at full rate."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ScoredDistribution:
-    """Which distribution scores belong to; it travels with them.
-
-    Attributes:
-        temperature: one float, or ``[P]``.
-        vocab_size: columns that took part.
-        truncation: None is the full distribution.
-        policy_version: of the weights; None until the caller that knows says so.
-    """
-
-    temperature: float | Tensor
-    vocab_size: int
-    truncation: Truncation | None = None
-    policy_version: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,17 +36,11 @@ class TokenScores:
         logprobs: ``[P]`` nats, of the target tokens; differentiable.
         entropy: ``[P]`` nats, >= 0; differentiable only where asked for.
         second_moment: ``[P]`` in (0, 1], ``sum_v p_v^2``, the mean probability under the distribution itself; or None.
-        distribution: what was scored.
     """
 
     logprobs: Tensor
     entropy: Tensor
     second_moment: Tensor | None = None
-    distribution: ScoredDistribution
-
-    def of_policy(self, policy_version: int) -> "TokenScores":
-        """The same scores, labelled with the version of the weights that made them."""
-        return replace(self, distribution=replace(self.distribution, policy_version=policy_version))
 
 
 def token_scores(
@@ -76,7 +52,6 @@ def token_scores(
     entropy_grad: bool = False,
     *,
     with_second_moment: bool = False,
-    truncation: Truncation | None = None,
 ) -> TokenScores:
     """Log-probability and entropy from logits: one softmax for both, which never changes its input.
 
@@ -89,7 +64,6 @@ def token_scores(
         vocab_size: true size; columns at or past it are padding and take no part. None: all columns count.
         entropy_grad: let the entropy carry a gradient. GTPO holds entropy constant, so the default is free of it.
         with_second_moment: also return ``sum_v p_v^2``.
-        truncation: score the top-k/top-p distribution; gathers whole rows of logits.
 
     Returns:
         `TokenScores`, the same on all ranks.
@@ -97,19 +71,19 @@ def token_scores(
     Raises:
         GTPOError: `ShapeError`, `DataError` or `ConfigError`, the same on every rank, before any result is exchanged.
 
-    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers a token; a truncation adds one a
-    block), none backward; none at all for one rank. One host synchronisation.
+    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers a token), none
+    backward; none at all for one rank. One host synchronisation.
     """
 
     def local_check() -> checks.Facts:
         checks.check_logits(logits)
         return _check_task(logits.shape[0], logits, logits.shape[1], options)
 
-    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment, truncation)
+    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment)
     checks.agree(local_check, tp_group, logits.device)
     task = options.task(logits.shape[1])
-    outputs = _LogitsScores.apply(logits, task)  # type: ignore[no-untyped-call]
-    return options.scores(outputs, task)
+    logprobs, entropy, second_moment = _LogitsScores.apply(logits, task)  # type: ignore[no-untyped-call]
+    return TokenScores(logprobs=logprobs, entropy=entropy, second_moment=second_moment)
 
 
 def linear_token_scores(  # noqa: PLR0913 - the public contract
@@ -124,7 +98,6 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
     *,
     reduce_hidden_grad: bool = True,
     with_second_moment: bool = False,
-    truncation: Truncation | None = None,
 ) -> TokenScores:
     """Log-probability and entropy from the output layer's input; ``logits = hidden @ weight.T`` is never all in memory.
 
@@ -144,7 +117,6 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         reduce_hidden_grad: sum ``hidden.grad`` over ``tp_group``. False under sequence parallelism, where the backward
             of the gather that made ``hidden`` reduce-scatters it.
         with_second_moment: also return ``sum_v p_v^2``.
-        truncation: score the top-k/top-p distribution; makes and gathers whole rows of logits, a chunk at a time.
 
     Returns:
         `TokenScores`, the same on all ranks.
@@ -152,8 +124,8 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
     Raises:
         GTPOError: `ShapeError`, `DataError` or `ConfigError`, the same on every rank, before any result is exchanged.
 
-    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers a token; a truncation adds one a
-    chunk); backward one all-reduce of ``hidden.grad`` a chunk, if ``reduce_hidden_grad``. One host synchronisation.
+    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers a token); backward one
+    all-reduce of ``hidden.grad`` a chunk, if ``reduce_hidden_grad``. One host synchronisation.
     """
 
     def local_check() -> checks.Facts:
@@ -166,13 +138,13 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         }
         return facts
 
-    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment, truncation)
+    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment)
     checks.agree(local_check, tp_group, hidden.device)
     task = options.task(weight.shape[0])
-    outputs = _LinearScores.apply(  # type: ignore[no-untyped-call]
+    logprobs, entropy, second_moment = _LinearScores.apply(  # type: ignore[no-untyped-call]
         hidden, weight, task, chunk_tokens, reduce_hidden_grad
     )
-    return options.scores(outputs, task)
+    return TokenScores(logprobs=logprobs, entropy=entropy, second_moment=second_moment)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +157,6 @@ class _Options:
     vocab_size: int | None
     entropy_grad: bool
     with_second_moment: bool
-    truncation: Truncation | None
 
     @property
     def tp_size(self) -> int:
@@ -197,25 +168,13 @@ class _Options:
     def task(self, local_rows: int) -> ScoreTask:
         temperature = self.temperature
         inverse = 1 / temperature.detach().double() if isinstance(temperature, Tensor) else 1 / temperature
-        truncation = self.truncation
         return ScoreTask(
             target_ids=self.target_ids.long(),
             inverse_temperature=inverse,
             vocab_size=self.true_vocab(local_rows),
             entropy_grad=self.entropy_grad,
             with_second_moment=self.with_second_moment,
-            truncation=None if truncation is None or truncation.is_identity else truncation,
             tp_group=self.tp_group if self.tp_size > 1 else None,
-        )
-
-    def scores(self, outputs: tuple[Tensor, Tensor, Tensor | None], task: ScoreTask) -> TokenScores:
-        return TokenScores(
-            logprobs=outputs[0],
-            entropy=outputs[1],
-            second_moment=outputs[2],
-            distribution=ScoredDistribution(
-                temperature=self.temperature, vocab_size=task.vocab_size, truncation=task.truncation
-            ),
         )
 
 
@@ -233,16 +192,15 @@ def _check_task(num_tokens: int, rows: Tensor, local_rows: int, options: _Option
         "temperature": checks.check_temperature(options.temperature, num_tokens, rows.device),
         "entropy_grad": options.entropy_grad,
         "with_second_moment": options.with_second_moment,
-        "truncation": repr(options.truncation),
     }
 
 
-def _combine(ctx: Any, local: Tensor, limits: Tensor | None, task: ScoreTask, dtype: torch.dtype) -> tuple[Any, ...]:
+def _combine(ctx: Any, local: Tensor, task: ScoreTask, dtype: torch.dtype) -> tuple[Any, ...]:
     """One gather of the ranks' partials, then the same arithmetic on every rank; saves what backward needs."""
     if task.tp_group is not None and task.num_tokens:
         local = partials.merge(gather_stacked(local, task.tp_group), task.inverse_temperature)
     logprobs, entropy, second_moment, sums = partials.finish(local, task.inverse_temperature)
-    ctx.sums, ctx.limits = sums, limits
+    ctx.sums = sums
     outputs = logprobs.to(dtype), entropy.to(dtype), None if second_moment is None else second_moment.to(dtype)
     constants = [] if task.entropy_grad else [outputs[1]]
     if outputs[2] is not None:
@@ -265,15 +223,15 @@ class _LogitsScores(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits)
         ctx.task = task
-        local, limits = logits_partials(logits, task)
-        return _combine(ctx, local, limits, task, accumulation_dtype(logits.dtype))
+        local = logits_partials(logits, task)
+        return _combine(ctx, local, task, accumulation_dtype(logits.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None]:
         (logits,) = ctx.saved_tensors
         upstream = _upstream(ctx, grads[0], grads[1])
-        return logits_gradient(logits, ctx.task, (ctx.sums, ctx.limits), upstream), None
+        return logits_gradient(logits, ctx.task, ctx.sums, upstream), None
 
 
 class _LinearScores(torch.autograd.Function):
@@ -287,8 +245,8 @@ class _LinearScores(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight)
         ctx.task, ctx.chunk_tokens, ctx.reduce_hidden_grad = task, chunk_tokens, reduce_hidden_grad
         with torch.autocast(hidden.device.type, enabled=False):
-            local, limits = linear_partials(hidden, weight, task, chunk_tokens)
-        return _combine(ctx, local, limits, task, accumulation_dtype(hidden.dtype))
+            local = linear_partials(hidden, weight, task, chunk_tokens)
+        return _combine(ctx, local, task, accumulation_dtype(hidden.dtype))
 
     @staticmethod
     @once_differentiable
@@ -301,7 +259,7 @@ class _LinearScores(torch.autograd.Function):
                 weight,
                 ctx.task,
                 ctx.chunk_tokens,
-                (ctx.sums, ctx.limits),
+                ctx.sums,
                 _upstream(ctx, grads[0], grads[1]),
                 hidden_grad=ctx.needs_input_grad[0],
                 weight_grad=total,

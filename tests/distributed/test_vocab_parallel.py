@@ -9,10 +9,9 @@ import torch.distributed as dist
 
 from gtpo_megatron.distributed import vocab_parallel
 from gtpo_megatron.distributed.kernels import checks
-from gtpo_megatron.distributed.vocab_parallel import Truncation
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 from tests.dist_utils import run_ranks
-from tests.reference.vocab_scores import dense_scores, kept_columns
+from tests.reference.vocab_scores import dense_scores
 
 pytestmark = pytest.mark.distributed
 
@@ -117,45 +116,6 @@ def test_unreduced_hidden_gradients_sum_to_the_dense_one():
     _, grad_hidden, _, _ = _dense(_case(0))
     torch.testing.assert_close(parts[0] + parts[1], grad_hidden)
     assert not torch.allclose(parts[0], parts[1])
-
-
-def _truncated(rank, world_size):
-    case = _case(1)
-    rows = case.weight.shape[0] // world_size
-    mine = slice(rank * rows, (rank + 1) * rows)
-    results = []
-    for truncation in (Truncation(top_k=5), Truncation(top_p=0.8), Truncation(top_k=9, top_p=0.5)):
-        hidden, weight = case.hidden.clone().requires_grad_(), case.weight[mine].clone().requires_grad_()
-        scores = vocab_parallel.linear_token_scores(
-            hidden,
-            weight,
-            case.targets,
-            dist.group.WORLD,
-            case.temperature,
-            case.vocab_size,
-            True,
-            4,
-            truncation=truncation,
-        )
-        (scores.logprobs @ case.upstream + scores.entropy @ case.upstream_entropy).backward()
-        results.append((truncation, scores.logprobs.detach(), scores.entropy.detach(), hidden.grad, weight.grad))
-    return mine, results
-
-
-def test_truncated_distribution_across_ranks():
-    case = _case(1)
-    for mine, results in run_ranks(_truncated, 2):
-        for truncation, logprobs, entropy, grad_hidden, grad_weight in results:
-            hidden, weight = case.hidden.clone().requires_grad_(), case.weight.clone().requires_grad_()
-            logits = (hidden @ weight.T)[:, : case.vocab_size]
-            kept = kept_columns(logits, case.temperature, truncation.top_k, truncation.top_p, case.targets)
-            # A large negative number in place of -inf, through which autograd gives NaN.
-            want = dense_scores(torch.where(kept, logits, -1e6), case.targets, case.temperature)
-            (want.logprobs @ case.upstream + want.entropy @ case.upstream_entropy).backward()
-            torch.testing.assert_close(logprobs, want.logprobs.detach())
-            torch.testing.assert_close(entropy, want.entropy.detach())
-            torch.testing.assert_close(grad_hidden, hidden.grad)
-            torch.testing.assert_close(grad_weight, weight.grad[mine])
 
 
 def _nearly_certain(rank, world_size):

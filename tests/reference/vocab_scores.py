@@ -25,20 +25,3 @@ def dense_scores(
     # A column that cannot occur adds nothing: 0 log 0 = 0.
     entropy = -torch.where(p > 0, p * log_p, 0.0).sum(1)
     return DenseScores(log_p.gather(1, target_ids[:, None]).squeeze(1), entropy, p.square().sum(1))
-
-
-def kept_columns(logits: Tensor, temperature: float | Tensor, top_k: int, top_p: float, target_ids: Tensor) -> Tensor:
-    """``[P, V]`` bool, what top-k and then top-p leave, row by row; the target always stays."""
-    keep = torch.zeros(logits.shape, dtype=torch.bool)
-    for row, values in enumerate(logits.detach().double()):
-        t = float(temperature[row]) if isinstance(temperature, Tensor) else temperature
-        order = values.argsort(descending=True).tolist()
-        order = order[:top_k] if top_k else order
-        before = 0.0
-        for v, p in zip(order, torch.softmax(values[order] / t, dim=0).tolist(), strict=True):
-            if before >= top_p:
-                break
-            keep[row, v] = True
-            before += p
-        keep[row, target_ids[row]] = True
-    return keep

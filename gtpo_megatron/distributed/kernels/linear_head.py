@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gtpo_megatron.distributed.kernels import partials, truncation
+from gtpo_megatron.distributed.kernels import partials
 from gtpo_megatron.distributed.kernels.partials import SoftmaxSums
 from gtpo_megatron.distributed.kernels.tiles import (
     ScoreTask,
@@ -22,8 +22,8 @@ from gtpo_megatron.distributed.kernels.tiles import (
 )
 
 
-def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int) -> tuple[Tensor, Tensor | None]:
-    """Partials of this rank's columns, and the truncation's thresholds.
+def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int) -> Tensor:
+    """Partials of this rank's columns.
 
     Args:
         hidden: ``[P, H]``.
@@ -32,15 +32,12 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
         chunk_tokens: tokens whose tiles are made together.
 
     Returns:
-        ``[fields, P]`` float64, and ``[P]`` thresholds or None.
-
-    Collectives: none; with a truncation one all-gather of the logits a chunk over ``tp_group``.
+        ``[fields, P]`` float64. Communication: none.
     """
     scores = hidden.new_empty((0,), dtype=accumulation_dtype(hidden.dtype))
     kernels = kernels_for(hidden)
     num_tokens, rows = hidden.shape[0], task.true_rows(weight.shape[0])
     merged = partials.empty_table(1, num_tokens, with_square=task.with_second_moment, like=scores.double())[0]
-    limits = scores.new_empty((num_tokens,)) if task.truncation else None
     for chunk in spans(num_tokens, chunk_tokens):
         size = chunk.stop - chunk.start
         width = tile_columns(size, hidden)
@@ -49,19 +46,13 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
         operand = _operand(hidden[chunk], scores.dtype)
         targets = task.target_ids[chunk] - task.first_row(weight.shape[0])
         temperature = task.tile_temperature(chunk, scores)
-        if task.truncation and limits is not None:
-            limits[chunk] = _chunk_thresholds(operand, weight, task, chunk, scores)
         for part, columns in enumerate(spans(rows, width)):
             logits = buffer[: size * (columns.stop - columns.start)].view(size, -1)
             _matmul(operand, _operand(weight[columns], scores.dtype).t(), out=logits)
-            if limits is not None:
-                truncation.drop_below_(logits, limits[chunk], targets - columns.start)
-            kernels.reduce(
-                logits, targets - columns.start, temperature, table[part], owned=True, may_mask=limits is not None
-            )
+            kernels.reduce(logits, targets - columns.start, temperature, table[part], owned=True, may_mask=False)
         if rows:
             merged[:, chunk] = partials.merge(table, task.merge_temperature(chunk))
-    return merged, limits
+    return merged
 
 
 def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used once
@@ -69,7 +60,7 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
     weight: Tensor,
     task: ScoreTask,
     chunk_tokens: int,
-    saved: tuple[SoftmaxSums, Tensor | None],
+    saved: SoftmaxSums,
     grads: tuple[Tensor, Tensor | None],
     *,
     hidden_grad: bool,
@@ -83,7 +74,7 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
         weight: ``[V/tp, H]``.
         task: what was scored.
         chunk_tokens: as in the forward pass.
-        saved: softmax sums ``[P]``, and thresholds ``[P]`` or None, of the forward pass.
+        saved: softmax sums ``[P]`` of the forward pass.
         grads: gradients of log-probs ``[P]`` and of entropy ``[P]`` or None.
         hidden_grad: whether hidden wants a gradient.
         weight_grad: ``[V/tp, H]`` float32 or float64, added to in place; None where none is wanted.
@@ -112,15 +103,14 @@ def _chunk_gradients(  # noqa: PLR0913 - one loop body, split off for its length
     weight: Tensor,
     task: ScoreTask,
     chunk: slice,
-    saved: tuple[SoftmaxSums, Tensor | None],
+    saved: SoftmaxSums,
     grads: tuple[Tensor, Tensor | None],
     kernels: TileKernels,
     hidden_grad: Tensor | None,
     weight_grad: Tensor | None,
     scores: Tensor,
 ) -> None:
-    sums = SoftmaxSums(*(total[chunk].to(scores.dtype) for total in saved[0]))
-    limits = saved[1]
+    sums = SoftmaxSums(*(total[chunk].to(scores.dtype) for total in saved))
     grad_logprobs = grads[0][chunk].to(scores.dtype)
     grad_entropy = None if grads[1] is None else grads[1][chunk].to(scores.dtype)
     size, width = operand.shape[0], tile_columns(operand.shape[0], operand)
@@ -135,8 +125,6 @@ def _chunk_gradients(  # noqa: PLR0913 - one loop body, split off for its length
         gradient = logits if gradients is buffer else gradients[:count].view(size, -1)
         rows = _operand(weight[columns], scores.dtype)
         _matmul(operand, rows.t(), out=logits)
-        if limits is not None:
-            truncation.drop_below_(logits, limits[chunk], targets - columns.start)
         kernels.gradient(
             logits,
             targets - columns.start,
@@ -145,7 +133,7 @@ def _chunk_gradients(  # noqa: PLR0913 - one loop body, split off for its length
             grad_logprobs,
             grad_entropy,
             gradient,
-            may_mask=limits is not None,
+            may_mask=False,
         )
         if hidden_grad is not None:
             _add_matmul_(hidden_grad, gradient, rows)
@@ -180,26 +168,16 @@ class _SummedChunks:
         self._pending = None
 
 
-def _chunk_thresholds(operand: Tensor, weight: Tensor, task: ScoreTask, chunk: slice, scores: Tensor) -> Tensor:
-    """``[n]``: the one step that needs whole rows of logits, since top-p is a rank within all of the vocabulary."""
-    logits = scores.new_empty((operand.shape[0], weight.shape[0]))
-    width = tile_columns(operand.shape[0], operand)
-    for columns in spans(weight.shape[0], width):
-        logits[:, columns] = _matmul(operand, _operand(weight[columns], scores.dtype).t(), out=None, like=scores)
-    assert task.truncation is not None
-    return truncation.thresholds(logits, task.truncation, task.merge_temperature(chunk), task.vocab_size, task.tp_group)
-
-
 def _operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A CPU multiplies in ``dtype``: its bfloat16 product would round the logits. A GPU accumulates in float32."""
     return tensor.detach() if tensor.is_cuda else tensor.detach().to(dtype)
 
 
-def _matmul(left: Tensor, right: Tensor, *, out: Tensor | None, like: Tensor | None = None) -> Tensor:
-    dtype = out.dtype if out is not None else (left if like is None else like).dtype
-    if left.dtype == dtype:
-        return torch.mm(left, right, out=out)
-    return torch.mm(left, right, out_dtype=dtype, out=out)
+def _matmul(left: Tensor, right: Tensor, *, out: Tensor) -> None:
+    if left.dtype == out.dtype:
+        torch.mm(left, right, out=out)
+    else:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
 
 
 def _add_matmul_(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gtpo_megatron.distributed.kernels import torch_tiles
 from gtpo_megatron.distributed.kernels.partials import SoftmaxSums
-from gtpo_megatron.distributed.kernels.truncation import Truncation
 
 CPU_TILE_ELEMENTS = 1 << 22
 """16 MiB of float32: what the matrix product writes is read again from the last-level cache, not from memory."""
@@ -87,7 +86,6 @@ class ScoreTask:
         vocab_size: true size of the vocabulary; columns from it on are padding.
         entropy_grad: whether the entropy is differentiable.
         with_second_moment: whether ``sum_v p_v^2`` is wanted.
-        truncation: the sampler's, or None for the full distribution.
         tp_group: ranks that share the vocabulary; None is one rank.
     """
 
@@ -96,7 +94,6 @@ class ScoreTask:
     vocab_size: int
     entropy_grad: bool
     with_second_moment: bool
-    truncation: Truncation | None
     tp_group: dist.ProcessGroup | None
 
     @property

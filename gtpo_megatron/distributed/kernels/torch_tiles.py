@@ -44,7 +44,7 @@ def reduce_tile(
         inverse_temperature: ``[n]`` of the dtype of ``out``, or None for 1.
         out: ``[fields, n]`` float32 or float64, overwritten.
         owned: ``logits`` is scratch of the dtype of ``out`` and may be overwritten.
-        may_mask: logits may be ``-inf``, as columns that a truncation removed.
+        may_mask: logits may be ``-inf``, which excludes their columns.
 
     Communication: none.
     """

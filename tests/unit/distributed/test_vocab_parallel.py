@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 from gtpo_megatron.distributed import vocab_parallel
 from gtpo_megatron.distributed.kernels import partials, tiles, torch_tiles
-from gtpo_megatron.distributed.vocab_parallel import Truncation, linear_token_scores, token_scores
+from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
-from tests.reference.vocab_scores import dense_scores, kept_columns
+from tests.reference.vocab_scores import dense_scores
 
 
 def _problem(tokens=11, hidden=5, vocab=23, true=None, dtype=torch.float64, seed=0):
@@ -317,44 +317,6 @@ def test_logits_are_never_whole(monkeypatch):
     assert mode.largest < 64 * 4096 * 4 / 4  # a quarter of one chunk of logits; the whole would be 32 times more
 
 
-@pytest.mark.parametrize(
-    "truncation", [Truncation(top_k=3), Truncation(top_p=0.6), Truncation(top_k=10, top_p=0.7), Truncation(top_p=0.01)]
-)
-@pytest.mark.parametrize("temperature", [0.7, torch.linspace(0.5, 2, 11)])
-def test_truncated_distribution(truncation, temperature):
-    h, w, targets = _problem(true=20)
-    logits = (h @ w.T).requires_grad_()
-    keep = kept_columns(logits[:, :20], temperature, truncation.top_k, truncation.top_p, targets)
-    want = dense_scores(torch.where(keep, logits[:, :20], -1e6), targets, temperature)
-    (want.logprobs.sum() + 2 * want.entropy.sum()).backward()
-    want_grad, logits.grad = logits.grad, None
-    plain = token_scores(logits, targets, None, temperature, 20, True, truncation=truncation)
-    fused = linear_token_scores(h, w, targets, None, temperature, 20, chunk_tokens=4, truncation=truncation)
-    (plain.logprobs.sum() + 2 * plain.entropy.sum()).backward()
-    torch.testing.assert_close(logits.grad, want_grad)
-    for scores in (plain, fused):
-        torch.testing.assert_close(scores.logprobs, want.logprobs.detach(), check_dtype=False)
-        torch.testing.assert_close(scores.entropy, want.entropy.detach())
-        assert scores.distribution.truncation == truncation
-
-
-def test_tied_logits_at_the_cut_stay_together():
-    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
-    scores = token_scores(logits, torch.tensor([0]), truncation=Truncation(top_k=2), with_second_moment=True)
-    want = dense_scores(logits[:, :4], torch.tensor([0]))
-    torch.testing.assert_close(scores.logprobs.double(), want.logprobs)
-
-
-def test_scores_say_what_they_are_of():
-    scores = token_scores(torch.randn(2, 6), torch.tensor([0, 1]), None, 0.8, 5, truncation=Truncation())
-    assert (scores.distribution.temperature, scores.distribution.vocab_size) == (0.8, 5)
-    assert scores.distribution.truncation is None  # keeps everything
-    assert scores.distribution.policy_version is None
-    labelled = scores.of_policy(7)
-    assert labelled.distribution.policy_version == 7
-    assert labelled.logprobs is scores.logprobs
-
-
 H, W, IDS = torch.randn(3, 4), torch.randn(6, 4), torch.tensor([0, 1, 5])
 
 
@@ -383,8 +345,6 @@ H, W, IDS = torch.randn(3, 4), torch.randn(6, 4), torch.tensor([0, 1, 5])
         (lambda: token_scores(H, torch.tensor([0, 1, 4])), DataError, "got 4"),
         (lambda: token_scores(H.long(), torch.tensor([0, 1, 3])), ShapeError, "int64"),
         (lambda: token_scores(H[0], torch.tensor([0])), ShapeError, r"\[P, V/tp\]"),
-        (lambda: Truncation(top_p=0.0), ConfigError, "top_p"),
-        (lambda: Truncation(top_k=-1), ConfigError, "top_k"),
     ],
 )
 def test_bad_input_is_named(call, error, message):
@@ -395,9 +355,7 @@ def test_bad_input_is_named(call, error, message):
 
 def test_public_names_are_pinned():
     assert vocab_parallel.__all__ == [
-        "ScoredDistribution",
         "TokenScores",
-        "Truncation",
         "linear_token_scores",
         "token_scores",
     ]
