@@ -187,24 +187,6 @@ def model_state_dict(chunks: Sequence[Any]) -> dict[str, Any]:
     return {str(index): chunk.sharded_state_dict(metadata=_metadata()) for index, chunk in enumerate(chunks)}
 
 
-def load_weights(folder: Path, chunks: Sequence[Any]) -> None:
-    """Fills a rank's parts of the model from a checkpoint of any layout; everything else in it is left alone.
-
-    Raises:
-        CheckpointError: missing, truncated, or of another model.
-
-    Collectives: Megatron's own over the world.
-    """
-    wanted = {"model": model_state_dict(chunks)}
-    try:
-        state, _, absent = load(wanted, folder, strict=StrictHandling.RETURN_UNEXPECTED)
-    except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
-    _refuse_mismatch(folder, absent=absent, left_over=set())
-    for index, chunk in enumerate(chunks):
-        chunk.load_state_dict(without_extra_states(state["model"][str(index)]))
-
-
 _ASYNC_ARGUMENTS = (
     # from 0.17 on the default is a package of its own; Megatron's own way is the same in all versions
     {"async_strategy": "mcore"} if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters else {}

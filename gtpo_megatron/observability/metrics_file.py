@@ -37,9 +37,6 @@ class JsonlSink:
 
     Args:
         path: the file; made if missing, else appended to.
-
-    Attributes:
-        num_waiting: rows in memory that the file does not have.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,11 +48,6 @@ class JsonlSink:
         self._announced = 0
         self._warned: set[str] = set()
         self._try_to_write()
-
-    @property
-    def num_waiting(self) -> int:
-        """How many rows are in memory only."""
-        return len(self._waiting)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Appends one line, after those that wait; does not raise where the disk is full."""

@@ -32,8 +32,6 @@ MEGATRON_FOLDER = "megatron"
 """Of a converted model: its checkpoint, which has no manifest."""
 
 FORMAT = 2
-UNSEALED_FORMAT = 1
-"""Of earlier versions: without a checksum of the manifest itself."""
 
 _SEAL = "checksum"
 _OPEN_SEAL = "0" * 32
@@ -72,19 +70,18 @@ def read_sealed(folder: Path) -> dict[str, Any]:
     content = find_bytes(path, error=CheckpointError)
     if content is None:
         raise CheckpointError(
-            f"{printable(folder)} has no {MANIFEST_FILE}: an earlier version wrote it, or files were lost; to take it "
+            f"{printable(folder)} has no {MANIFEST_FILE}: files were lost; to take it "
             f"without any check, add --checkpoint.verify none (train) or --no-verify (other commands)"
         )
     fields = Fields(parse_json(content, printable(path), error=CheckpointError), printable(path), CheckpointError)
     found = fields.raw.get("format")
-    if found not in (FORMAT, UNSEALED_FORMAT):
+    if found != FORMAT:
         raise CheckpointError(
             f"{printable(path)}: format {printable(found)}, expected {FORMAT}; use the version that wrote it"
         )
-    if found == FORMAT:
-        seal = fields.get(_SEAL, str)
-        if not _SEALED.fullmatch(seal) or _digest(content.replace(seal.encode(), _OPEN_SEAL.encode(), 1)) != seal:
-            raise CheckpointError(f"{printable(path)} is damaged: its text has another checksum than it says")
+    seal = fields.get(_SEAL, str)
+    if not _SEALED.fullmatch(seal) or _digest(content.replace(seal.encode(), _OPEN_SEAL.encode(), 1)) != seal:
+        raise CheckpointError(f"{printable(path)} is damaged: its text has another checksum than it says")
     return fields.raw
 
 

@@ -115,7 +115,7 @@ def test_a_rank_on_another_file_system_is_noticed(folder):
         (lambda path: (path / "metadata.json").unlink(), "lacks metadata.json: No such file"),
         (lambda path: (path / "manifest.json").unlink(), "has no manifest.json.*--checkpoint.verify none"),
         (lambda path: (path / "manifest.json").write_text("{"), "manifest.json: not valid JSON"),
-        (lambda path: (path / "manifest.json").write_text('{"format": 1}'), "manifest.json: lacks files"),
+        (lambda path: (path / "manifest.json").write_text('{"format": 2}'), "manifest.json: lacks checksum"),
         (lambda path: (path / "manifest.json").write_text('{"format": 9}'), "format 9, expected 2"),
         (lambda path: (path / "driver.json").write_text("0" * (path / "driver.json").stat().st_size), "driver.json"),
     ],

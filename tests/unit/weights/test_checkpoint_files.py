@@ -60,17 +60,6 @@ def test_no_check_is_said(checkpoint, caplog):
     assert f"{checkpoint} is NOT VERIFIED, as was asked for" in caplog.text
 
 
-def test_a_manifest_of_an_earlier_version_has_no_seal_and_is_taken(checkpoint):
-    path = checkpoint / "manifest.json"
-    plain = json.loads(path.read_text()) | {"format": 1}
-    del plain["checksum"]
-    path.write_text(json.dumps(plain, indent=1))
-    assert read_manifest(checkpoint).step == 2
-    flip(checkpoint / "__0_0.distcp")
-    with pytest.raises(CheckpointError, match="__0_0.distcp has checksum"):
-        check_checkpoint(checkpoint, "full")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
