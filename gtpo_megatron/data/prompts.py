@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, fill_template
-from gtpo_megatron.data.adapters.known import ADAPTERS
+from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.chat_template import render_prompt
 from gtpo_megatron.data.contamination import Questions
 from gtpo_megatron.data.source import origin_of
