@@ -41,19 +41,11 @@ class TensorBoardSink:
     Args:
         folder: the run folder.
         first_step: TensorBoard hides what an earlier, broken-off run wrote at this step or later; None: a fresh run.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # half a second, so only if chosen
-        except ImportError as error:
-            raise ConfigError(
-                f"logging.tensorboard is on, but TensorBoard cannot be imported ({error}); "
-                "install it (uv pip install tensorboard) or set logging.tensorboard=False"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter  # half a second, so only if chosen
+
         if not isinstance(threading.excepthook, _QuietWriters):
             threading.excepthook = _QuietWriters(threading.excepthook)
         self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
@@ -91,19 +83,10 @@ class WandbSink:
         folder: the run folder; also wandb's own folder for offline runs.
         logging_config: names the project.
         run_config: the resolved configuration, shown beside the run.
-
-    Raises:
-        ConfigError: wandb is not installed.
     """
 
     def __init__(self, folder: Path, *, logging_config: LoggingConfig, run_config: Mapping[str, Any]) -> None:
-        try:
-            wandb = importlib.import_module("wandb")  # an optional extra: only if chosen
-        except ImportError as error:
-            raise ConfigError(
-                f"logging.wandb_project={logging_config.wandb_project!r}, but wandb cannot be imported ({error}); "
-                "install it (uv pip install wandb) or leave logging.wandb_project out"
-            ) from error
+        wandb = importlib.import_module("wandb")  # an optional extra: only if chosen
         id_file = folder / "wandb_run_id.txt"
         run_id = (find_text(id_file, error=ConfigError) or uuid.uuid4().hex[:12]).strip()
         bare_name(run_id, str(id_file), ConfigError)
@@ -227,8 +210,9 @@ def open_sinks(
             included. None: a fresh run.
 
     Raises:
-        ConfigError: a chosen library is not installed.
+        ConfigError: a chosen library is not installed, or a file of it in the run folder is damaged.
     """
+    check_loggers(logging_config)
     first_step = None
     if resume_after is not None:
         first_step = resume_after + 1 if resume_after else 0

@@ -35,7 +35,7 @@ from gtpo_megatron.observability.provenance import provenance
 from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
-from gtpo_megatron.orchestration.inputs import contamination_notes, dataset_notes
+from gtpo_megatron.orchestration.inputs import contamination_notes
 from gtpo_megatron.orchestration.own_engine import swept_process
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.reward import RewardScorer
@@ -93,8 +93,8 @@ def evaluate_model(
         benchmarks = []
         for label, problems in sets.items():
             contamination = None if training is None else find_contamination(training, problems.comparable)
-            notes = dataset_notes(problems, config.max_prompt_tokens)
-            for note in notes + ([] if contamination is None else contamination_notes(label, contamination)):
+            found = [] if contamination is None else contamination_notes(label, contamination)
+            for note in (*problems.notes, *found):
                 console.print(note, highlight=False, markup=False)
             path = output / RESPONSES / f"{label}.jsonl"
             file = ResponseFile(path, {**of_all, "content": problems.content_sha256}, answer_in)
