@@ -1,6 +1,5 @@
 """``gtpo-megatron evaluate``: checks everything, starts one vLLM engine and the graders, measures, writes down."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -230,22 +229,17 @@ def _locked(output: Path) -> Iterator[None]:
     """The folder, made if need be, for this process alone."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(output / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        descriptor = held_locks.acquire(output / ".lock")
+    except held_locks.NoLockError as error:
+        raise ConfigError(
+            f"output folder {output} cannot be locked: {error.strerror}; choose an --output on a file system with locks"
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"output folder {output} cannot be written: {error.strerror}; choose another --output"
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigError(f"output folder {output} is in use by another evaluation; wait for it or stop it") from error
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"output folder {output} cannot be locked: {error.strerror}; choose an --output on a file system with locks"
-        ) from error
-    held_locks.hold(descriptor)
+    if descriptor is None:
+        raise ConfigError(f"output folder {output} is in use by another evaluation; wait for it or stop it")
     try:
         yield
     finally:
