@@ -97,7 +97,8 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
         return _read_dataclass(hint, plain, where)
     if plain is None:
         return None
-    if classes := {arm.__name__: arm for arm in get_args(hint) if dataclasses.is_dataclass(arm)}:
+    arms = [arm for arm in get_args(hint) if isinstance(arm, type) and dataclasses.is_dataclass(arm)]
+    if classes := {arm.__name__: arm for arm in arms}:
         kind = plain.get(KIND_KEY) if isinstance(plain, dict) else None
         if not isinstance(kind, str) or kind not in classes:
             raise ConfigError(f"{where}: {KIND_KEY}={shown(kind)}: must be one of {', '.join(classes)}")

@@ -197,7 +197,7 @@ def _is_installed(module: str) -> bool:
 
 
 def open_sinks(
-    folder: Path, logging_config: LoggingConfig, *, run_config: Mapping[str, Any], resume_after: int | None = None
+    folder: Path, logging_config: LoggingConfig, *, run_config: Mapping[str, Any], last_row: int | None = None
 ) -> MetricSinks:
     """Opens the sinks that the configuration names.
 
@@ -205,18 +205,16 @@ def open_sinks(
         folder: the run folder; must exist.
         logging_config: which sinks.
         run_config: the resolved configuration, for sinks that show it.
-        resume_after: the step of the checkpoint that a resumed run goes on from: what later steps wrote is dropped, as
-            the run will write it again. 0: it broke off before its first checkpoint, and all is written again, step 0
-            included. None: a fresh run.
+        last_row: of a resumed run, the last step that stays; what later ones wrote is dropped, as the run will write it
+            again. -1: none stays. None: a fresh run.
 
     Raises:
         ConfigError: a chosen library is not installed, or a file of it in the run folder is damaged.
     """
     check_loggers(logging_config)
-    first_step = None
-    if resume_after is not None:
-        first_step = resume_after + 1 if resume_after else 0
-        truncate_after(folder / METRICS_FILE, first_step - 1)
+    if last_row is not None:
+        truncate_after(folder / METRICS_FILE, last_row)
+    first_step = None if last_row is None else last_row + 1
     makers: dict[str, Callable[[], MetricSink]] = {"jsonl": lambda: JsonlSink(folder / METRICS_FILE)}
     if logging_config.tensorboard:
         makers["tensorboard"] = lambda: TensorBoardSink(folder, first_step=first_step)

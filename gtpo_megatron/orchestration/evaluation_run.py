@@ -14,8 +14,8 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import find_contamination
-from gtpo_megatron.data.files import read_records
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
+from gtpo_megatron.data.records import read_records
 from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
