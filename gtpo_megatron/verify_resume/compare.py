@@ -120,8 +120,8 @@ def _driver_state(folder: Path) -> dict[str, Any]:
 
 def _compare_metrics(left: Path, right: Path) -> Comparison:
     rows, other_rows = ([deterministic(row) for row in read_metrics(path)] for path in (left, right))
-    steps = [[row["step"] for row in each] for each in (rows, other_rows)]
-    difference = first_difference(*steps, "steps") or _first(
+    steps, other_steps = ([row["step"] for row in each] for each in (rows, other_rows))
+    difference = first_difference(steps, other_steps, "steps") or _first(
         first_difference(one, other, f"step {one['step']}") for one, other in zip(rows, other_rows, strict=True)
     )
     num_values = sum(len(row) - 1 for row in rows)
