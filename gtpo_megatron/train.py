@@ -16,7 +16,7 @@ from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokeniz
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, check_metrics, truncate_after
+from gtpo_megatron.observability.metrics_file import METRICS_FILE, check_metrics
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.provenance import log_provenance
 from gtpo_megatron.observability.report import write_report
@@ -77,11 +77,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
             check_metrics(run_dir / METRICS_FILE)
         folder.accept(config, inputs.contents, goes_on=checkpoint is not None)
-        if checkpoint:
-            truncate_after(run_dir / METRICS_FILE, checkpoint.last_row)
-        sinks = stack.enter_context(
-            open_sinks(run_dir, config.logging, run_config=to_plain(config), resume_after=first if resume else None)
-        )
+        last_row = checkpoint.last_row if checkpoint else -1 if resume else None
+        sinks = stack.enter_context(open_sinks(run_dir, config.logging, run_config=to_plain(config), last_row=last_row))
         display = stack.enter_context(
             TrainingDisplay(
                 num_steps=config.num_steps,

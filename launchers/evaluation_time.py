@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.adapters.known import adapter_of
-from gtpo_megatron.data.files import read_records
+from gtpo_megatron.data.adapters import adapter_of
+from gtpo_megatron.data.records import read_records
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.search import judge

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,6 @@ from launchers.options import SlurmOptions
 from launchers.script_values import quoted
 
 TITLE = "gtpo"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """What Slurm was given.
-
-    Attributes:
-        job_ids: in the order in which they will run.
-        script: the batch script.
-    """
-
-    job_ids: tuple[str, ...]
-    script: Path
 
 
 def batch_script(job: JobFolder, options: SlurmOptions) -> Path:
@@ -46,8 +32,11 @@ def batch_script(job: JobFolder, options: SlurmOptions) -> Path:
     return script
 
 
-def submit(job: JobFolder, options: SlurmOptions) -> Submission:
+def submit(job: JobFolder, options: SlurmOptions) -> tuple[str, ...]:
     """Submits the job, or all jobs of a chain.
+
+    Returns:
+        The jobs' ids, in the order in which they will run.
 
     Raises:
         WorkerError: sbatch refused.
@@ -65,8 +54,7 @@ def submit(job: JobFolder, options: SlurmOptions) -> Submission:
         except UnexpectedExit as error:
             said = (error.result.stderr or error.result.stdout).strip().splitlines()
             raise WorkerError(f"sbatch refused the job: {said[-1] if said else error}") from error
-        ids = tuple(str(task.handle).rstrip("/").rpartition("/")[2] for task in experiment.jobs)
-    return Submission(job_ids=ids, script=job.folder / "sbatch.sh")
+        return tuple(str(task.handle).rstrip("/").rpartition("/")[2] for task in experiment.jobs)
 
 
 def _nemo_run(job: JobFolder) -> Any:

@@ -63,13 +63,13 @@ def launch(options: SlurmOptions) -> int:
         print(f"written  {job.folder}: nothing was submitted")
         return 0
     _check_with_slurm(script)
-    submitted = submit(job, options)
-    print(f"jobs     {', '.join(submitted.job_ids)}")
+    job_ids = submit(job, options)
+    print(f"jobs     {', '.join(job_ids)}")
     print(f"logs     {job.logs}")
     print(f"status   gtpo-megatron status {job.run_dir}")
     if options.detach:
         return 0
-    return _wait(job, submitted.job_ids)
+    return _wait(job, job_ids)
 
 
 def _check_with_slurm(script: Path) -> None:

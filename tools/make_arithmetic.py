@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import options_or_exit
 from gtpo_megatron.data.arithmetic import (
     ArithmeticTask,
@@ -53,7 +54,7 @@ def problem_row(expression: Expression, row_id: str) -> dict[str, object]:
 def write_split(path: Path, expressions: list[Expression], prefix: str) -> None:
     """Writes one JSON object a line."""
     rows = (problem_row(expression, f"{prefix}-{index:05d}") for index, expression in enumerate(expressions))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def make_splits(num_train: int, num_heldout: int, seed: int) -> tuple[list[Expression], list[Expression]]:

@@ -168,41 +168,16 @@ class RankCheckpoint:
         return dict(state["counters"])
 
     def _state(self, counters: Mapping[str, int], *, is_loading: bool) -> dict[str, Any]:
-        metadata = _metadata()
-        model_state = model_state_dict(self._chunks)
+        # layers are numbered in the whole model, so it does not matter which chunk of which rank holds them
+        model_state = {str(i): chunk.sharded_state_dict(metadata=_metadata()) for i, chunk in enumerate(self._chunks)}
+        optimizer_state = self._optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=_metadata())
         return {
             "model": model_state,
-            "optimizer": self._optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=metadata),
+            "optimizer": optimizer_state,
             "schedule": self._schedule.state_dict(),
             RANDOM_KEY: _random_states(),
             "counters": dict(counters),
         }
-
-
-def model_state_dict(chunks: Sequence[Any]) -> dict[str, Any]:
-    """The sharded state of a rank's parts of the model, as checkpoints hold it.
-
-    Layers are numbered in the whole model, so it does not matter which chunk of which rank holds them.
-    """
-    return {str(index): chunk.sharded_state_dict(metadata=_metadata()) for index, chunk in enumerate(chunks)}
-
-
-def load_weights(folder: Path, chunks: Sequence[Any]) -> None:
-    """Fills a rank's parts of the model from a checkpoint of any layout; everything else in it is left alone.
-
-    Raises:
-        CheckpointError: missing, truncated, or of another model.
-
-    Collectives: Megatron's own over the world.
-    """
-    wanted = {"model": model_state_dict(chunks)}
-    try:
-        state, _, absent = load(wanted, folder, strict=StrictHandling.RETURN_UNEXPECTED)
-    except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
-    _refuse_mismatch(folder, absent=absent, left_over=set())
-    for index, chunk in enumerate(chunks):
-        chunk.load_state_dict(without_extra_states(state["model"][str(index)]))
 
 
 _ASYNC_ARGUMENTS = (

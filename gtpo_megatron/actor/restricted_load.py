@@ -16,7 +16,6 @@ from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.torch import MCoreLoadPlanner, TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import StrictHandling
-from torch.distributed.checkpoint.api import CheckpointException
 
 from gtpo_megatron.actor.checkpoint_reader import COMMON_FILE
 from gtpo_megatron.untrusted.text import printable
@@ -26,6 +25,7 @@ from gtpo_megatron.weights.restricted_pickle import (
     load_index,
     load_object,
     load_torch,
+    of_each_rank,
 )
 
 EXTRA_STATE = "_extra_state"
@@ -119,7 +119,5 @@ def load_sharded_metadata(folder: Path) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """In a line; torch's exception for several ranks carries a traceback of each."""
-    failures = error.failures.items() if isinstance(error, CheckpointException) else ()
-    causes = "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in failures)
-    return printable(causes or f"{type(error).__name__}: {error}")
+    """Why ranks could not read or write, in a line."""
+    return of_each_rank(error, lambda one: printable(f"{type(one).__name__}: {one}"))

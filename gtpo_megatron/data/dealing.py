@@ -1,25 +1,6 @@
 """Deals responses to data-parallel ranks so that each has about as many tokens."""
 
-import heapq
 from collections.abc import Sequence
-
-
-def deal(lengths: Sequence[int], num_ranks: int) -> list[tuple[int, ...]]:
-    """Rows of each rank: longest first, always to the rank with the fewest tokens so far (ties: the lowest rank).
-
-    Deterministic. No rank gets more than the mean plus the longest response.
-
-    Args:
-        lengths: tokens of each row.
-        num_ranks: how many ranks share them; some get none where rows are few.
-    """
-    loads = [(0, rank) for rank in range(num_ranks)]
-    rows: list[list[int]] = [[] for _ in range(num_ranks)]
-    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        load, rank = heapq.heappop(loads)
-        rows[rank].append(row)
-        heapq.heappush(loads, (load + lengths[row], rank))
-    return [tuple(sorted(chosen)) for chosen in rows]
 
 
 def deal_contiguous(lengths: Sequence[int], num_ranks: int) -> list[tuple[int, ...]]:

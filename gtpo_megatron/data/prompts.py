@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, fill_template
-from gtpo_megatron.data.adapters.known import ADAPTERS
+from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.chat_template import render_prompt
 from gtpo_megatron.data.contamination import Questions
 from gtpo_megatron.data.source import origin_of
@@ -35,6 +35,7 @@ class ProblemSet:
         num_repeated: rows left out because an earlier one has the same prompt.
         num_conflicting: of these, rows whose answer is another than the first one's, which is kept.
         num_dropped_long: problems left out because their prompt is too long.
+        notes: sentences for a person on what was left out.
         content_sha256: of ids, prompts and answers of all rows that are no repeats; tells versions apart.
     """
 
@@ -47,6 +48,7 @@ class ProblemSet:
     num_repeated: int
     num_conflicting: int
     num_dropped_long: int
+    notes: tuple[str, ...]
     content_sha256: str
 
     @property
@@ -129,7 +131,11 @@ def load_problems(
             f"{origin}: all {len(dropped)} prompts are longer than max_prompt_tokens={max_prompt_tokens}; "
             f"the shortest has {min(dropped)} tokens"
         )
-    found = ProblemSet(
+    notes = _notes(dataset, origin, reading, len(dropped), max_prompt_tokens)
+    for note in notes:
+        logger.warning(note)
+    logger.info("%s: %d problems, content %s", origin, len(problems), reading.content.hexdigest()[:16])
+    return ProblemSet(
         dataset=dataset,
         origin=origin,
         problems=tuple(problems),
@@ -139,29 +145,27 @@ def load_problems(
         num_repeated=reading.num_repeated,
         num_conflicting=reading.num_conflicting,
         num_dropped_long=len(dropped),
+        notes=tuple(notes),
         content_sha256=reading.content.hexdigest(),
     )
-    _report(found, max_prompt_tokens)
-    return found
 
 
-def _report(found: ProblemSet, max_prompt_tokens: int) -> None:
+def _notes(
+    dataset: DatasetRef, origin: str, reading: UniqueRows, num_dropped: int, max_prompt_tokens: int
+) -> list[str]:
     """What a person should know about the data set."""
-    num_unique = found.num_rows - found.num_repeated
-    if found.num_repeated:
-        logger.warning(
-            "%s: %d of %d rows repeat an earlier prompt and are left out (%d of them with another answer); %d remain",
-            *(found.origin, found.num_repeated, found.num_rows, found.num_conflicting, num_unique),
+    notes = []
+    num_unique = reading.num_rows - reading.num_repeated
+    if reading.num_repeated:
+        notes.append(
+            f"{origin}: {reading.num_repeated} of {reading.num_rows} rows repeat an earlier prompt and are left out "
+            f"({reading.num_conflicting} of them with another answer); {num_unique} remain"
         )
-    if found.num_dropped_long:
-        logger.warning(
-            "%s: dropped %d of %d prompts, longer than %d tokens",
-            *(found.origin, found.num_dropped_long, num_unique, max_prompt_tokens),
-        )
-    adapter = ADAPTERS.get(found.dataset.name) if found.dataset.is_named else None
+    if num_dropped:
+        notes.append(f"{origin}: dropped {num_dropped} of {num_unique} prompts, longer than {max_prompt_tokens} tokens")
+    adapter = ADAPTERS.get(dataset.name) if dataset.is_named else None
     if adapter and num_unique != adapter.num_problems:
-        logger.warning(
-            "%s: %d different problems; %s is known to have %d",
-            *(found.origin, num_unique, adapter.name, adapter.num_problems),
+        notes.append(
+            f"{origin}: {num_unique} different problems; {adapter.name} is known to have {adapter.num_problems}"
         )
-    logger.info("%s: %d problems, content %s", found.origin, len(found.problems), found.content_sha256[:16])
+    return notes

@@ -5,13 +5,17 @@ and maybe ``id`` and ``source`` (or ``data_source``).
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.config.prompt import BOXED_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
-from gtpo_megatron.data.fields import Record, answer_text, as_record, optional_text, shown
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.text import shown
+
+Record = Mapping[str, object]
+"""One row as its file or the hub has it."""
 
 Message = Mapping[str, str]
 """One chat message: ``role`` and ``content``."""
@@ -68,19 +72,18 @@ class Row:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def generic_row(record: object, place: str, source: str) -> Row:
+def generic_row(record: Record, place: str, source: str) -> Row:
     """Checks a row of one's own.
 
     Raises:
         DataError: it is malformed.
     """
-    fields = as_record(record, place, "prompt and answer")
     return Row(
         place=place,
-        prompt=_prompt(fields, place),
-        answer=_answer(fields, place),
-        row_id=optional_text(fields, "id"),
-        source=str(fields.get("source") or fields.get("data_source") or source),
+        prompt=_prompt(record, place),
+        answer=_answer(record, place),
+        row_id=optional_text(record, "id"),
+        source=str(record.get("source") or record.get("data_source") or source),
     )
 
 
@@ -95,7 +98,8 @@ def _prompt(record: Record, place: str) -> tuple[Message, ...] | str:
         if len(messages) == len(prompt) and all(isinstance(text, str) and text for text in texts):
             return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in messages)
     raise DataError(
-        f"{place}: prompt is {shown(prompt)}; expected text, or a list of messages, each with a role and a content"
+        f"{place}: prompt is {shown_or_missing(prompt)}; expected text, or a list of messages, each with a role and a "
+        f"content"
     )
 
 
@@ -106,3 +110,50 @@ def _answer(record: Record, place: str) -> str:
         reward_model = record.get("reward_model")
         answer = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
     return answer_text(answer, place, "answer or reward_model.ground_truth")
+
+
+def text_field(record: Record, names: Sequence[str], place: str) -> str:
+    """The first of these fields that is there, as text.
+
+    Raises:
+        DataError: none is there, or it is not text or empty.
+    """
+    name = next((name for name in names if record.get(name) is not None), names[0])
+    value = record.get(name)
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise DataError(
+        f"{place}: {name} is {shown_or_missing(value)}; expected text in {' or '.join(names)}{_hint(record)}"
+    )
+
+
+def answer_text(value: object, place: str, where: str) -> str:
+    """A reference answer: text, or a finite number.
+
+    Raises:
+        DataError: it is missing, empty or something else. NaN is how data frames write what is missing.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{place}: answer is missing ({value}); expected text or a finite number in {where}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number and not (isinstance(value, str) and value.strip()):
+        raise DataError(f"{place}: answer is {shown_or_missing(value)}; expected text or a number in {where}")
+    return str(value).strip()
+
+
+def optional_text(record: Record, name: str) -> str | None:
+    """The field as text; None where it is missing."""
+    value = record.get(name)
+    return None if value is None else str(value)
+
+
+def shown_or_missing(value: object) -> str:
+    """A value, short enough for a message."""
+    return "missing" if value is None else shown(value)
+
+
+def _hint(record: Record) -> str:
+    """What to do with rows that were prepared for training already."""
+    if "prompt" not in record:
+        return ""
+    return "; rows with a ready prompt are read under a name of your own, such as mine=FILE"

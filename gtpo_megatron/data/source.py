@@ -1,11 +1,10 @@
 """From the name of a data set to its rows: from the hub or a file, by its adapter or as rows of one's own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gtpo_megatron.config.dataset import DatasetRef
-from gtpo_megatron.data.adapters.known import ADAPTERS, adapter_of
-from gtpo_megatron.data.files import read_records
-from gtpo_megatron.data.hub import read_hub
+from gtpo_megatron.data.adapters import ADAPTERS, adapter_of
+from gtpo_megatron.data.records import read_hub, read_records
 from gtpo_megatron.data.rows import Row, generic_row
 from gtpo_megatron.errors import DataError
 
@@ -28,6 +27,8 @@ def read_rows(dataset: DatasetRef) -> Iterator[Row]:
     empty = True
     for place, record in records:
         empty = False
+        if not isinstance(record, Mapping):
+            raise DataError(f"{place}: got {type(record).__name__}, expected an object with the fields of a problem")
         yield to_row(record, place, dataset.name)
     if empty:
         raise DataError(f"{origin_of(dataset)}: holds no rows; expected at least one problem")

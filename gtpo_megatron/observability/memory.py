@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import psutil
 
@@ -78,9 +77,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

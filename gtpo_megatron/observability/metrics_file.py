@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,6 @@ class JsonlSink:
 
     Args:
         path: the file; made if missing, else appended to.
-
-    Attributes:
-        num_waiting: rows in memory that the file does not have.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,11 +48,6 @@ class JsonlSink:
         self._announced = 0
         self._warned: set[str] = set()
         self._try_to_write()
-
-    @property
-    def num_waiting(self) -> int:
-        """How many rows are in memory only."""
-        return len(self._waiting)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Appends one line, after those that wait; does not raise where the disk is full."""
@@ -141,8 +133,8 @@ def truncate_after(path: Path, step: int) -> int:
     Raises:
         DataError: a line before the last is not a JSON object with a step.
     """
-    lines = (find_bytes(path, limit=MAX_METRICS_BYTES) or b"").splitlines(keepends=True)
-    kept = [line for line, record in _parse_lines(path, lines) if record["step"] <= step]
+    lines = _lines(path, is_needed=False)
+    kept = [line for line, record in _rows(path, lines) if record["step"] <= step]
     if len(kept) < len(lines):
         write_file(path, b"".join(kept))
     return len(lines) - len(kept)
@@ -150,7 +142,7 @@ def truncate_after(path: Path, step: int) -> int:
 
 def check_metrics(path: Path) -> None:
     """Raises DataError where :func:`truncate_after` would, before anything is written; a missing file is fine."""
-    _parse_lines(path, (find_bytes(path, limit=MAX_METRICS_BYTES) or b"").splitlines(keepends=True))
+    deque(_rows(path, _lines(path, is_needed=False)), maxlen=0)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -162,7 +154,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: no such file, or a line before the last is not a JSON object with a step.
     """
-    return [record for _, record in _parse_lines(path, _lines(path))]
+    return [record for _, record in _rows(path, _lines(path))]
 
 
 def read_what_there_is(path: Path) -> tuple[list[dict[str, Any]], str]:
@@ -176,27 +168,26 @@ def read_what_there_is(path: Path) -> tuple[list[dict[str, Any]], str]:
     """
     lines = _lines(path)
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            parsed = _parse_lines(path, [line], first_number=number)
-        except DataError as error:
-            return rows, f"{error}. Read up to there: {len(rows)} of {len(lines)} lines."
-        if not parsed:
-            return rows, f"{path} ends in mid-line {number} (a crash, or a line being written). Read up to there."
-        rows.append(parsed[0][1])
+    try:
+        for _, record in _rows(path, lines):
+            rows.append(record)
+    except DataError as error:
+        return rows, f"{error}. Read up to there: {len(rows)} of {len(lines)} lines."
+    if len(rows) < len(lines):
+        return rows, f"{path} ends in mid-line {len(lines)} (a crash, or a line being written). Read up to there."
     return rows, ""
 
 
-def _lines(path: Path) -> list[bytes]:
+def _lines(path: Path, *, is_needed: bool = True) -> list[bytes]:
     content = find_bytes(path, limit=MAX_METRICS_BYTES)
-    if content is None:
+    if content is None and is_needed:
         raise DataError(f"{path}: no such file; expected the metrics of a run that has finished its first step")
-    return content.splitlines(keepends=True)
+    return (content or b"").splitlines(keepends=True)
 
 
-def _parse_lines(path: Path, lines: Sequence[bytes], *, first_number: int = 1) -> list[tuple[bytes, dict[str, Any]]]:
-    parsed: list[tuple[bytes, dict[str, Any]]] = []
-    for number, line in enumerate(lines, start=first_number):
+def _rows(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each whole line with what it holds."""
+    for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             break  # only the last can lack its newline: the writer was killed, or is still writing it
         place = f"{printable(path)}:{number}"
@@ -207,8 +198,7 @@ def _parse_lines(path: Path, lines: Sequence[bytes], *, first_number: int = 1) -
                 record["step"] = as_kind(record.get("step"), int, f"{place}: step")
         except DataError as error:
             raise DataError(f"{error}; remove the line, or the file") from error
-        parsed.append((line, record))
-    return parsed
+        yield line, record
 
 
 def _is_row(record: Any) -> bool:

@@ -184,15 +184,6 @@ def rollout_files(run_folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def read_rollouts(path: Path) -> list[RolloutRecord]:
-    """Reads one step's file; long responses take megabytes each, see :func:`iter_rollouts`.
-
-    Raises:
-        DataError: with file and line, for a line that is not a record.
-    """
-    return list(iter_rollouts(path))
-
-
 def iter_rollouts(path: Path) -> Iterator[RolloutRecord]:
     """Reads one step's file, a response at a time.
 

@@ -41,19 +41,11 @@ class TensorBoardSink:
     Args:
         folder: the run folder.
         first_step: TensorBoard hides what an earlier, broken-off run wrote at this step or later; None: a fresh run.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # half a second, so only if chosen
-        except ImportError as error:
-            raise ConfigError(
-                f"logging.tensorboard is on, but TensorBoard cannot be imported ({error}); "
-                "install it (uv pip install tensorboard) or set logging.tensorboard=False"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter  # half a second, so only if chosen
+
         if not isinstance(threading.excepthook, _QuietWriters):
             threading.excepthook = _QuietWriters(threading.excepthook)
         self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
@@ -91,19 +83,10 @@ class WandbSink:
         folder: the run folder; also wandb's own folder for offline runs.
         logging_config: names the project.
         run_config: the resolved configuration, shown beside the run.
-
-    Raises:
-        ConfigError: wandb is not installed.
     """
 
     def __init__(self, folder: Path, *, logging_config: LoggingConfig, run_config: Mapping[str, Any]) -> None:
-        try:
-            wandb = importlib.import_module("wandb")  # an optional extra: only if chosen
-        except ImportError as error:
-            raise ConfigError(
-                f"logging.wandb_project={logging_config.wandb_project!r}, but wandb cannot be imported ({error}); "
-                "install it (uv pip install wandb) or leave logging.wandb_project out"
-            ) from error
+        wandb = importlib.import_module("wandb")  # an optional extra: only if chosen
         id_file = folder / "wandb_run_id.txt"
         run_id = (find_text(id_file, error=ConfigError) or uuid.uuid4().hex[:12]).strip()
         bare_name(run_id, str(id_file), ConfigError)
@@ -214,7 +197,7 @@ def _is_installed(module: str) -> bool:
 
 
 def open_sinks(
-    folder: Path, logging_config: LoggingConfig, *, run_config: Mapping[str, Any], resume_after: int | None = None
+    folder: Path, logging_config: LoggingConfig, *, run_config: Mapping[str, Any], last_row: int | None = None
 ) -> MetricSinks:
     """Opens the sinks that the configuration names.
 
@@ -222,17 +205,16 @@ def open_sinks(
         folder: the run folder; must exist.
         logging_config: which sinks.
         run_config: the resolved configuration, for sinks that show it.
-        resume_after: the step of the checkpoint that a resumed run goes on from: what later steps wrote is dropped, as
-            the run will write it again. 0: it broke off before its first checkpoint, and all is written again, step 0
-            included. None: a fresh run.
+        last_row: of a resumed run, the last step that stays; what later ones wrote is dropped, as the run will write it
+            again. -1: none stays. None: a fresh run.
 
     Raises:
-        ConfigError: a chosen library is not installed.
+        ConfigError: a chosen library is not installed, or a file of it in the run folder is damaged.
     """
-    first_step = None
-    if resume_after is not None:
-        first_step = resume_after + 1 if resume_after else 0
-        truncate_after(folder / METRICS_FILE, first_step - 1)
+    check_loggers(logging_config)
+    if last_row is not None:
+        truncate_after(folder / METRICS_FILE, last_row)
+    first_step = None if last_row is None else last_row + 1
     makers: dict[str, Callable[[], MetricSink]] = {"jsonl": lambda: JsonlSink(folder / METRICS_FILE)}
     if logging_config.tensorboard:
         makers["tensorboard"] = lambda: TensorBoardSink(folder, first_step=first_step)

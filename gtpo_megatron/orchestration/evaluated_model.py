@@ -1,7 +1,7 @@
 """The model that a user names: a Hugging Face folder, a run's exported model, or one of its checkpoints."""
 
-import fcntl
 import logging
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -94,21 +94,18 @@ def _alone(target: Path) -> Iterator[None]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(target.with_name(f".{target.name}.lock"), os.O_CREAT | os.O_RDWR, 0o644)
+        descriptor = _waited_lock(target)
+    except held_locks.NoLockError as error:
+        raise ConfigError(
+            f"{target.parent} cannot be locked: {error.strerror}; the checkpoint would be converted into it by one "
+            "process at a time: convert it elsewhere with tools/convert_checkpoint.py megatron-to-hf"
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"{target.parent} cannot be written: {error.strerror}; the checkpoint would be converted into it, so make "
             "it writable, or convert elsewhere with tools/convert_checkpoint.py megatron-to-hf"
         ) from error
-    held_locks.hold(descriptor)
     try:
-        try:
-            _wait_for_lock(descriptor, target)
-        except OSError as error:
-            raise ConfigError(
-                f"{target.parent} cannot be locked: {error.strerror}; the checkpoint would be converted into it by one "
-                "process at a time: convert it elsewhere with tools/convert_checkpoint.py megatron-to-hf"
-            ) from error
         with suppress(OSError):  # a full disk: whoever waits is told less, and the conversion says what it lacks
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -117,13 +114,14 @@ def _alone(target: Path) -> Iterator[None]:
         held_locks.let_go(descriptor)
 
 
-def _wait_for_lock(descriptor: int, target: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, HOLDER_BYTES, 0).decode(errors="replace")
+def _waited_lock(target: Path) -> int:
+    lock = target.with_name(f".{target.name}.lock")
+    if (descriptor := held_locks.acquire(lock)) is None:
+        holder = lock.read_bytes()[:HOLDER_BYTES].decode(errors="replace")
         logger.warning("waiting for %s, which is making %s", holder or "another process", target)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = held_locks.acquire(lock, patience_s=math.inf)
+        assert descriptor is not None
+    return descriptor
 
 
 def _checkpoint(folder: Path, name: str, verify: Verify) -> Path:

@@ -1,6 +1,5 @@
 """``gtpo-megatron evaluate``: checks everything, starts one vLLM engine and the graders, measures, writes down."""
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +16,8 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import Questions, find_contamination
-from gtpo_megatron.data.files import read_records
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
+from gtpo_megatron.data.records import read_records
 from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
@@ -35,7 +34,7 @@ from gtpo_megatron.observability.provenance import provenance
 from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
-from gtpo_megatron.orchestration.inputs import contamination_notes, dataset_notes
+from gtpo_megatron.orchestration.inputs import contamination_notes
 from gtpo_megatron.orchestration.own_engine import swept_process
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.reward import RewardScorer
@@ -165,7 +164,7 @@ def _measured_set(
 ) -> MeasuredSet:
     """What is written down about a benchmark; says what was noticed while reading it."""
     head = problems.head(config.num_problems)
-    notes = dataset_notes(head, config.max_prompt_tokens)
+    notes = [*head.notes]
     contamination = None
     if training is not None:
         found = find_contamination(training, head.comparable)
@@ -257,22 +256,17 @@ def _locked(output: Path) -> Iterator[None]:
     """The folder, made if need be, for this process alone."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(output / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        descriptor = held_locks.acquire(output / ".lock")
+    except held_locks.NoLockError as error:
+        raise ConfigError(
+            f"output folder {output} cannot be locked: {error.strerror}; choose an --output on a file system with locks"
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"output folder {output} cannot be written: {error.strerror}; choose another --output"
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigError(f"output folder {output} is in use by another evaluation; wait for it or stop it") from error
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"output folder {output} cannot be locked: {error.strerror}; choose an --output on a file system with locks"
-        ) from error
-    held_locks.hold(descriptor)
+    if descriptor is None:
+        raise ConfigError(f"output folder {output} is in use by another evaluation; wait for it or stop it")
     try:
         yield
     finally:

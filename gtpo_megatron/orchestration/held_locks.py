@@ -3,9 +3,18 @@
 A lock belongs to an open file, and a forked child has the same one open: it would hold the lock after our end.
 """
 
+import fcntl
 import os
+import time
+from pathlib import Path
+
+_POLL_S = 0.1
 
 _descriptors: set[int] = set()
+
+
+class NoLockError(OSError):
+    """The file is there, and its file system has no locks."""
 
 
 def _close_all() -> None:
@@ -16,9 +25,55 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_close_all)
 
 
-def hold(descriptor: int) -> None:
-    """Notes a descriptor whose lock is this process's alone."""
-    _descriptors.add(descriptor)
+def acquire(path: Path, *, patience_s: float = 0.0) -> int | None:
+    """Locks a file, made if need be, until :func:`let_go` or the end of this process.
+
+    Args:
+        path: of the file.
+        patience_s: longest wait for another process to let go.
+
+    Returns:
+        The descriptor; None where another process holds the lock.
+
+    Raises:
+        NoLockError: the file system has no locks.
+        OSError: the file cannot be written.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    _descriptors.add(descriptor)  # before it has the lock: a child of now has the same file open
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                let_go(descriptor)
+                return None
+            time.sleep(_POLL_S)
+        except OSError as error:
+            let_go(descriptor)
+            raise NoLockError(*error.args) from error
+        else:
+            return descriptor
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock, on this node or on another that shares the file system's locks.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)  # gives the shared lock back at once
+    return False
 
 
 def let_go(descriptor: int) -> None:

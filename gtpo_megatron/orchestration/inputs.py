@@ -24,7 +24,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
     training = load_problems(
         data.train, tokenizer, max_prompt_tokens=data.max_prompt_tokens, verbatim_text=data.verbatim_text
     )
-    notes = dataset_notes(training, data.max_prompt_tokens)
+    notes = list(training.notes)
     contents = {TRAIN: _content(training)}
     heldout = []
     for label, ref in evaluation.sets.items():
@@ -35,7 +35,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
             verbatim_text=data.verbatim_text,
             template=evaluation.prompt_template,
         ).head(evaluation.num_problems)
-        notes += dataset_notes(found, data.max_prompt_tokens)
+        notes += found.notes
         contents[heldout_name(label)] = _content(found)
         num_contaminated = 0
         if data.contamination_ngram_words:
@@ -52,21 +52,6 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
 
 def _content(found: ProblemSet) -> DataContent:
     return DataContent(origin=found.origin, problems=len(found.problems), problems_sha256=found.used_sha256)
-
-
-def dataset_notes(found: ProblemSet, max_prompt_tokens: int) -> list[str]:
-    """What was left out of a data set."""
-    notes = []
-    if found.num_repeated:
-        others = f", {found.num_conflicting} of them with another answer" if found.num_conflicting else ""
-        notes.append(
-            f"{found.origin}: {found.num_repeated} of {found.num_rows} rows repeat an earlier prompt{others}: left out"
-        )
-    if found.num_dropped_long:
-        notes.append(
-            f"{found.origin}: {found.num_dropped_long} prompts are longer than {max_prompt_tokens} tokens: dropped"
-        )
-    return notes
 
 
 def contamination_notes(label: str, contamination: Contamination) -> list[str]:

@@ -121,7 +121,6 @@ class RunFolder:
         self._lock_descriptor = run_state.acquire(self.path)
         if self._lock_descriptor is None:
             raise ConfigError(f"run folder {self.path} is in use by another process; wait for it or stop it")
-        held_locks.hold(self._lock_descriptor)
 
     def _check_same_run(self, config: RunConfig, *, resume: bool) -> None:
         if not resume:

@@ -1,7 +1,6 @@
 """Who has a run folder: the lock that keeps a second driver out, and a record of starts and ends for ``status``."""
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.untrusted.fields import as_record
 from gtpo_megatron.untrusted.json_text import find_json
 from gtpo_megatron.untrusted.text import printable, reason
@@ -57,29 +57,8 @@ class RunState:
 
 
 def acquire(folder: Path) -> int | None:
-    """Locks the folder until the descriptor is closed or the process ends.
-
-    Returns:
-        The descriptor, or None where another process holds the lock.
-
-    Raises:
-        OSError: the folder cannot be written, or its file system has no locks.
-    """
-    descriptor = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                return None
-            time.sleep(0.1)
-        except OSError:
-            os.close(descriptor)
-            raise
-        else:
-            return descriptor
+    """Locks the folder, see :func:`held_locks.acquire`; None where another process has it."""
+    return held_locks.acquire(folder / LOCK_FILE, patience_s=LOCK_PATIENCE_S)
 
 
 def is_held(folder: Path) -> bool:
@@ -88,21 +67,13 @@ def is_held(folder: Path) -> bool:
     Raises:
         DataError: that cannot be told, because the lock cannot be read.
     """
+    lock = folder / LOCK_FILE
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
+        return held_locks.is_held(lock)
     except OSError as error:
         raise DataError(
-            f"{printable(folder / LOCK_FILE)}: cannot be read: {reason(error)}; whether the run goes on is not known"
+            f"{printable(lock)}: cannot be read: {reason(error)}; whether the run goes on is not known"
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)  # gives the shared lock back at once
-    return False
 
 
 def read_state(folder: Path) -> RunState | None:

@@ -21,7 +21,7 @@ POLL_S = 0.05
 SHOWN_CHARACTERS = 2000
 """Of the output of a run that failed."""
 
-RunState = Literal["running", "stopped", "finished"]
+ProcessState = Literal["running", "stopped", "finished"]
 """A run that has stopped was asked to, by us or from outside, and goes on from its last checkpoint."""
 
 
@@ -71,7 +71,7 @@ class TrainingProcess:
         if self._process.returncode or until is not None:
             self._raise("" if until is None else " before it could be killed")
 
-    def wait_until(self, deadline: float) -> RunState:
+    def wait_until(self, deadline: float) -> ProcessState:
         """Waits for a good end, or for a moment.
 
         Args:
@@ -84,7 +84,7 @@ class TrainingProcess:
             time.sleep(POLL_S)
         return self._state()
 
-    def stop(self, *, within_s: float) -> RunState:
+    def stop(self, *, within_s: float) -> ProcessState:
         """Asks the run to save and stop after its step; follow it with :meth:`kill`.
 
         Args:
@@ -102,7 +102,7 @@ class TrainingProcess:
                 self._process.wait(timeout=within_s)
         return self._state()
 
-    def _state(self) -> RunState:
+    def _state(self) -> ProcessState:
         status = self._process.poll()
         if status is None:
             return "running"

@@ -5,7 +5,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.budget import BatchBudget
@@ -108,9 +107,7 @@ class RewardPool:
     def __enter__(self) -> "RewardPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
 
 import torch
 
@@ -93,9 +92,7 @@ class RewardScorer:
     def __enter__(self) -> "RewardScorer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -88,13 +88,11 @@ def as_record(kind: type[T], value: object, place: str, error: type[GTPOError] =
     Raises:
         GTPOError: ``error``: a field without a default is absent, or one has a value of another kind.
     """
-    if not isinstance(value, dict):
-        raise error(f"{place}: is {shown(value)}, expected an object")
-    hints = get_type_hints(kind)
+    given, hints = Fields(value, place, error).raw, get_type_hints(kind)
     found = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name in value:
-            found[field.name] = as_kind(value[field.name], hints[field.name], f"{place}: {field.name}", error)
+        if field.name in given:
+            found[field.name] = as_kind(given[field.name], hints[field.name], f"{place}: {field.name}", error)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error(f"{place}: lacks {field.name}")
     return kind(**found)

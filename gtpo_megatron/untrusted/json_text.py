@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import DataError, GTPOError
-from gtpo_megatron.untrusted.text import MAX_BYTES, decoded, find_bytes, numbered_lines, printable, read_bytes, shown
+from gtpo_megatron.untrusted.text import decoded, find_bytes, numbered_lines, printable, read_bytes, shown
 
 MAX_DEPTH = 64
 MAX_DIGITS = 300
@@ -59,20 +59,18 @@ def parse_json(
     return value
 
 
-def read_json(
-    path: Path, *, error: type[GTPOError] = DataError, limit: int = MAX_BYTES, half_pairs: bool = False
-) -> object:
+def read_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
     """The value that a file holds.
 
     Raises:
         GTPOError: ``error``: no such file, or one that cannot be read, or as in :func:`parse_json`.
     """
-    return parse_json(read_bytes(path, limit=limit, error=error), printable(path), error=error, half_pairs=half_pairs)
+    return parse_json(read_bytes(path, error=error), printable(path), error=error)
 
 
-def find_json(path: Path, *, error: type[GTPOError] = DataError, limit: int = MAX_BYTES) -> object:
+def find_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
     """As :func:`read_json`; None where there is no such file, as where it holds ``null``."""
-    content = find_bytes(path, limit=limit, error=error)
+    content = find_bytes(path, error=error)
     return None if content is None else parse_json(content, printable(path), error=error)
 
 

@@ -1,10 +1,11 @@
 """The bytes and the text of a file, or one line on why there are none."""
 
-import os
 import reprlib
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from gtpo_megatron.errors import DataError, GTPOError
 
@@ -53,27 +54,21 @@ def read_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = D
     Raises:
         GTPOError: ``error``: no such file, something else than a file, one that cannot be read, or is too large.
     """
-    content = find_bytes(path, limit=limit, error=error)
-    if content is None:
-        raise error(f"{printable(path)}: cannot be read: no such file")
+    with _opened(path, error) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise error(f"{printable(path)}: is larger than {limit} bytes, the most that is read of such a file")
     return content
 
 
 def find_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> bytes | None:
     """As :func:`read_bytes`; None where there is no such file."""
     try:
-        descriptor = _open(path, error)
-        if descriptor is None:
+        return read_bytes(path, limit=limit, error=error)
+    except GTPOError as problem:
+        if isinstance(problem.__cause__, FileNotFoundError | NotADirectoryError):
             return None
-        with os.fdopen(descriptor, "rb") as file:
-            content = file.read(limit + 1)
-    except (OSError, ValueError) as problem:
-        if isinstance(problem, GTPOError):
-            raise
-        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
-    if len(content) > limit:
-        raise error(f"{printable(path)}: is larger than {limit} bytes, the most that is read of such a file")
-    return content
+        raise
 
 
 def check_file(path: Path, *, error: type[GTPOError] = DataError) -> None:
@@ -82,15 +77,8 @@ def check_file(path: Path, *, error: type[GTPOError] = DataError) -> None:
     Raises:
         GTPOError: ``error``, as in :func:`read_bytes`.
     """
-    try:
-        descriptor = _open(path, error)
-    except (OSError, ValueError) as problem:
-        if isinstance(problem, GTPOError):
-            raise
-        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
-    if descriptor is None:
-        raise error(f"{printable(path)}: cannot be read: no such file")
-    os.close(descriptor)
+    with _opened(path, error):
+        pass
 
 
 def read_text(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> str:
@@ -126,21 +114,13 @@ def numbered_lines(path: Path, *, error: type[GTPOError] = DataError) -> Iterato
     Raises:
         GTPOError: ``error``, as in :func:`read_bytes`; a line, and not the file, is limited in size.
     """
-    try:
-        descriptor = _open(path, error)
-        if descriptor is None:
-            raise error(f"{printable(path)}: cannot be read: no such file")
-        with os.fdopen(descriptor, "rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise error(f"{printable(path)}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
-                yield number, line
-    except (OSError, ValueError) as problem:
-        if isinstance(problem, GTPOError):
-            raise
-        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem
+    with _opened(path, error) as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise error(f"{printable(path)}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
+            yield number, line
 
 
 def reason(problem: Exception) -> str:
@@ -148,15 +128,18 @@ def reason(problem: Exception) -> str:
     return printable(problem.strerror if isinstance(problem, OSError) and problem.strerror else problem)
 
 
-def _open(path: Path, error: type[GTPOError]) -> int | None:
-    """A descriptor of a regular file; None where there is none."""
+@contextmanager
+def _opened(path: Path, error: type[GTPOError]) -> Iterator[BinaryIO]:
+    """A regular file, open; what goes wrong with it in the block is the caller's error."""
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if not stat.S_ISREG(mode):
-        raise error(f"{printable(path)}: is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, expected a file")
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # gone in between
-        return None
+        if not stat.S_ISREG(mode):
+            raise error(f"{printable(path)}: is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, expected a file")
+        with path.open("rb") as file:
+            yield file
+    except (FileNotFoundError, NotADirectoryError) as problem:
+        raise error(f"{printable(path)}: cannot be read: no such file") from problem
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, GTPOError):
+            raise
+        raise error(f"{printable(path)}: cannot be read: {reason(problem)}") from problem

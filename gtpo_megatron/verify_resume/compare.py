@@ -73,18 +73,14 @@ def compare_checkpoints(left: Path, right: Path, *, verify: Verify = "full") -> 
     }
     for part, belongs in kinds.items():
         names = [name for name in one.tensors if belongs(name)]
-        difference = _difference_of_names(part, names, [name for name in other.tensors if belongs(name)])
-        for name in sorted(names) if not difference else ():
-            difference = first_difference(one.read([name])[name], other.read([name])[name], name)
-            if difference:
-                break
+        difference = _difference_of_names(part, names, [name for name in other.tensors if belongs(name)]) or _first(
+            first_difference(one.read([name])[name], other.read([name])[name], name) for name in sorted(names)
+        )
         num_values = sum(math.prod(one.tensors[name][0]) for name in names)
         yield Comparison(part=part, compared=f"{len(names)} tensors, {num_values:,} values", difference=difference)
-    difference = _difference_of_names("objects", one.objects, other.objects)
-    for name in sorted(one.objects) if not difference else ():
-        difference = first_difference(one.read_object(name), other.read_object(name), name)
-        if difference:
-            break
+    difference = _difference_of_names("objects", one.objects, other.objects) or _first(
+        first_difference(one.read_object(name), other.read_object(name), name) for name in sorted(one.objects)
+    )
     yield Comparison(part="random states, other objects", compared=f"{len(one.objects)} objects", difference=difference)
     yield Comparison(
         part="schedule, counters, groups",
@@ -124,11 +120,10 @@ def _driver_state(folder: Path) -> dict[str, Any]:
 
 def _compare_metrics(left: Path, right: Path) -> Comparison:
     rows, other_rows = ([deterministic(row) for row in read_metrics(path)] for path in (left, right))
-    difference = first_difference([row["step"] for row in rows], [row["step"] for row in other_rows], "steps")
-    for one, other in zip(rows, other_rows, strict=True) if not difference else ():
-        difference = first_difference(one, other, f"step {one['step']}")
-        if difference:
-            break
+    steps, other_steps = ([row["step"] for row in each] for each in (rows, other_rows))
+    difference = first_difference(steps, other_steps, "steps") or _first(
+        first_difference(one, other, f"step {one['step']}") for one, other in zip(rows, other_rows, strict=True)
+    )
     num_values = sum(len(row) - 1 for row in rows)
     return Comparison(part="metrics", compared=f"{len(rows)} rows, {num_values:,} values", difference=difference)
 
@@ -175,7 +170,12 @@ def first_difference(left: Any, right: Any, where: str) -> str:
         pairs = ((one, other, f"{where}[{i}]") for i, (one, other) in enumerate(zip(left, right, strict=True)))
     else:
         return "" if repr(left) == repr(right) else f"{where}: {left!r} and {right!r}"
-    return next((found for one, other, at in pairs if (found := first_difference(one, other, at))), "")
+    return _first(first_difference(one, other, at) for one, other, at in pairs)
+
+
+def _first(differences: Iterable[str]) -> str:
+    """The first that is one; an empty text where none is."""
+    return next(filter(None, differences), "")
 
 
 def _tensor_difference(left: Tensor, right: Tensor, where: str) -> str:

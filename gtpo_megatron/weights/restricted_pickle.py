@@ -14,7 +14,7 @@ lists below ends the reading, before anything of it is looked up. Two formats ar
 import io
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -194,10 +194,17 @@ def load_torch(source: Path | bytes | BinaryIO, *, where: str = "") -> Any:
         raise CheckpointError(f"{where} {refusal(error)}") from error
 
 
+def of_each_rank(error: BaseException, in_words: Callable[[BaseException], str]) -> str:
+    """An error in words; of torch's exception for several ranks, which carries tracebacks, the error of each."""
+    if not isinstance(error, CheckpointException):
+        return in_words(error)
+    return "; ".join(f"rank {rank}: {in_words(cause)}" for rank, (cause, _) in error.failures.items())
+
+
 def refusal(error: BaseException) -> str:
     """Why a file was not read, in one line: what it names that may not be in it, or how it is damaged."""
-    if isinstance(error, CheckpointException):  # of torch, with the error of every rank
-        return "; ".join(f"rank {rank}: {refusal(cause)}" for rank, (cause, _) in error.failures.items())
+    if isinstance(error, CheckpointException):
+        return of_each_rank(error, refusal)
     if isinstance(error, GTPOError):
         return printable(error)
     if isinstance(error, _ForbiddenNameError):

@@ -223,35 +223,6 @@ def test_bad_checkpoints_are_named(model, tmp_path):
     run_processes(load, 1, config, checksums, "__0_0.distcp cannot be read: No such file", timeout_s=60)
 
 
-def test_weights_alone_come_from_a_checkpoint_of_any_layout(model, tmp_path):
-    config = make_config(model, LAYOUTS["tp2"])
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    before = run_processes(weights_and_checkpoint, 2, config, str(folder), timeout_s=120)
-    alone = make_config(model, {"num_ranks": 1})
-
-    def load(rank, world_size, init_method):
-        actor = start(rank, init_method, alone)
-        from gtpo_megatron.actor import checkpoint
-
-        checkpoint.load_weights(folder, actor._chunks)
-        return parameters(actor)
-
-    [weights] = run_processes(load, 1, timeout_s=60)
-    norm = "decoder.final_layernorm.weight"
-    assert torch.equal(weights[norm], before[0][norm])
-    assert not torch.equal(weights[norm], torch.ones_like(weights[norm]))
-    output = torch.cat([part["output_layer.weight"] for part in before])
-    assert torch.equal(weights["output_layer.weight"], output[: len(weights["output_layer.weight"])])
-
-
-def weights_and_checkpoint(rank, world_size, init_method, config, folder):
-    actor = start(rank, init_method, config)
-    one_step(actor, config, 1)
-    save(actor, folder)
-    return parameters(actor)
-
-
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(model, tmp_path):
     config = make_config(model, LAYOUTS["tp2"])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.observability.rollout_log import read_rollouts, rollout_files
+from gtpo_megatron.observability.rollout_log import iter_rollouts, rollout_files
 from tests.integration.runs import Run
 from tests.unit.test_own_algorithm import left_out, own_module
 
@@ -32,7 +32,7 @@ def test_two_steps_a_resume_and_the_formula(tmp_path):
     assert [step for step, _ in files] == [1, 2]
     advantages = []
     for _, path in files:
-        records = read_rollouts(path)
+        records = list(iter_rollouts(path))
         wanted = left_out([record.reward for record in records], [record.group_id for record in records])
         for record, advantage in zip(records, wanted, strict=True):
             assert list(record.advantages) == pytest.approx([advantage] * len(record.tokens), abs=1e-5)

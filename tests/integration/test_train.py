@@ -9,7 +9,7 @@ import pytest
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.observability.metrics_file import read_metrics
-from gtpo_megatron.observability.rollout_log import read_rollouts
+from gtpo_megatron.observability.rollout_log import iter_rollouts
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import Run, steps
 
@@ -146,7 +146,7 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     assert all(0 < row["rollout/truncated_frac"] < 1 for row in rows)
     tokenizer = load_tokenizer(str(ASSETS / "tiny_qwen2"))
     for step in (1, 2):
-        records = read_rollouts(run.folder / "rollouts" / f"step_{step:06d}.jsonl")
+        records = list(iter_rollouts(run.folder / "rollouts" / f"step_{step:06d}.jsonl"))
         lengths = [len(tokenizer.encode(record.prompt)) + len(record.tokens) for record in records]
         first, second = ({records[row].group_id for row in rows} for rows in deal_contiguous(lengths, 2))
         assert len(records) == 28

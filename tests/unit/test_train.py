@@ -58,7 +58,6 @@ def begin(tmp_path, monkeypatch):
         return read_contents(tmp_path / "run")
 
     monkeypatch.setattr(train, "ray_parts", started)
-    monkeypatch.setattr(train, "truncate_after", lambda *_: None)
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)  # this process's logs stay as they are
     return begin
 

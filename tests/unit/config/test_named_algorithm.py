@@ -8,8 +8,9 @@ import pytest
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.config.algorithm import ALGORITHMS, GSPOConfig
 from gtpo_megatron.config.algorithm.named import algorithm_class, algorithm_name
-from gtpo_megatron.config.serialize import from_yaml, to_yaml
+from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
+from tests.yaml_text import from_yaml
 
 OWN = """
 from dataclasses import dataclass
@@ -92,4 +93,4 @@ def test_a_run_folder_whose_module_is_gone_says_so(own_module):
     with pytest.raises(
         ConfigError, match=r"config\.yaml: algorithm\.kind: algorithm 'gone_module:OwnConfig': there is no module"
     ):
-        from_yaml(text, source="config.yaml")
+        from_yaml(text)

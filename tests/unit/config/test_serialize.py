@@ -6,9 +6,10 @@ import re
 import pytest
 import yaml
 
-from gtpo_megatron.config.serialize import difference, from_yaml, load_config, to_plain, to_yaml
+from gtpo_megatron.config.serialize import difference, load_config, to_plain, to_yaml
 from gtpo_megatron.errors import ConfigError
 from recipes import tiny_cpu
+from tests.yaml_text import from_yaml
 
 RECIPES = [tiny_cpu.gtpo, tiny_cpu.grpo_s, tiny_cpu.dapo, tiny_cpu.grpo]
 
@@ -35,8 +36,8 @@ def edited(*path, **fields):
     [
         (edited(num_stepz=3), "unknown key 'num_stepz' in RunConfig; perhaps you meant 'num_steps'"),
         (edited("optimizer", lr=1.0), "unknown key 'lr' in OptimizerConfig; known: learning_rate"),
-        (edited(num_steps="40"), "num_steps='40': expected int, got str"),
-        (edited(num_steps=True), "num_steps=True: expected int, got bool"),
+        (edited(num_steps="40"), "num_steps='40': got str, expected int"),
+        (edited(num_steps=True), "num_steps=True: got bool, expected int"),
         (edited("model", dtype="float16"), "dtype='float16': must be one of 'float32', 'bfloat16'"),
         (
             edited("algorithm", kind="PPOConfig"),
@@ -51,13 +52,13 @@ def edited(*path, **fields):
 )
 def test_a_mistake_is_named(text, message):
     with pytest.raises(ConfigError) as error:
-        from_yaml(text, source="run/config.yaml")
+        from_yaml(text)
     assert message in str(error.value)
 
 
 def test_an_integer_stands_for_a_float_but_not_the_other_way():
     assert from_yaml(edited("optimizer", weight_decay=0)).optimizer.weight_decay == 0.0
-    with pytest.raises(ConfigError, match=r"seed=1\.0: expected int, got float"):
+    with pytest.raises(ConfigError, match=r"seed=1\.0: got float, expected int"):
         from_yaml(edited(seed=1.0))
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from gtpo_megatron.config.dataset import parse_dataset
-from gtpo_megatron.data.adapters.known import ADAPTERS
+from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.source import read_rows
 from gtpo_megatron.errors import DataError
 

@@ -22,6 +22,7 @@ def problem_set(name, num):
         num_repeated=0,
         num_conflicting=0,
         num_dropped_long=0,
+        notes=(),
         content_sha256="c0",
     )
 

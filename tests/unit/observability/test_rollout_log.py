@@ -7,7 +7,7 @@ from gtpo_megatron.observability.rollout_log import (
     RolloutLog,
     RolloutRecord,
     foreign_spans,
-    read_rollouts,
+    iter_rollouts,
     rollout_files,
 )
 
@@ -39,7 +39,7 @@ def test_a_step_is_written_to_its_own_file_and_reads_back(tmp_path):
     records = [record(), record(reward=0.0, truncated=True, reward_failed=True)]
     path = write(tmp_path, 12, records)
     assert path == tmp_path / "rollouts" / "step_000012.jsonl"
-    first, second = read_rollouts(path)
+    first, second = iter_rollouts(path)
     assert first.token_entropy == [0.123457, 0.0, 2.0]  # six significant digits
     assert first.advantages == [0.5, -0.25, 1e-9]
     assert (first.response, first.tokens, first.answer) == ("4 …\u2028\n", ["4", " …\u2028", "\n"], "4")
@@ -49,7 +49,7 @@ def test_a_step_is_written_to_its_own_file_and_reads_back(tmp_path):
 
 def test_half_a_surrogate_pair_survives(tmp_path):
     path = write(tmp_path, 1, [record(response="\ud83d")])
-    assert read_rollouts(path)[0].response == "\ud83d"
+    assert next(iter_rollouts(path)).response == "\ud83d"
 
 
 @pytest.mark.parametrize("name", ["token_entropy", "shaped_rewards", "advantages"])
@@ -90,7 +90,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
     with path.open("a", encoding="utf-8") as file:
         file.write('{"group_id": 7}\n')
     with pytest.raises(DataError, match=r"step_000001\.jsonl:2: not a rollout record"):
-        read_rollouts(path)
+        list(iter_rollouts(path))
 
 
 def test_a_full_disk_switches_the_log_off_and_training_goes_on(tmp_path, caplog):
@@ -111,14 +111,14 @@ def test_what_is_not_finite_is_written_as_null_with_a_warning_and_not_read(tmp_p
     assert (row["advantages"], row["reward"]) == ([None, 0.5, None], None)
     assert caplog.text.count("not finite") == 1
     with pytest.raises(DataError, match=r"step_000001\.jsonl:1: not a rollout record .*advantages"):
-        read_rollouts(tmp_path / "rollouts" / "step_000001.jsonl")
+        list(iter_rollouts(tmp_path / "rollouts" / "step_000001.jsonl"))
 
 
 def test_stretches_of_foreign_tokens_are_written_and_read_back(tmp_path):
     assert foreign_spans([True, False, False, True, False]) == [(1, 3), (4, 5)]
     assert foreign_spans([True, True]) == foreign_spans([]) == []
     path = write(tmp_path, 1, [record(foreign_spans=[(0, 1), (2, 3)])])
-    (found,) = read_rollouts(path)
+    (found,) = iter_rollouts(path)
     assert found.foreign_spans == [[0, 1], [2, 3]]
     assert found.foreign_tokens == [0, 2]
 
@@ -135,4 +135,4 @@ def test_spans_of_another_type_are_refused(tmp_path, spans):
     row = json.loads(path.read_text()) | {"foreign_spans": spans}
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match="foreign_spans is .*, expected pairs of integers"):
-        read_rollouts(path)
+        list(iter_rollouts(path))

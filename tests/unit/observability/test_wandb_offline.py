@@ -17,7 +17,7 @@ from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.observability.sinks import open_sinks
 config = LoggingConfig(wandb_project="gtpo", wandb_mode="offline")
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
-with open_sinks(folder, config, run_config={"seed": 7}, resume_after=first - 1 if first > 1 else None) as sinks:
+with open_sinks(folder, config, run_config={"seed": 7}, last_row=first - 1 if first > 1 else None) as sinks:
     for step in (first, first + 1):
         sinks.write(step, {"policy/loss": step / 8})
 assert sinks.failures == {}

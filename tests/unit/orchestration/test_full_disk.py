@@ -96,7 +96,7 @@ def test_rows_that_never_fit_are_counted_at_the_end(tmp_path, caplog, monkeypatc
     with files_of_at_most(5):
         for step in range(5):
             sink.write(step, {"policy/loss": 0.5})
-        assert sink.num_waiting == 3
+        assert len(sink._waiting) == 3
         sink.close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
     assert caplog.messages[-1].endswith("the last rows of metrics could not be written, 5 are lost")

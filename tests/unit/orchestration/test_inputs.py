@@ -37,8 +37,8 @@ def test_what_is_in_both_sets_is_counted_and_named(tmp_path):
     assert [content.problems for content in found.contents.values()] == [5, 5, 5]
     assert found.contents["eval/mine"] == found.contents["eval/heldout"]
     notes = "\n".join(found.notes)
-    assert "train.jsonl: 1 of 6 rows repeat an earlier prompt: left out" in notes
-    assert "held.jsonl: 1 prompts are longer than 40 tokens: dropped" in notes
+    assert "train.jsonl: 1 of 6 rows repeat an earlier prompt and are left out" in notes
+    assert "held.jsonl: dropped 1 of 6 prompts, longer than 40 tokens" in notes
     assert "contamination: heldout: 4 of 5 problems are in the training set (4 the same question" in notes
     assert "held-1+1? = train-1+1 ?, held-2+2? = train-2+2?, held-4+4? = train-4 + 4?, ..." in notes
 

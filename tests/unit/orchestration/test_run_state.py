@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.orchestration import run_state
+from gtpo_megatron.orchestration import held_locks, run_state
 
 
 def test_the_lock_is_seen_from_outside_and_goes_with_its_process(tmp_path):
@@ -24,7 +24,7 @@ def test_the_lock_is_seen_from_outside_and_goes_with_its_process(tmp_path):
         other.kill()
         other.wait()
         assert not run_state.is_held(tmp_path)
-        os.close(run_state.acquire(tmp_path))
+        held_locks.let_go(run_state.acquire(tmp_path))
 
 
 def test_starts_are_counted_and_an_end_is_recorded(tmp_path):

@@ -15,10 +15,11 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.recipe import load_recipe
 from gtpo_megatron.config.algorithm import DAPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
-from gtpo_megatron.config.serialize import from_yaml, to_yaml
-from gtpo_megatron.data.adapters.known import ADAPTERS
+from gtpo_megatron.config.serialize import to_yaml
+from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.orchestration.placement import Node, place
 from recipes import qwen2_5_7b, qwen2_5_32b
+from tests.yaml_text import from_yaml
 
 KINDS = {"gtpo": GTPOConfig, "grpo_s": GRPOSConfig, "dapo": DAPOConfig, "grpo": GRPOConfig}
 NODE_GIB = 1024

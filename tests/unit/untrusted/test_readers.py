@@ -11,7 +11,7 @@ from gtpo_megatron.untrusted import json_text, text
 from gtpo_megatron.untrusted.fields import Fields, as_record
 from gtpo_megatron.untrusted.json_text import find_json, parse_json, read_json, read_json_lines
 from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import find_text, printable, read_text, shown
+from gtpo_megatron.untrusted.text import find_text, printable, read_bytes, read_text, shown
 from gtpo_megatron.untrusted.yaml_text import parse_yaml, read_yaml, written_yaml
 
 
@@ -181,7 +181,7 @@ def test_an_absent_file_is_none_where_it_may_be_absent(tmp_path):
 def test_sizes_are_limited(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     path.write_text('"short"\n"' + "x" * 100 + '"\n')
-    assert "larger than 10 bytes" in refused(read_json, path, limit=10)
+    assert "larger than 10 bytes" in refused(read_bytes, path, limit=10)
     monkeypatch.setattr(text, "MAX_LINE_BYTES", 50)
     with pytest.raises(DataError, match=r"a\.jsonl:2: a line of more than 50 bytes"):
         list(json_text.read_json_lines(path))

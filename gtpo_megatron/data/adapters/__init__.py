@@ -1,1 +1,0 @@
-"""Data sets that are known by name: one adapter each."""
