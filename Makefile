@@ -19,7 +19,7 @@ quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two co
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
 test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 5 minutes on two cores
-	$(PYTEST) $(SIDE_BY_SIDE) -m "$(FAST)"
+	$(PYTEST) -n 2 --dist loadfile -m "$(FAST)"
 	$(PYTEST) $(SIDE_BY_SIDE) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
 
 test-dist: setup

@@ -12,6 +12,7 @@ from gtpo_megatron.orchestration.collect import collect, looking_after
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.xdist_group("workers that answer"),
     pytest.mark.filterwarnings("ignore"),
