@@ -6,6 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# quick tests have three workers on two cores: some wait for a clock
 FILE_BY_FILE := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 FAST := not (slow or gpu or vllm or ray or megatron or network or slurm)
@@ -20,7 +21,7 @@ quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two co
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
 test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 5 minutes on two cores
-	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"  # three on two cores: some wait for a clock
+	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
 	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
 
 test-dist: setup
