@@ -1,11 +1,14 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart test test-dist test-slow test-slurm test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart check
+.PHONY: setup quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# quick tests have three workers on two cores: some wait for a clock
+FILE_BY_FILE := --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 2 --dist loadgroup
 FAST := not (slow or gpu or vllm or ray or megatron or network or slurm)
 RUN_DIR := runs/quickstart
 MINUTES := 10
@@ -17,15 +20,15 @@ quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two co
 	@[ "$(RUN_DIR)" != runs/quickstart ] || rm -rf runs/quickstart
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
-test: setup  ## everything but the suites marked slow
-	$(PYTEST) -n 2 --dist loadgroup -m "$(FAST)"
-	$(PYTEST) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
+test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 5 minutes on two cores
+	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
+	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
 
 test-dist: setup
 	$(PYTEST) -m distributed
 
-test-slow: setup  ## whole runs: kill and resume, four ranks, two updates
-	$(PYTEST) -m "slow and not (gpu or network)"
+test-slow: setup  ## what make test leaves out: whole runs that are killed, all layouts, damaged files
+	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not (gpu or network)"
 
 test-gpu-stack:  ## Megatron and Triton tests on the versions of the gpu extra, without a GPU; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
@@ -39,6 +42,10 @@ chaos: setup  ## kills and stops processes of real runs for half an hour; docs/r
 test-slurm: setup  ## jobs on a real Slurm of two nodes on this machine; needs root, else skipped with the reason
 	@tools/install_slurm.sh
 	$(PYTEST) tests/slurm -m slurm
+
+test-rest: setup  ## test-slow beside test-slurm, whose jobs wait for Slurm most of the time
+	@tools/install_slurm.sh
+	$(PYTEST) $(SIDE_BY_SIDE) -m "(slow or slurm) and not (gpu or network)"
 
 test-gpu: setup
 	$(PYTEST) tests/gpu -m gpu
@@ -65,4 +72,4 @@ golden: setup  ## rewrites the golden curve; say why in the commit
 bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
 	$(BIN)/python -m benchmarks.quickstart --output benchmarks/results/quickstart.json
 
-check: lint types arch test test-slow test-slurm  ## what CI runs
+check: lint types arch test test-rest  ## what CI runs

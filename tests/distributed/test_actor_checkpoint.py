@@ -18,6 +18,7 @@ from tests.distributed.tiny_world import make_config, make_model, make_rewards, 
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
+    pytest.mark.slow,
     pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
 ]

@@ -60,6 +60,9 @@ LAYOUTS = {
     "pp2_cp2": {"num_ranks": 4, "pipeline_parallel_size": 2, "context_parallel_size": 2},
     "cp2_dp2_sharded_optimizer": {"num_ranks": 4, "context_parallel_size": 2, "distributed_optimizer": True},
 }
+BEFORE_A_COMMIT = ("one", "tp2", "pp2_vpp2_cp2", "dp2_sharded_optimizer")
+"""Every axis once; all layouts are seen before a merge."""
+
 DEALINGS = {
     "one": [list(range(8))],
     "split": [[0, 3, 5], [1, 2, 4, 6, 7]],  # both groups are split over both replicas
@@ -120,7 +123,10 @@ def models(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=[] if name in BEFORE_A_COMMIT else pytest.mark.slow) for name in LAYOUTS],
+)
 def test_gtpo_on_every_layout(models, tmp_path, layout):
     folder, model = models[layout in ("tp2", "pp2_dp2", "pp2_vpp2_cp2")]
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]))
@@ -141,6 +147,7 @@ def test_every_axis_at_once(models, tmp_path):
     compare(tmp_path, model, make_config(folder, layout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2", "cp2"])
 @pytest.mark.parametrize("algorithm", [GRPOSConfig(), GRPOConfig(), GTPOConfig(loss_denominator="group")])
 def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm, layout):
@@ -150,6 +157,7 @@ def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm
     compare(tmp_path, model, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "micro_batch_tokens"), [("tp2_sp", 1), ("tp2_sp", 1000), ("pp2_vpp2", 1), ("pp2_vpp2", 1000)]
 )
@@ -159,6 +167,7 @@ def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, layout, mi
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout], micro_batch_tokens=micro_batch_tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", ["dp2", "tp2_dp2", "pp2_dp2", "cp2_dp2_sharded_optimizer", "pp2_vpp2_dp2_sharded_optimizer"]
 )
@@ -167,6 +176,7 @@ def test_a_replica_without_responses(models, tmp_path, layout):
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), dealing="uneven")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_responses_cut_by_the_length_limit(models, tmp_path, masked):
     """Rows 2 and 5 are cut: masked, they leave the loss and its denominator but stay in their group's statistics."""
@@ -175,6 +185,7 @@ def test_responses_cut_by_the_length_limit(models, tmp_path, masked):
     compare(tmp_path, model, config)
 
 
+@pytest.mark.slow
 def test_credit_refuses_scores_of_another_policy(models):
     folder, _ = models[False]
     config = make_config(folder, LAYOUTS["one"])
@@ -191,6 +202,7 @@ def test_credit_refuses_scores_of_another_policy(models):
     run_processes(refused, 1)
 
 
+@pytest.mark.slow
 def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):
     folder, model = models[False]
     compare(tmp_path, model, make_config(folder, LAYOUTS["dp2"]), failed=(0, 5))

@@ -177,7 +177,12 @@ def random_deal(world_size: int, num_holders: int, generator: torch.Generator) -
 
 
 @pytest.mark.parametrize(
-    ("world_size", "has_holes"), [(1, True), (2, False), (2, True), (3, True), (4, False), (4, True)]
+    ("world_size", "has_holes"),
+    [
+        (2, False),
+        (3, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, True), (4, False), (4, True))),
+    ],
 )
 def test_every_algorithm_gives_the_bits_of_one_process(world_size: int, has_holes: bool) -> None:
     generator = torch.Generator().manual_seed(world_size)

@@ -29,6 +29,7 @@ from tests.unit.orchestration.checkpoints import facts, names
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
+    pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
@@ -279,7 +280,6 @@ def kill_when(ranks, chooser, folder):
     return step, seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_random_points_change_nothing(model, tmp_path, seed):
     config = make_config(model, {"num_ranks": 2, "tensor_parallel_size": 2})

@@ -12,6 +12,7 @@ from tests.distributed.tiny_world import make_config, make_model
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
+    pytest.mark.slow,
     pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch warn of deprecations of their own
 ]

@@ -39,7 +39,7 @@ from tests.distributed.tiny_world import make_config, make_model, make_rewards, 
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
+    pytest.mark.xdist_group("golden curves"),
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -84,7 +84,7 @@ def stack():
     return f"{processor()},{capability},torch-{torch.__version__},megatron-{megatron}"
 
 
-def ten_updates(rank, world_size, init_method, config):
+def ten_updates(rank, init_method, config):
     """Five steps of two updates on one fixed batch, TP 2."""
     from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
 
@@ -97,20 +97,43 @@ def ten_updates(rank, world_size, init_method, config):
         scored = dataclasses.replace(scored, rollouts=sampled)
         batch, _ = actor.assign_credit(scored, make_rewards())
         curve.append(to_scalars(merge([scores | actor.update(batch, step)])))
+    actor.close()
     return [[row[name] for name in NAMES] for row in curve]
 
 
+def all_curves(rank, world_size, init_method, configs):
+    """One after the other on the same ranks, each with an actor of its own."""
+    found = {}
+    for name, config in configs.items():
+        try:
+            found[name] = ten_updates(rank, f"{init_method}_{name}", config)
+        except Exception as error:
+            error.add_note(f"in the curve of {name}")
+            raise
+    return found
+
+
+@pytest.fixture(scope="module")
+def curves(megatron, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, tied=True)
+    configs = {
+        name: make_config(
+            folder,
+            {"num_ranks": 2, "tensor_parallel_size": 2},
+            updates={"updates_per_rollout": 2, "mini_batch_prompts": 1},
+            algorithm=algorithm,
+        )
+        for name, algorithm in ALGORITHMS.items()
+    }
+    found, other_rank = run_processes(all_curves, 2, configs, timeout_s=170)
+    assert found == other_rank
+    return found
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_curve(name, tmp_path, request):
-    make_model(tmp_path, tied=True)
-    config = make_config(
-        tmp_path,
-        {"num_ranks": 2, "tensor_parallel_size": 2},
-        updates={"updates_per_rollout": 2, "mini_batch_prompts": 1},
-        algorithm=ALGORITHMS[name],
-    )
-    curve, other_rank = run_processes(ten_updates, 2, config, timeout_s=120)
-    assert curve == other_rank
+def test_curve(curves, name, request):
+    curve = curves[name]
     path = FOLDER / f"curve_{name}.txt"
     if request.config.getoption("--rewrite-golden"):
         lines = [f"# {stack()} " + " ".join(NAMES)]

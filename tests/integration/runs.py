@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from gtpo_megatron.observability.metrics import deterministic
 from gtpo_megatron.observability.metrics_file import read_metrics
 
@@ -23,6 +25,9 @@ SMALL = [
 ]  # fmt: skip
 """Overrides that make a step take a second; starting the processes is what such a run costs."""
 
+LEAVINGS = pytest.mark.xdist_group("leavings")
+"""One after the other, if there are several workers: a killed engine leaves files in /dev/shm until its run ends, and
+other tests look for what their own runs leave there."""
 
 STARTED: list[subprocess.Popen] = []
 """Commands of the test that runs now; what is left of them at its end is killed (``conftest.py``)."""

@@ -8,12 +8,15 @@ import pytest
 from tests.chaos.campaign import Campaign
 from tests.chaos.faults import Fault
 from tests.chaos.world import BrokenRun
+from tests.integration.runs import LEAVINGS
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
+    pytest.mark.slow,
     pytest.mark.timeout(1800),
+    LEAVINGS,
     pytest.mark.filterwarnings("ignore"),  # of what reads the runs' files
 ]
 
@@ -24,7 +27,7 @@ def fault(kind, stage, number=KILL):
     return Fault(kind=kind, number=number, stage=stage, delay_s=0.0)
 
 
-def attack(folder, faults, *options, num_steps=20):
+def attack(folder, faults, *options, num_steps):
     said = []
     campaign = Campaign(folder, num_steps=num_steps, options=options, say=said.append)
     assert campaign.prepare() == [], "a run in peace leaves nothing behind"
@@ -36,8 +39,9 @@ def attack(folder, faults, *options, num_steps=20):
     return cases
 
 
-def leaves_nothing(folder, *options):
-    run = BrokenRun(folder, num_steps=1, options=options, resume=False)
+def test_two_engines_leave_nothing(tmp_path):
+    """Of one process each."""
+    run = BrokenRun(tmp_path / "run", num_steps=1, options=("--rollout.num-engines", "2"), resume=False)
     try:
         while not run.has_ended():
             run.look()
@@ -48,30 +52,12 @@ def leaves_nothing(folder, *options):
         run.clear()
 
 
-def test_rays_gcs_and_the_driver_are_killed(tmp_path):
-    """An engine of TP 2. Without the GCS Ray waited for a minute and then ended the driver without a word of ours."""
-    ended, killed = attack(
-        tmp_path,
-        [fault("Ray's GCS", "rollout"), fault("driver", "weight_sync")],
-        *("--rollout.tensor-parallel-size", "2"),
-    )
-    assert ended.line.startswith("gtpo-megatron: WorkerError: Ray's GCS (process ")
-    assert (ended.outcome, killed.outcome) == ("ended", "ended")
-
-
-def test_two_engines_leave_nothing(tmp_path):
-    leaves_nothing(tmp_path / "run", "--rollout.num-engines", "2")
-
-
-@pytest.mark.slow
-def test_an_engine_of_one_process_leaves_nothing(tmp_path):
-    leaves_nothing(tmp_path / "run")
-
-
-@pytest.mark.slow
 def test_who_dies_or_stops_is_named(tmp_path):
-    """Rank 0 was reported as rank 1, a raylet as the engine, and of a stopped rank both were named."""
+    """Once rank 0 was reported as rank 1, a raylet as the engine, and of a stopped rank both were named; without the
+    GCS Ray waited for a minute and then ended the driver without a word of ours. The engine has TP 2."""
     faults = [
+        fault("Ray's GCS", "rollout"),
+        fault("driver", "weight_sync"),
         fault("rank 0", "update"),
         fault("Ray's raylet", "score"),
         fault("rank 1", "update", STOP),
@@ -79,4 +65,6 @@ def test_who_dies_or_stops_is_named(tmp_path):
         fault("Ray's dashboard agent", "rollout"),
         fault("keeper", "rollout"),
     ]
-    attack(tmp_path, faults, "--rollout.tensor-parallel-size", "2", num_steps=30)
+    ended, killed, *_ = attack(tmp_path, faults, "--rollout.tensor-parallel-size", "2", num_steps=30)
+    assert ended.line.startswith("gtpo-megatron: WorkerError: Ray's GCS (process ")
+    assert (ended.outcome, killed.outcome) == ("ended", "ended")

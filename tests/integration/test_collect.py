@@ -10,7 +10,13 @@ from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.orchestration import collect as module
 from gtpo_megatron.orchestration.collect import collect, looking_after
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("workers that answer"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 class Worker:

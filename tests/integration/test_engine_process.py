@@ -13,8 +13,16 @@ from gtpo_megatron.orchestration.ray_processes import EngineProcess
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu
+from tests.integration.runs import LEAVINGS
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),
+    LEAVINGS,
+]
 
 DEADLINE_S = 600.0
 

@@ -18,7 +18,7 @@ from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import STARTED
 from tests.unit.orchestration.checkpoints import save_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 PROBLEMS = 200  # so many that a signal after the first responses comes long before the last
 
 
@@ -108,7 +108,6 @@ def test_a_model_that_never_stops_is_cut_and_counted(tmp_path):
     assert set(entry["figures"]) == {"mean@2", "reward", "pass@2", "best@2", "maj@2"}
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_a_run_is_converted_and_measured_as_the_run_was(tmp_path):
     """Named by its folder. It holds the tiny model, which solves about a quarter; wrong weights would solve nothing."""
     run = tmp_path / "run"

@@ -17,7 +17,9 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
+    pytest.mark.slow,
     pytest.mark.timeout(900),
+    pytest.mark.xdist_group("a Ray of somebody else's"),
     pytest.mark.filterwarnings("ignore"),  # of TensorBoard's readers
 ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.observability.rollout_log import iter_rollouts, rollout_files
-from tests.integration.runs import Run
+from tests.integration.runs import SMALL
 from tests.unit.test_own_algorithm import left_out, own_module
 
 pytestmark = [
@@ -19,16 +19,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-RLOO = ("--algorithm", "mine:RLOOConfig", "--checkpoint.every-steps", "1")
+RLOO = (*SMALL, "--algorithm", "mine:RLOOConfig")
 
 
 def test_two_steps_a_resume_and_the_formula(tmp_path):
     own_module(tmp_path)
-    whole = Run(tmp_path / "whole", *RLOO, cwd=tmp_path)
-    whole.succeed()
-    assert "kind: mine:RLOOConfig" in (whole.folder / "config.yaml").read_text()
-    assert "algorithm: mine:RLOOConfig, leave-one-out REINFORCE" in (whole.folder / "log.txt").read_text()
-    files = rollout_files(whole.folder)
+    output = tmp_path / "proof"
+    command = [str(Path(sys.executable).with_name("gtpo-megatron")), "verify-resume", "recipes.tiny_cpu:gtpo", *RLOO]
+    command += ["--steps", "2", "--kill-after", "1", "--output", str(output), "--keep"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    whole = output / "unbroken"
+    assert "kind: mine:RLOOConfig" in (whole / "config.yaml").read_text()
+    assert "algorithm: mine:RLOOConfig, leave-one-out REINFORCE" in (whole / "log.txt").read_text()
+    files = rollout_files(whole)
     assert [step for step, _ in files] == [1, 2]
     advantages = []
     for _, path in files:
@@ -38,8 +42,3 @@ def test_two_steps_a_resume_and_the_formula(tmp_path):
             assert list(record.advantages) == pytest.approx([advantage] * len(record.tokens), abs=1e-5)
         advantages += wanted
     assert any(advantages), "no group taught anything, so the formula was not seen"
-
-    proof = [str(Path(sys.executable).with_name("gtpo-megatron")), "verify-resume", str(whole.folder), "--steps", "2"]
-    proof += ["--kill-after", "1"]
-    done = subprocess.run(proof, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -17,7 +17,13 @@ from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import rollout_summary
 from gtpo_megatron.orchestration.ray_engines import RayEngines
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("engines that are made up"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 DEADLINE_S = 600.0
 """A process of Ray's takes minutes to start on a machine that is busy with others."""
@@ -37,6 +43,10 @@ class Engine:
         self.notes = notes
         self.version = -1
         self.begun = {}
+
+    def become(self, index, notes):
+        """Another engine, as if new: a process takes seconds to start."""
+        self.__init__(index, notes)
 
     def _maybe_die(self, call):
         note = self.notes / f"{self.index} {call}"
@@ -94,26 +104,57 @@ class Engine:
         return {self.index: {"version": version}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
+class Processes:
+    """Engines for one test after the other: those that are still alive at a test's end serve the next one."""
+
+    def __init__(self):
+        self._idle, self._used = [], []
+
+    def remote(self, index, notes):
+        import ray
+
+        if self._idle:
+            engine = self._idle.pop()
+            ray.get(engine.become.remote(index, notes))
+        else:
+            engine = ray.remote(Engine).options(num_cpus=0).remote(index, notes)
+        self._used.append(engine)
+        return engine
+
+    def take_back(self):
+        import ray
+
+        for engine in self._used:
+            with suppress(ray.exceptions.RayActorError):
+                ray.get(engine.become.remote(None, None))
+                self._idle.append(engine)
+        self._used.clear()
+
+
+@pytest.fixture(scope="module")
+def processes():
     import ray
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
-    yield
+    yield Processes()
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _live_processes_serve_the_next_test(processes, monkeypatch):
+    monkeypatch.setattr(World, "processes", processes, raising=False)
+    yield
+    processes.take_back()
 
 
 class World:
     """A fleet, the weights it was given, and what happened to it."""
 
     def __init__(self, tmp_path, num_engines, max_restarts=1, max_spread=0):
-        import ray
-
-        self._kind = ray.remote(Engine).options(num_cpus=0)
         self._notes = tmp_path
         self.restarted, self.pushed = [], []
         self.fleet = RayEngines(
-            [self._kind.remote(index, self._notes) for index in range(num_engines)],
+            [self.processes.remote(index, self._notes) for index in range(num_engines)],
             hosts=["here"] * num_engines,
             workers_per_engine=1,
             restart=self.restart,
@@ -128,7 +169,7 @@ class World:
 
     def restart(self, index):
         self.restarted.append(index)
-        return self._kind.remote(index, self._notes)
+        return self.processes.remote(index, self._notes)
 
     def open_link(self, engines):
         self.links += 1

@@ -16,7 +16,9 @@ from tests.integration.engine_host import MODEL, EngineHost
 
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
+    pytest.mark.xdist_group("a rollout engine"),
     pytest.mark.filterwarnings("ignore"),  # of transformers' readers
 ]
 

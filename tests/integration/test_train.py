@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import psutil
 import pytest
@@ -10,8 +11,9 @@ from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.observability.metrics_file import read_metrics
 from gtpo_megatron.observability.rollout_log import iter_rollouts
+from gtpo_megatron.orchestration.checkpoint_folder import LATEST
 from recipes.tiny_cpu import ASSETS
-from tests.integration.runs import Run, steps
+from tests.integration.runs import LEAVINGS, Run, steps
 
 pytestmark = [
     pytest.mark.ray,
@@ -26,36 +28,57 @@ ENDS_S = 150.0
 limit, which is 0.7 of ``cluster.stage_deadline_s=240``."""
 
 
-def test_two_steps_leave_a_whole_run_folder(tmp_path):
-    """TP 2, one engine: every file of a run folder, and a model that transformers loads."""
+NUM_STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody disturbs: TP 2, one engine beside the trainer."""
+    run = Run(tmp_path_factory.mktemp("train") / "whole", num_steps=NUM_STEPS)
+    run.succeed()
+    return run
+
+
+@LEAVINGS
+def test_a_run_leaves_a_whole_run_folder(whole):
+    """Every file of a run folder, and a model that transformers loads."""
     from transformers import AutoModelForCausalLM
 
-    run = Run(tmp_path / "run")
-    run.succeed()
-    assert "before: held-out mean@2" in run.output
-    assert "after:  held-out mean@2" in run.output
-    names = {path.name.split(".")[0] for path in run.folder.iterdir()}
+    assert "before: held-out mean@2" in whole.output
+    assert "after:  held-out mean@2" in whole.output
+    names = {path.name.split(".")[0] for path in whole.folder.iterdir()}
     assert names >= {"config", "data", "metrics", "events", "rollouts", "checkpoints", "hf", "report", "log"}
-    rows = steps(run.folder)
-    assert [row["step"] for row in rows] == [0, 1, 2]
+    rows = steps(whole.folder)
+    assert [row["step"] for row in rows] == list(range(NUM_STEPS + 1))
     for row in rows[1:]:
         assert row["sync/logprob_gap_max"] <= 1e-4
         assert row["policy/ratio_mean"] == 1.0  # one update a batch: on policy
         assert row["optimizer/grad_norm"] > 0
     assert rows[1]["policy/entropy_nats"] > 0
-    record = json.loads((run.folder / "rollouts" / "step_000002.jsonl").read_text().splitlines()[0])
+    record = json.loads((whole.folder / "rollouts" / "step_000002.jsonl").read_text().splitlines()[0])
     assert len(record["tokens"]) == len(record["token_entropy"]) == len(record["advantages"])
-    assert AutoModelForCausalLM.from_pretrained(run.folder / "hf").num_parameters() > 1_000_000
-    assert "</html>" in (run.folder / "report.html").read_text(encoding="utf-8")
+    assert AutoModelForCausalLM.from_pretrained(whole.folder / "hf").num_parameters() > 1_000_000
+    assert "</html>" in (whole.folder / "report.html").read_text(encoding="utf-8")
+
+
+@LEAVINGS
+def test_a_resumed_run_equals_an_unbroken_one(whole, tmp_path):
+    """From the checkpoint before the last, with the rows of the steps after it, as a kill in mid-save leaves them."""
+    folder = tmp_path / "broken"
+    shutil.copytree(whole.folder, folder)
+    shutil.rmtree(folder / "checkpoints" / f"step_{NUM_STEPS}")
+    (folder / "checkpoints" / LATEST).write_text(f"step_{NUM_STEPS - 2}\n", encoding="utf-8")
+    resumed = Run(folder, "--resume", num_steps=NUM_STEPS)
+    resumed.succeed()
+    assert re.findall(r"^step (\d)/", resumed.output, re.MULTILINE) == ["5", "6"]
+    assert steps(folder) == steps(whole.folder)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path):
-    """An engine dies and is replaced; another one dies and the run says so and ends; then the driver is shot."""
-    whole = Run(tmp_path / "whole", num_steps=6)
-    whole.succeed()
-
-    broken = Run(tmp_path / "broken", num_steps=6)
+@LEAVINGS
+def test_a_run_whose_engines_die_and_that_is_resumed_equals_an_unbroken_one(whole, tmp_path):
+    """An engine dies and is replaced; another one dies and the run says so and ends. Drivers die in ``test_chaos``."""
+    broken = Run(tmp_path / "broken", num_steps=NUM_STEPS)
     broken.wait_for(r"step 1/6")
     psutil.Process(broken.pid_of("rollout engine")).kill()
     broken.wait_for(r"rollout engine died in \w+ and will be replaced")
@@ -70,27 +93,8 @@ def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path):
     }
     assert (restarts[1], restarts[3]) == (0, 1)
 
-    shot = Run(tmp_path / "broken", "--resume", num_steps=6)
-    children = [psutil.Process(shot.pid_of(name)) for name in ("rank 0", "rank 1", "rollout engine", "reward process")]
-    shot.wait_for(r"step 5/6")
-    shot.kill()
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert not alive, "a dead driver leaves no process behind"
-
-    Run(tmp_path / "broken", "--resume", num_steps=6).succeed()
-    assert steps(tmp_path / "broken") == steps(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_is_named(tmp_path):
-    run = Run(tmp_path / "run", num_steps=50)
-    rank = run.pid_of("rank 1")
-    run.wait_for(r"step 1/50")
-    psutil.Process(rank).kill()
-    assert run.wait(ENDS_S) == 1
-    last = run.output.strip().splitlines()[-1]
-    assert "rank 1" in last
-    assert "died" in last
+    Run(tmp_path / "broken", "--resume", num_steps=NUM_STEPS).succeed()
+    assert steps(tmp_path / "broken") == steps(whole.folder)
 
 
 @pytest.mark.slow
@@ -110,18 +114,17 @@ def test_two_updates_a_rollout_clip(tmp_path):
 
 
 @pytest.mark.slow
-def test_entropies_of_the_sampler_make_the_scoring_pass_unnecessary(tmp_path):
+@LEAVINGS
+def test_entropies_of_the_sampler_make_the_scoring_pass_unnecessary(whole, tmp_path):
     """The same first step as with the trainer's entropies; everything after it differs by their rounding only."""
-    by_source = {}
-    for source in ("actor", "rollout"):
-        run = Run(tmp_path / source, "--rollout.entropy-source", source, num_steps=2)
-        run.succeed()
-        by_source[source] = steps(run.folder)[1:]
-    assert [row["step"] for row in by_source["rollout"]] == [1, 2]
-    for row in by_source["rollout"]:
+    run = Run(tmp_path / "run", "--rollout.entropy-source", "rollout", num_steps=2)
+    run.succeed()
+    found = steps(run.folder)[1:]
+    assert [row["step"] for row in found] == [1, 2]
+    for row in found:
         assert row["sync/logprob_gap_max"] <= 1e-4
         assert row["policy/ratio_mean"] == 1.0
-    actor, rollout = by_source["actor"][0], by_source["rollout"][0]
+    actor, rollout = steps(whole.folder)[1], found[0]
     assert rollout["rollout/response_tokens_count"] == actor["rollout/response_tokens_count"]
     for name in ("policy/entropy_nats", "policy/loss", "credit/entropy_correct_nats"):
         assert rollout[name] == pytest.approx(actor[name], abs=1e-4)
@@ -159,39 +162,17 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_process_without_ray(tmp_path):
-    """The same step over the same classes, with dynamic sampling and a reward without a verdict on some rows."""
+@LEAVINGS
+def test_two_engines_in_turns_with_the_trainer_say_what_one_beside_it_says(whole, tmp_path):
+    """Colocated, weights relayed by the ranks: other ways for the same bytes, so the same steps."""
     run = Run(
         tmp_path / "run",
-        *("--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"),
-        *("--reward.function", "tests.integration.moody_reward:moody", "--algorithm.dynamic-sampling.max-refills", "3"),
-        recipe="recipes.tiny_cpu:dapo",
+        *("--rollout.placement", "colocated", "--rollout.num-engines", "2"),
+        *("--weight-sync.transport", "relay", "--weight-sync.bucket-mib", "1"),
+        num_steps=2,
     )
     run.succeed()
-    rows = steps(run.folder)[1:]
-    assert sum(row["rollout/reward_failed_count"] for row in rows) > 0
-    # 4 prompts a step and what replaced the dropped ones, 4 responses each
-    for row in rows:
-        assert row["rollout/responses_count"] >= 16
-        drawn = row["rollout/responses_count"] / 4
-        assert 0 <= row["rollout/groups_dropped_count"] < drawn
-
-
-@pytest.mark.slow
-def test_two_engines_in_turns_with_the_trainer_say_what_one_beside_it_says(tmp_path):
-    """Colocated, weights relayed by the ranks: other ways for the same bytes, so the same steps."""
-    by_placement = {}
-    for name, options in {
-        "beside": (),
-        "in_turns": (
-            *("--rollout.placement", "colocated", "--rollout.num-engines", "2"),
-            *("--weight-sync.transport", "relay", "--weight-sync.bucket-mib", "1"),
-        ),
-    }.items():
-        run = Run(tmp_path / name, *options, num_steps=2)
-        run.succeed()
-        by_placement[name] = steps(run.folder)[1:]
-    for beside, in_turns in zip(*by_placement.values(), strict=True):
+    for beside, in_turns in zip(steps(whole.folder)[1:3], steps(run.folder)[1:], strict=True):
         assert in_turns["sync/logprob_gap_max"] <= 1e-4
         assert in_turns["rollout/response_tokens_count"] == beside["rollout/response_tokens_count"]
         assert in_turns["policy/entropy_nats"] == pytest.approx(beside["policy/entropy_nats"], abs=1e-4)
@@ -214,6 +195,7 @@ def test_sampling_one_step_ahead_repeats_and_resumes(tmp_path):
 
 
 @pytest.mark.slow
+@LEAVINGS
 def test_responses_survive_pushes_a_killed_driver_and_a_killed_engine(tmp_path):
     """Sampling is slow, so that every push finds responses in flight; checkpoints hold whole ones only."""
     options = (

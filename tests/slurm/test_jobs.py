@@ -11,7 +11,7 @@ import pytest
 from gtpo_megatron.orchestration.run_status import read_status
 from tests.slurm.cluster import Slurm, scontrol, steps
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400), pytest.mark.xdist_group("slurm")]
 
 NUM_STEPS = 14
 SAVES = ("--checkpoint.every-steps", "3", "--checkpoint.no-export-hf")

@@ -16,11 +16,11 @@ COMMAND = ("-m", "gtpo_megatron.cli")
 @pytest.mark.parametrize(
     "arguments",
     [
-        (*COMMAND, "--help"),
         (*COMMAND, "config", "recipes.tiny_cpu:gtpo"),
-        (*COMMAND, "config", "recipes.tiny_cpu:gtpo", "--help"),
-        ("-m", "launchers.local", "recipes.tiny_cpu:gtpo", "--help"),
-        ("tools/convert_checkpoint.py", "--help"),
+        pytest.param((*COMMAND, "--help"), marks=pytest.mark.slow),
+        pytest.param((*COMMAND, "config", "recipes.tiny_cpu:gtpo", "--help"), marks=pytest.mark.slow),
+        pytest.param(("-m", "launchers.local", "recipes.tiny_cpu:gtpo", "--help"), marks=pytest.mark.slow),
+        pytest.param(("tools/convert_checkpoint.py", "--help"), marks=pytest.mark.slow),
     ],
 )
 def test_a_reader_that_has_left_is_no_error(arguments):
