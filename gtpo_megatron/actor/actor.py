@@ -27,7 +27,7 @@ from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import (
     PolicyScores,
     RewardBatch,
-    RolloutBatch,
+    RolloutShard,
     ScoredBatch,
     TokenCredit,
     TokenRecord,
@@ -144,16 +144,12 @@ class MegatronActor:
         return {name: parameter.data for name, parameter in model.parameters_by_name(self._chunks).items()}
 
     # ------------------------------------------------------------------------------------------------------- (4) score
-    def score_tokens(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
-        """Old log-probs and entropies of the given responses, by the current weights.
-
-        Args:
-            rollouts: all responses of the step.
-            rows: those dealt to this rank's replica.
+    def score_tokens(self, shard: RolloutShard) -> tuple[ScoredBatch, Metrics]:
+        """Old log-probs and entropies of this replica's responses, by the current weights.
 
         Collectives: Megatron's over tp, cp and pp.
         """
-        mine = rollouts.select(rows)
+        mine = shard.rollouts
         logprobs, entropy = torch.zeros(mine.response_ids.shape), torch.zeros(mine.response_ids.shape)
 
         def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, None]:
@@ -173,11 +169,11 @@ class MegatronActor:
         with self._stages.stage("score"):
             run_micro_batches(self._model, batches, keep, forward_only=True)
         self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
-        scored = self._scored(rollouts, rows, mine, logprobs, entropy)
+        scored = self._scored(shard, logprobs, entropy)
         metrics = {} if scored.scores is None else score_metrics(mine, scored.scores)
         return scored, metrics | self._stages.take()
 
-    def adopt_scores(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
+    def adopt_scores(self, shard: RolloutShard) -> tuple[ScoredBatch, Metrics]:
         """The sampler's own log-probs and entropies as the old policy's: no pass over the model.
 
         The update then takes ratios to its own log-probs, which on policy are the old policy's, and measures how far
@@ -188,24 +184,21 @@ class MegatronActor:
 
         Communication: none.
         """
-        if rollouts.token_entropy is None:
+        mine = shard.rollouts
+        if mine.token_entropy is None:
             raise DataError(
                 "the responses carry no entropies; the engine must run with rollout.entropy_source='rollout'"
             )
-        if rollouts.policy_version != self._policy_version:
+        if shard.policy_version != self._policy_version:
             raise DataError(
-                f"responses of policy version {rollouts.policy_version}, the trainer has {self._policy_version}; the "
+                f"responses of policy version {shard.policy_version}, the trainer has {self._policy_version}; the "
                 f"sampler's scores stand for the trainer's only where both have the same weights"
             )
         self._stages.step_begins(self._policy_version + 1)
-        mine = rollouts.select(rows)
-        assert mine.token_entropy is not None
-        scored = self._scored(rollouts, rows, mine, mine.rollout_logprobs, mine.token_entropy)
+        scored = self._scored(shard, mine.rollout_logprobs, mine.token_entropy)
         return scored, {} if scored.scores is None else entropy_metrics(mine, scored.scores)
 
-    def _scored(
-        self, rollouts: RolloutBatch, rows: Sequence[int], mine: RolloutBatch, logprobs: Tensor, entropy: Tensor
-    ) -> ScoredBatch:
+    def _scored(self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor) -> ScoredBatch:
         """This rank's rows with their scores, where it has logits."""
         scores = None
         if self.place.has_logits:
@@ -216,12 +209,7 @@ class MegatronActor:
                 temperature=self._config.rollout.sampling.temperature,
                 vocab_size=self._arch.vocab_size,
             )
-        return ScoredBatch(
-            rollouts=mine,
-            rows=tuple(rows),
-            prompt_groups=tuple(dict.fromkeys(rollouts.group_ids.tolist())),
-            scores=scores,
-        )
+        return ScoredBatch(shard=shard, scores=scores)
 
     # -------------------------------------------------------------------------------------------------- (5)(6) credit
     def assign_credit(self, scored: ScoredBatch, rewards: RewardBatch) -> tuple[TrainBatch, Metrics]:
@@ -241,15 +229,15 @@ class MegatronActor:
         """
         if scored.scores is None:
             return TrainBatch(scored=scored, credit=None), {}
-        staleness = scored.scores.policy_version - scored.rollouts.policy_version
+        staleness = scored.scores.policy_version - scored.shard.policy_version
         if not 0 <= staleness <= self._config.rollout.max_staleness:
             raise DataError(
-                f"responses of policy version {scored.rollouts.policy_version} were scored under version "
+                f"responses of policy version {scored.shard.policy_version} were scored under version "
                 f"{scored.scores.policy_version}; rollout.max_staleness={self._config.rollout.max_staleness} allows "
                 f"at most so many versions between them"
             )
-        index = torch.tensor(scored.rows, dtype=torch.int64)
-        mine = scored.rollouts
+        index = torch.tensor(scored.shard.rows, dtype=torch.int64)
+        mine = scored.shard.rollouts
         judged = mine.loss_mask & ~rewards.failed[index][:, None]
         shaping_mask = None
         if self._unshaped is not None:
@@ -313,7 +301,7 @@ class MegatronActor:
         """The responses of the chosen groups that this rank holds, with their row in the whole batch."""
         if batch.credit is None or batch.scored.scores is None:
             return []
-        mine, chosen = batch.scored.rollouts, set(group_ids)
+        mine, chosen = batch.scored.shard.rollouts, set(group_ids)
         records = []
         for i, group in enumerate(mine.group_ids.tolist()):
             if group in chosen:
@@ -329,7 +317,7 @@ class MegatronActor:
                     advantages=batch.credit.advantages[i, :length].tolist(),
                     truncated=bool(mine.truncated[i]),
                 )
-                records.append((batch.scored.rows[i], record))
+                records.append((batch.scored.shard.rows[i], record))
         return records
 
     def park_memory(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord, concatenate
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, RolloutShard, TokenRecord, take_rows
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
@@ -99,7 +99,8 @@ class LocalEngine:
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
         """The chosen rows as one batch."""
-        merged = concatenate([handle.payload.select(chosen) for handle, chosen in zip(rollouts, rows, strict=True)])
+        places = [(index, row) for index, chosen in enumerate(rows) for row in chosen]
+        merged = take_rows([handle.payload for handle in rollouts], places)
         return RolloutHandle(payload=merged, **rollout_summary(merged))
 
 
@@ -111,7 +112,7 @@ class LocalRewards:
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """One verdict a response."""
-        return self._grader.grade(rollouts.payload, prompts)
+        return self._grader.grade(self._grader.decode(rollouts.payload), rollouts.group_ids.tolist(), prompts)
 
 
 class LocalActor:
@@ -134,11 +135,11 @@ class LocalActor:
 
     def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
         """Scores all responses."""
-        return _handle(self._actor.score_tokens(rollouts.payload, range(len(rollouts.response_lengths))))
+        return _handle(self._actor.score_tokens(_all(rollouts)))
 
     def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
         """Takes the sampler's scores."""
-        return _handle(self._actor.adopt_scores(rollouts.payload, range(len(rollouts.response_lengths))))
+        return _handle(self._actor.adopt_scores(_all(rollouts)))
 
     def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
         """Advantages of all responses."""
@@ -227,6 +228,10 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
         finally:
             grader.close()
             trainer.close()
+
+
+def _all(rollouts: RolloutHandle) -> RolloutShard:
+    return RolloutShard.of(rollouts.payload, range(len(rollouts.response_lengths)))
 
 
 def _handle(answer: tuple[Any, Metrics]) -> RankHandle:

@@ -9,9 +9,9 @@ from gtpo_megatron.batch import PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import EngineLostError, WorkerError
 from gtpo_megatron.orchestration.collect import collect_survivors
-from gtpo_megatron.orchestration.parts import RolloutHandle, rollout_summary
+from gtpo_megatron.orchestration.parts import RolloutHandle
 from gtpo_megatron.orchestration.ray_slices import sample_in_slices
-from gtpo_megatron.orchestration.rollout_parts import RolloutParts, chosen_rows, joined
+from gtpo_megatron.orchestration.rollout_parts import RolloutParts, chosen_rows, joined, received, summary_and_pieces
 from gtpo_megatron.rollout.requests import deal_to_engines, requests_for
 from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape
@@ -88,7 +88,7 @@ class RayEngines:
     def generate(
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
     ) -> RolloutHandle:
-        """The responses stay in shared memory; their lengths come back."""
+        """The responses stay in the object store; their lengths come back."""
         requests = requests_for(prompts, samples_per_prompt)
         dealt = deal_to_engines(
             requests, max_response_tokens=sampling.max_response_tokens, loads=[0] * len(self._processes)
@@ -98,8 +98,8 @@ class RayEngines:
 
         def whole(index: int, process: Any) -> tuple[Any, Any]:
             share = [requests[row] for row in shares[index]]
-            batch, numbers = process.generate.options(num_returns=2).remote(share, sampling, seed)
-            return batch, numbers
+            stream = process.generate.options(num_returns="streaming").remote(share, sampling, seed)
+            return stream, stream.completed()
 
         def in_slices(processes: dict[int, Any]) -> tuple[_Answers, set[int]]:
             index_of = {self._names[index]: index for index in processes}
@@ -111,20 +111,15 @@ class RayEngines:
                 priority=self._step,
                 deadline_s=self._deadline_s,
             )
-            found = {index_of[name]: ((batch,), summary) for name, (batch, summary) in answers.items()}
+            found = {index_of[name]: ((stream,), None) for name, stream in answers.items()}
             return found, {index_of[name] for name in dead}
 
         answers = self._insist("rollout", in_slices, busy) if self._max_spread else self._ask("rollout", whole, busy)
         rows = [(0, 0)] * len(requests)
-        for part, index in enumerate(busy):
-            for place, row in enumerate(shares[index]):
-                rows[row] = (part, place)
-        return joined(
-            [answers[index][0][0] for index in busy],
-            [answers[index][1] for index in busy],
-            rows,
-            max_spread=self._max_spread,
-        )
+        for place, index in enumerate(busy):
+            for row_there, row in enumerate(shares[index]):
+                rows[row] = (place, row_there)
+        return joined([received(answers[index][0][0]) for index in busy], rows, max_spread=self._max_spread)
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
         """The chosen rows as one batch, which stays where it is."""
@@ -244,11 +239,12 @@ class RayEngines:
         return parts.gather()
 
     def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
-        """Puts responses into shared memory."""
+        """Puts responses into the object store."""
         import ray
 
+        summary, *pieces = summary_and_pieces(rollouts)
         rows = [(0, row) for row in range(rollouts.num_responses)]
-        return joined([ray.put(rollouts)], [rollout_summary(rollouts)], rows)
+        return joined([([ray.put(piece) for piece in pieces], summary)], rows)
 
     def _ask(
         self, stage: str, call: Callable[[int, Any], tuple[Any, ...]], engines: Sequence[int] | None = None

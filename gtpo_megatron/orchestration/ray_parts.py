@@ -6,11 +6,11 @@ from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
-from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.collect import collect
 from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
 from gtpo_megatron.orchestration.ray_engines import RayEngines
+from gtpo_megatron.orchestration.rollout_parts import shards
 from gtpo_megatron.weights.link import WeightLink, merged_checksums
 from gtpo_megatron.weights.sender import Checksums
 
@@ -65,20 +65,16 @@ class RayActorGroup:
         self._data_parallel_size = 1 + max(place.data_index for place in places)
 
     def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
-        """Deals the responses to replicas by token count; each rank takes its rows from shared memory.
-
-        Neighbours stay together: rows come by group, so few groups are split and few sums travel in the credit stage.
-        """
+        """Each replica scores its responses; a rank fetches the pieces that hold any of them."""
         return self._score("score_tokens", rollouts)
 
     def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
-        """Deals the responses likewise; their scores come with them."""
+        """Each replica takes its responses with the sampler's scores."""
         return self._score("adopt_scores", rollouts)
 
     def _score(self, method: str, rollouts: RolloutHandle) -> RankHandle:
-        lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
-        rows = deal_contiguous(lengths, self._data_parallel_size)
-        return self._stage("score", method, lambda rank: (rollouts.payload, rows[self._places[rank].data_index]))
+        parts = shards(rollouts, self._data_parallel_size)
+        return self._stage("score", method, lambda rank: (parts[self._places[rank].data_index],))
 
     def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
         """Every rank keeps its own rows' advantages."""

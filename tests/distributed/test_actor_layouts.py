@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 
+from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import merge, to_scalars
@@ -73,7 +74,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing][actor.place.data_index]
-    scored, _ = actor.score_tokens(make_rollouts(loss_mask=own_tokens()), rows)
+    scored, _ = actor.score_tokens(RolloutShard.of(make_rollouts(loss_mask=own_tokens()), rows))
     batch, _ = actor.assign_credit(scored, make_rewards(failed))
     metrics = actor.update(batch, 1)
     write_slices(buffer_path, actor, config)
@@ -183,7 +184,7 @@ def test_credit_refuses_scores_of_another_policy(models):
         from gtpo_megatron.actor.actor import MegatronActor
 
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
-        scored, _ = actor.score_tokens(make_rollouts(policy_version=3), range(8))
+        scored, _ = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=3), range(8)))
         assert (scored.scores.policy_version, scored.scores.temperature, scored.scores.vocab_size) == (0, 1.0, 53)
         with pytest.raises(DataError, match="policy version 3 were scored under version 0"):
             actor.assign_credit(scored, make_rewards())

@@ -14,8 +14,8 @@ from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
 from gtpo_megatron.orchestration.collect import collect
-from gtpo_megatron.orchestration.parts import rollout_summary
 from gtpo_megatron.orchestration.ray_engines import RayEngines
+from gtpo_megatron.orchestration.rollout_parts import summary_and_pieces
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
@@ -46,8 +46,7 @@ class Engine:
 
     def generate(self, requests, sampling, seed):
         self._maybe_die("generate")
-        batch = self._batch(requests, seed)
-        return batch, rollout_summary(batch)
+        yield from summary_and_pieces(self._batch(requests, seed))
 
     def begin(self, requests, sampling, seed, priority):
         self.begun[len(self.begun)] = self.version, requests, seed
@@ -58,14 +57,14 @@ class Engine:
         self._maybe_die("advance")
         if (self.notes / "hold").exists():
             time.sleep(0.01)
-            return None, None
+            return
         version, requests, seed = self.begun[ticket]
         batch = self._batch(requests, seed)
         if version != self.version:
             versions = torch.full_like(batch.response_ids, self.version)
             versions[:, 0] = version
             batch = dataclasses.replace(batch, policy_version=version, token_versions=versions)
-        return batch, rollout_summary(batch)
+        yield from summary_and_pieces(batch)
 
     def _batch(self, requests, seed):
         tokens = torch.tensor([[r.group_id, r.sample, r.seed(seed) % 1000] for r in requests])
