@@ -25,9 +25,9 @@ def start(rank, init_method, config):
 
 
 def one_step(actor, step=1):
-    scored, scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
-    batch, _ = actor.assign_credit(scored, make_rewards())
-    return deterministic(to_scalars(scores | actor.update(batch, step)))
+    scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
+    actor.assign_credit(make_rewards())
+    return deterministic(to_scalars(scores | actor.update(step)))
 
 
 @pytest.fixture(scope="module")

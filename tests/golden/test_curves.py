@@ -92,12 +92,14 @@ def ten_updates(rank, world_size, init_method, config):
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     curve = []
     for step in range(1, 6):
-        scored, scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
+        scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
         # a sampler whose policy is near the trainer's; only DPPO's curve looks at it
+        scored = actor.held.scored("assign_credit")
         sampled = dataclasses.replace(scored.shard.rollouts, rollout_logprobs=1.1 * scored.scores.old_logprobs)
-        scored = dataclasses.replace(scored, shard=dataclasses.replace(scored.shard, rollouts=sampled))
-        batch, _ = actor.assign_credit(scored, make_rewards())
-        curve.append(to_scalars(merge([scores | actor.update(batch, step)])))
+        shard = dataclasses.replace(scored.shard, rollouts=sampled)
+        actor.held.keep(dataclasses.replace(scored, shard=shard), stage="score_tokens")
+        actor.assign_credit(make_rewards())
+        curve.append(to_scalars(merge([scores | actor.update(step)])))
     return [[row[name] for name in NAMES] for row in curve]
 
 

@@ -80,9 +80,10 @@ def gradients(actor):
 
 
 def step(actor, number=1):
-    scored, scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=number - 1), range(8)))
-    batch, _ = actor.assign_credit(scored, make_rewards())
-    return scored, to_scalars(scores | actor.update(batch, number))
+    scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=number - 1), range(8)))
+    scored = actor.held.scored("assign_credit")
+    actor.assign_credit(make_rewards())
+    return scored, to_scalars(scores | actor.update(number))
 
 
 def test_scores_and_gradients_equal_transformers(folder, tmp_path):
@@ -94,7 +95,8 @@ def test_scores_and_gradients_equal_transformers(folder, tmp_path):
         rollouts = make_rollouts()
         logprobs, entropy = dense_scores(model, rollouts)
         mask = rollouts.response_mask
-        scored, _ = actor.score_tokens(RolloutShard.of(rollouts, range(8)))
+        actor.score_tokens(RolloutShard.of(rollouts, range(8)))
+        scored = actor.held.scored("assign_credit")
         for found, wanted in ((scored.scores.old_logprobs, logprobs), (scored.scores.token_entropy, entropy)):
             gap = (found - wanted.detach())[mask].abs()
             assert gap.mean() < 4 * BF16

@@ -10,7 +10,6 @@ import torch
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.observability.metrics import Max, to_scalars
 from gtpo_megatron.observability.metrics_file import read_metrics
-from gtpo_megatron.orchestration.parts import RankHandle
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from tests.unit.orchestration.test_controller import World, run
 from tests.unit.orchestration.test_pipeline import PATIENCE_S, groups, loop
@@ -60,8 +59,7 @@ class Mixing(World):
         return {}, {}
 
     def score_tokens(self, rollouts):
-        gap = {"sync/logprob_gap_max": Max(self.gap), "sync/logprob_gap_mean": Max(self.gap)}
-        return RankHandle(payloads=(None,), metrics=gap)
+        return {"sync/logprob_gap_max": Max(self.gap), "sync/logprob_gap_mean": Max(self.gap)}
 
     def replace_lost(self):
         found, self.is_lost = self.is_lost, False
