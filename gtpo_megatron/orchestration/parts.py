@@ -47,13 +47,12 @@ class RolloutHandle:
 
 
 class Engine(Protocol):
-    """(2) and the sampler's side of (9).
+    """(2) and the sampler's side of (9)."""
 
-    Attributes:
-        num_restarts: engines that died and were replaced since this process started.
-    """
-
-    num_restarts: int
+    @property
+    def num_restarts(self) -> int:
+        """Engines that died and were replaced since this process started."""
+        ...
 
     def generate(
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int

@@ -8,8 +8,8 @@ from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
 from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.collect import collect
+from gtpo_megatron.orchestration.engine_fleet import EngineFleet
 from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
-from gtpo_megatron.orchestration.ray_engines import RayEngines
 from gtpo_megatron.orchestration.rollout_parts import shards
 from gtpo_megatron.weights.link import WeightLink, merged_checksums
 from gtpo_megatron.weights.sender import Checksums
@@ -164,14 +164,14 @@ class RayActorGroup:
 class RayTransfer:
     """Both sides of a push at once."""
 
-    def __init__(self, actor: RayActorGroup, engine: RayEngines, *, deadline_s: float) -> None:
-        self._actor, self._engine, self._deadline_s = actor, engine, deadline_s
+    def __init__(self, actor: RayActorGroup, fleet: EngineFleet, *, deadline_s: float) -> None:
+        self._actor, self._fleet, self._deadline_s = actor, fleet, deadline_s
 
     def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
         """Whoever dies or fails first is named, whichever side it is on."""
         sending = self._actor.sending(version, with_checksums=with_checksums)
-        receiving = self._engine.receiving(version, with_checksums=with_checksums)
+        receiving = self._fleet.receiving(version, with_checksums=with_checksums)
         answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
-        self._engine.mark_received()
+        self._fleet.mark_received()
         sent = merged_checksums([answers[name] for name in sending])
         return sent, merged_checksums([answers[name] for name in receiving])

@@ -133,7 +133,13 @@ def run(folder, world, checkpoint=None, turns=None, rollout=None, measure_every=
 
 def test_the_trainer_holds_no_batch_after_a_step(tmp_path):
     world, calls = World(), []
-    world.score_tokens = lambda rollouts: calls.append("score") or {"sync/logprob_gap_max": Max(0.0)}
+    score = world.score_tokens
+
+    def score_tokens(rollouts):
+        calls.append("score")
+        return score(rollouts)
+
+    world.score_tokens = score_tokens
     world.release_batch = lambda: calls.append("release")
     run(RunFolder(tmp_path), world)
     # the last push is checked by a scoring of its own
