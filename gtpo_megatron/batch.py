@@ -170,10 +170,11 @@ def take_rows(
         ShapeError: no batch, batches of different policies, or some with the sampler's entropies and some without.
     """
     _check_fit(batches, may_mix=may_mix)
-    found: list[list[tuple[int, int]]] = [[] for _ in batches]
+    found: list[tuple[list[int], list[int]]] = [([], []) for _ in batches]
     for target, (batch, row) in enumerate(places):
-        found[batch].append((target, row))
-    chosen = [torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1) for pairs in found]
+        found[batch][0].append(target)
+        found[batch][1].append(row)
+    chosen = [(_index(targets), _index(rows)) for targets, rows in found]
 
     def per_row(columns: Sequence[Tensor]) -> Tensor:
         taken = columns[0].new_empty(len(places))
@@ -185,9 +186,7 @@ def take_rows(
         width = int(lengths.max()) if len(lengths) else 0
         taken = matrices[0].new_full((len(places), width), padding)
         for matrix, (targets, rows) in zip(matrices, chosen, strict=True):
-            if len(rows):
-                part = matrix[:, :width][rows]
-                taken[targets, : part.shape[1]] = part
+            taken[targets, : matrix.shape[1]] = matrix[rows, :width]
         return taken
 
     def column(name: str) -> Tensor:
@@ -215,6 +214,13 @@ def take_rows(
         if is_mixed
         else None,
     )
+
+
+def _index(rows: list[int]) -> slice | Tensor:
+    """Neighbours as a slice, which copies nothing."""
+    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 def _check_fit(batches: Sequence[RolloutBatch], *, may_mix: bool) -> None:

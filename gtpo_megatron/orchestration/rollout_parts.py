@@ -12,7 +12,7 @@ from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.orchestration.parts import RolloutHandle, rollout_summary
 
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 512 << 10
 """Of a piece, about. Between nodes a piece travels whole, so small ones waste little of what a rank fetches. Below
 100 KiB Ray would send a piece through the driver instead of the object store."""
 
