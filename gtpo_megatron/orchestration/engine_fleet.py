@@ -11,8 +11,8 @@ from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShap
 
 logger = logging.getLogger(__name__)
 
-Answers = dict[int, tuple[tuple[Any, ...], Any]]
-"""By index of the engine: the references that its call gave, and what the last of them refers to."""
+Answers = dict[int, tuple[Sequence[Any], Any]]
+"""By index of the engine: references that its call gave, and what it says of them."""
 
 Call = Callable[[int, Any], tuple[Any, ...]]
 """Makes references of one engine's call, given its index and process; the last of them is waited for."""
@@ -91,7 +91,7 @@ class EngineFleet:
             processes: by index.
 
         Returns:
-            The answers of some, and the indices of those that died.
+            The references of some, with what the last one refers to, and the indices of those that died.
         """
         references = {index: call(index, process) for index, process in processes.items()}
         values, dead = collect_survivors(
@@ -99,7 +99,7 @@ class EngineFleet:
             stage=stage,
             deadline_s=self.deadline_s,
         )
-        answers = {
+        answers: Answers = {
             index: (found, values[self.names[index]])
             for index, found in references.items()
             if self.names[index] in values

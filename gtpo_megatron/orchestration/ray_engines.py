@@ -66,10 +66,14 @@ class RayEngines:
         shares = [[row for row, engine in enumerate(dealt) if engine == index] for index in range(len(self._fleet))]
         busy = [index for index, share in enumerate(shares) if share]
 
-        def whole(index: int, process: Any) -> tuple[Any, Any]:
+        def ask(index: int, process: Any) -> tuple[Any, Any]:
             share = [requests[row] for row in shares[index]]
             stream = process.generate.options(num_returns="streaming").remote(share, sampling, seed)
             return stream, stream.completed()
+
+        def at_once(processes: dict[int, Any]) -> tuple[Answers, set[int]]:
+            answers, dead = self._fleet.attempt("rollout", ask, processes)
+            return {index: received(stream) for index, ((stream, _), _) in answers.items()}, dead
 
         def in_slices(processes: dict[int, Any]) -> tuple[Answers, set[int]]:
             index_of = {self._fleet.names[index]: index for index in processes}
@@ -81,16 +85,14 @@ class RayEngines:
                 priority=self._step,
                 deadline_s=self._fleet.deadline_s,
             )
-            found = {index_of[name]: ((stream,), None) for name, stream in answers.items()}
-            return found, {index_of[name] for name in dead}
+            return {index_of[name]: answer for name, answer in answers.items()}, {index_of[name] for name in dead}
 
-        attempt = in_slices if self._max_spread else functools.partial(self._fleet.attempt, "rollout", whole)
-        answers = self._until_answered("rollout", attempt, busy)
+        answers = self._until_answered("rollout", in_slices if self._max_spread else at_once, busy)
         rows = [(0, 0)] * len(requests)
         for place, index in enumerate(busy):
             for row_there, row in enumerate(shares[index]):
                 rows[row] = (place, row_there)
-        return joined([received(answers[index][0][0]) for index in busy], rows, max_spread=self._max_spread)
+        return joined([answers[index] for index in busy], rows, max_spread=self._max_spread)
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
         """The chosen rows as one batch, which stays where it is."""

@@ -193,9 +193,11 @@ class EngineProcess(_Process):
         return ticket
 
     def advance(self, ticket: int, limit_s: float) -> Iterator[Any]:
-        """Goes on with everything that was begun; what ``generate`` yields, or nothing: it is not whole yet."""
+        """Goes on with everything that was begun; what ``generate`` yields, or None: it is not whole yet."""
         batch = self._go_on(ticket, limit_s)
-        if batch is not None:
+        if batch is None:
+            yield None
+        else:
             yield from summary_and_pieces(batch)
 
     @_ends_with_a_worker

@@ -46,15 +46,21 @@ def summary_and_pieces(batch: RolloutBatch) -> Iterator[Any]:
     yield from pieces
 
 
-def received(stream: Any) -> tuple[list[Any], dict[str, Any]]:
-    """References of the pieces and their summary, of an answer that is whole.
+def received(stream: Any) -> tuple[list[Any], Any]:
+    """References of the pieces and their summary, of a call that has ended; None if there are no responses yet.
 
-    The driver owns the pieces: they outlive the engine that made them.
+    The caller owns the pieces: they outlive the engine that made them.
+
+    Raises:
+        RolloutError: the engine could not leave all pieces in the object store.
     """
     import ray
 
-    summary, *pieces = stream
-    return pieces, ray.get(summary)
+    first, *pieces = stream
+    summary = ray.get(first)
+    if summary is not None and len(pieces) != len(summary["piece_sizes"]):  # the last one is what went wrong
+        raise RolloutError(f"an engine left {len(pieces) - 1} of {len(summary['piece_sizes'])} pieces of its responses")
+    return pieces, summary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

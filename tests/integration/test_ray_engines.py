@@ -58,6 +58,7 @@ class Engine:
         self._maybe_die("advance")
         if (self.notes / "hold").exists():
             time.sleep(0.01)
+            yield None
             return
         version, requests, seed = self.begun[ticket]
         batch = self._batch(requests, seed)
