@@ -60,6 +60,8 @@ class RankProcess(_Process):
         super().__init__(config, run_folder, rank_prefix(global_rank), search_path)
         self._global_rank = global_rank
         self._actor: Any = None
+        self._meeting_point: MeetingPoint | None = None
+        self._store: Any = None  # alive as long as this process: others meet there
 
     def meeting_point(self) -> str:
         """An address on this node where the ranks can meet, with this one as rank 0."""
