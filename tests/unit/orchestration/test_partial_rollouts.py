@@ -157,10 +157,10 @@ def test_a_loss_is_made_up_with_the_same_prompts(dies, is_replaced_by_push, expe
     pipeline, step = loop(world, max_staleness=1, partial=True)
     update = world.update
 
-    def update_after_the_loss(batch, *, step):
+    def update_after_the_loss(*, step):
         if step == 1 and dies == "before the push":
             pipeline._running[2].thread.join(PATIENCE_S)
-        return update(batch, step=step)
+        return update(step=step)
 
     world.update = update_after_the_loss
     step(1)
