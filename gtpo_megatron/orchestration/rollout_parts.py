@@ -43,7 +43,8 @@ def summary_and_pieces(batch: RolloutBatch) -> Iterator[Any]:
     """What an engine answers: first what the driver needs to know, then the pieces, which stay in the object store."""
     pieces = list(in_pieces(batch))
     yield rollout_summary(batch) | {"piece_sizes": [piece.num_responses for piece in pieces]}
-    yield from pieces
+    for piece in pieces:  # noqa: UP028 - Ray sends to the generator, and a list's iterator takes nothing
+        yield piece
 
 
 def received(stream: Any) -> tuple[list[Any], Any]:
@@ -58,8 +59,9 @@ def received(stream: Any) -> tuple[list[Any], Any]:
 
     first, *pieces = stream
     summary = ray.get(first)
-    if summary is not None and len(pieces) != len(summary["piece_sizes"]):  # the last one is what went wrong
-        raise RolloutError(f"an engine left {len(pieces) - 1} of {len(summary['piece_sizes'])} pieces of its responses")
+    if summary is not None and len(pieces) != len(summary["piece_sizes"]):
+        ray.get(pieces)  # raises what went wrong, if Ray knows
+        raise RolloutError(f"an engine left {len(pieces)} of {len(summary['piece_sizes'])} pieces of its responses")
     return pieces, summary
 
 
