@@ -24,7 +24,7 @@ from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.metrics_file import read_metrics
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.memory_turns import Apart
-from gtpo_megatron.orchestration.parts import RankHandle, RolloutHandle, StepParts, rollout_summary
+from gtpo_megatron.orchestration.parts import RolloutHandle, StepParts, rollout_summary
 from gtpo_megatron.orchestration.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.training_step import training_step
 from gtpo_megatron.weights.sync import WeightSync
@@ -94,16 +94,16 @@ class Sleeper:
         num = len(rollouts.group_ids)
         return RewardBatch(rewards=torch.zeros(num), failed=torch.zeros(num, dtype=torch.bool))
 
-    def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
+    def score_tokens(self, rollouts: RolloutHandle) -> dict[str, Any]:
         del rollouts
-        return RankHandle(payloads=(None,), metrics={"sync/logprob_gap_max": Max(0.0)})
+        return {"sync/logprob_gap_max": Max(0.0)}
 
-    def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
-        del scores, rewards
-        return RankHandle(payloads=(None,), metrics={})
+    def assign_credit(self, rewards: RewardBatch) -> dict[str, Any]:
+        del rewards
+        return {}
 
-    def update(self, batch: RankHandle, *, step: int) -> dict[str, Any]:
-        del batch, step
+    def update(self, *, step: int) -> dict[str, Any]:
+        del step
         time.sleep(self.seconds)
         return {}
 

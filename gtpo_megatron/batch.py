@@ -3,7 +3,7 @@
 ::
 
     Problem -> PromptBatch -(2 rollout)-> RolloutBatch -(3 reward)-> RewardBatch
-                                               -(4 score)-> ScoredBatch -(5, 6 credit)-> TrainBatch
+                            per rank: RolloutShard -(4 score)-> ScoredBatch -(5, 6 credit)-> TrainBatch
 
 Shapes: ``B`` responses, ``T`` response tokens (padded on the right), ``Tp`` prompt tokens (padded on the right).
 """
@@ -151,75 +151,117 @@ class RolloutBatch:
 
     def select(self, rows: Sequence[int]) -> "RolloutBatch":
         """The responses at ``rows``, padding trimmed to the longest of them."""
-        index = torch.as_tensor(list(rows), dtype=torch.int64)
-        prompt_lengths, response_lengths = self.prompt_lengths[index], self.response_lengths[index]
-        prompt_width = int(prompt_lengths.max()) if len(index) else 0
-        response_width = int(response_lengths.max()) if len(index) else 0
-        return RolloutBatch(
-            prompt_ids=self.prompt_ids[index, :prompt_width],
-            prompt_lengths=prompt_lengths,
-            response_ids=self.response_ids[index, :response_width],
-            response_lengths=response_lengths,
-            loss_mask=self.loss_mask[index, :response_width],
-            rollout_logprobs=self.rollout_logprobs[index, :response_width],
-            group_ids=self.group_ids[index],
-            truncated=self.truncated[index],
-            policy_version=self.policy_version,
-            token_entropy=None if self.token_entropy is None else self.token_entropy[index, :response_width],
-            token_versions=None if self.token_versions is None else self.token_versions[index, :response_width],
-        )
+        return take_rows([self], [(0, row) for row in rows])
 
 
-def concatenate(batches: Sequence[RolloutBatch], *, may_mix: bool = False) -> RolloutBatch:
-    """Several batches of one policy as one, padded to the longest.
+def take_rows(
+    batches: Sequence[RolloutBatch], places: Sequence[tuple[int, int]], *, may_mix: bool = False
+) -> RolloutBatch:
+    """Rows of several batches of one policy as one batch, padding trimmed to the longest of them.
+
+    Only the chosen rows are copied, into tensors of their final size.
 
     Args:
-        batches: to join.
-        may_mix: batches of different policies are welcome; the whole says of each token which one generated it.
+        batches: to take rows from; also if no row is taken, since they say whether there are entropies.
+        places: per row of the result, its batch and its row there.
+        may_mix: batches of different policies are welcome; the result says of each token which one generated it.
 
     Raises:
         ShapeError: no batch, batches of different policies, or some with the sampler's entropies and some without.
     """
+    _check_fit(batches, may_mix=may_mix)
+    found: list[tuple[list[int], list[int]]] = [([], []) for _ in batches]
+    for target, (batch, row) in enumerate(places):
+        found[batch][0].append(target)
+        found[batch][1].append(row)
+    chosen = [(_index(targets), _index(rows)) for targets, rows in found]
+
+    def per_row(columns: Sequence[Tensor]) -> Tensor:
+        taken = columns[0].new_empty(len(places))
+        for column, (targets, rows) in zip(columns, chosen, strict=True):
+            taken[targets] = column[rows]
+        return taken
+
+    def per_token(matrices: Sequence[Tensor], lengths: Tensor, padding: int = 0) -> Tensor:
+        width = int(lengths.max()) if len(lengths) else 0
+        taken = matrices[0].new_full((len(places), width), padding)
+        for matrix, (targets, rows) in zip(matrices, chosen, strict=True):
+            taken[targets, : matrix.shape[1]] = matrix[rows, :width]
+        return taken
+
+    def column(name: str) -> Tensor:
+        return per_row([getattr(batch, name) for batch in batches])
+
+    def matrix(name: str, lengths: Tensor) -> Tensor:
+        return per_token([getattr(batch, name) for batch in batches], lengths)
+
+    oldest = min(batch.policy_version for batch in batches)
+    is_mixed = any(batch.token_versions is not None or batch.policy_version != oldest for batch in batches)
+    has_entropy = batches[0].token_entropy is not None
+    prompt_lengths, response_lengths = column("prompt_lengths"), column("response_lengths")
+    return RolloutBatch(
+        prompt_ids=matrix("prompt_ids", prompt_lengths),
+        prompt_lengths=prompt_lengths,
+        response_ids=matrix("response_ids", response_lengths),
+        response_lengths=response_lengths,
+        loss_mask=matrix("loss_mask", response_lengths),
+        rollout_logprobs=matrix("rollout_logprobs", response_lengths),
+        group_ids=column("group_ids"),
+        truncated=column("truncated"),
+        policy_version=oldest,
+        token_entropy=matrix("token_entropy", response_lengths) if has_entropy else None,
+        token_versions=per_token([_token_versions(batch) for batch in batches], response_lengths, padding=oldest)
+        if is_mixed
+        else None,
+    )
+
+
+def _index(rows: list[int]) -> slice | Tensor:
+    """Neighbours as a slice, which copies nothing."""
+    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _check_fit(batches: Sequence[RolloutBatch], *, may_mix: bool) -> None:
     versions = {batch.policy_version for batch in batches}
     if not versions or (len(versions) > 1 and not may_mix):
         raise ShapeError(f"batches of policy versions {sorted(versions)}: exactly one is needed")
-    oldest = min(versions)
-    has_entropy = {batch.token_entropy is not None for batch in batches}
-    if len(has_entropy) != 1:
+    if len({batch.token_entropy is not None for batch in batches}) != 1:
         raise ShapeError("some batches carry the sampler's entropies and some do not")
-
-    def as_one(parts: Sequence[Tensor], padding: int = 0) -> Tensor:
-        width = max(part.shape[1] for part in parts)
-        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=padding) for part in parts])
-
-    def padded(name: str) -> Tensor:
-        return as_one([getattr(batch, name) for batch in batches])
-
-    def joined(name: str) -> Tensor:
-        return torch.cat([getattr(batch, name) for batch in batches])
-
-    token_versions = None
-    if len(versions) > 1 or any(batch.token_versions is not None for batch in batches):
-        token_versions = as_one([_token_versions(batch) for batch in batches], padding=oldest)
-    return RolloutBatch(
-        prompt_ids=padded("prompt_ids"),
-        prompt_lengths=joined("prompt_lengths"),
-        response_ids=padded("response_ids"),
-        response_lengths=joined("response_lengths"),
-        loss_mask=padded("loss_mask"),
-        rollout_logprobs=padded("rollout_logprobs"),
-        group_ids=joined("group_ids"),
-        truncated=joined("truncated"),
-        policy_version=oldest,
-        token_entropy=padded("token_entropy") if has_entropy.pop() else None,
-        token_versions=token_versions,
-    )
 
 
 def _token_versions(batch: RolloutBatch) -> Tensor:
     if batch.token_versions is not None:
         return batch.token_versions
     return torch.full_like(batch.response_ids, batch.policy_version)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutShard:
+    """The responses of a rollout batch that one data-parallel replica works on.
+
+    Attributes:
+        rollouts: the responses.
+        rows: where they stand in the whole batch.
+        prompt_groups: every group of the whole batch, in its order; the same on all ranks.
+        policy_version: of the oldest weights that generated a token of the whole batch; the same on all ranks.
+    """
+
+    rollouts: RolloutBatch
+    rows: tuple[int, ...]
+    prompt_groups: tuple[int, ...]
+    policy_version: int
+
+    @classmethod
+    def of(cls, whole: RolloutBatch, rows: Sequence[int]) -> "RolloutShard":
+        """Some rows of a batch that is in this process."""
+        return cls(
+            rollouts=whole.select(rows),
+            rows=tuple(rows),
+            prompt_groups=tuple(dict.fromkeys(whole.group_ids.tolist())),
+            policy_version=whole.policy_version,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,18 +314,14 @@ class PolicyScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredBatch:
-    """A rank's share of the responses, scored.
+    """A rank's responses, scored.
 
     Attributes:
-        rollouts: this rank's responses.
-        rows: where they stand in the whole batch.
-        prompt_groups: every group of the whole batch, in its order; the same on all ranks.
+        shard: the responses.
         scores: None on a rank without logits (not on the last pipeline stage).
     """
 
-    rollouts: RolloutBatch
-    rows: tuple[int, ...]
-    prompt_groups: tuple[int, ...]
+    shard: RolloutShard
     scores: PolicyScores | None
 
 
@@ -304,7 +342,7 @@ class TokenCredit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainBatch:
-    """A rank's share of the responses, ready for updates.
+    """A rank's responses, ready for updates.
 
     Attributes:
         scored: the responses with the old policy's scores.

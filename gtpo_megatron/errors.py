@@ -11,6 +11,7 @@
     +-- WeightSyncError (RuntimeError)    a push failed, or the sampler is not the trainer's policy
     +-- NumericsError (ArithmeticError)   gradients are not finite, again and again
     +-- CheckpointError (RuntimeError)    a checkpoint cannot be written or read
+    +-- StageOrderError (RuntimeError)    a stage of a step was called before the one that it needs
     +-- WorkerError (RuntimeError)        a rank or an engine died, hung or raised
         +-- EngineLostError               an engine died that can be replaced
 
@@ -57,6 +58,10 @@ class NumericsError(GTPOError, ArithmeticError):
 
 class CheckpointError(GTPOError, RuntimeError):
     """A checkpoint cannot be written or read."""
+
+
+class StageOrderError(GTPOError, RuntimeError):
+    """A stage of a step was called on a rank that does not hold the batch it needs."""
 
 
 class WorkerError(GTPOError, RuntimeError):

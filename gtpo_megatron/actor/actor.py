@@ -1,6 +1,7 @@
 """One Megatron rank: scores responses, assigns credit, updates, and hands its weights out.
 
-Every method is called on all ranks at once (SPMD): each may contain collectives. Batches come and go on the CPU.
+Every method is called on all ranks at once (SPMD): each may contain collectives. Responses come on the CPU and stay on
+the rank from scoring to ``release_batch``; stages return metrics only.
 """
 
 import logging
@@ -19,6 +20,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from gtpo_megatron.actor import checkpoint, megatron_init, model, optimizer
 from gtpo_megatron.actor.converted import load_converted
 from gtpo_megatron.actor.forward_backward import run_micro_batches
+from gtpo_megatron.actor.held_batch import HeldBatch
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
 from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
@@ -27,7 +29,7 @@ from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import (
     PolicyScores,
     RewardBatch,
-    RolloutBatch,
+    RolloutShard,
     ScoredBatch,
     TokenCredit,
     TokenRecord,
@@ -64,6 +66,10 @@ class MegatronActor:
         global_rank: of this process in the trainer's world.
         init_method: where the ranks meet, as torch.distributed understands it.
         run_folder: for traces; None: none are made.
+
+    Attributes:
+        place: of this rank in the layout.
+        held: the batch between the stages of a step.
 
     Collectives: rendezvous and group creation.
     """
@@ -109,6 +115,7 @@ class MegatronActor:
         )
         self._sender: WeightSender | None = None
         self._policy_version = 0
+        self.held = HeldBatch()
         self._host_copies = HostCopies()
 
     def _build_model(self) -> None:
@@ -144,16 +151,13 @@ class MegatronActor:
         return {name: parameter.data for name, parameter in model.parameters_by_name(self._chunks).items()}
 
     # ------------------------------------------------------------------------------------------------------- (4) score
-    def score_tokens(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
-        """Old log-probs and entropies of the given responses, by the current weights.
-
-        Args:
-            rollouts: all responses of the step.
-            rows: those dealt to this rank's replica.
+    def score_tokens(self, shard: RolloutShard) -> Metrics:
+        """Old log-probs and entropies of this replica's responses, by the current weights.
 
         Collectives: Megatron's over tp, cp and pp.
         """
-        mine = rollouts.select(rows)
+        self.held.release()
+        mine = shard.rollouts
         logprobs, entropy = torch.zeros(mine.response_ids.shape), torch.zeros(mine.response_ids.shape)
 
         def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, None]:
@@ -173,11 +177,11 @@ class MegatronActor:
         with self._stages.stage("score"):
             run_micro_batches(self._model, batches, keep, forward_only=True)
         self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
-        scored = self._scored(rollouts, rows, mine, logprobs, entropy)
-        metrics = {} if scored.scores is None else score_metrics(mine, scored.scores)
-        return scored, metrics | self._stages.take()
+        scores = self._hold_scores(shard, logprobs, entropy, stage="score_tokens")
+        metrics = {} if scores is None else score_metrics(mine, scores)
+        return metrics | self._stages.take()
 
-    def adopt_scores(self, rollouts: RolloutBatch, rows: Sequence[int]) -> tuple[ScoredBatch, Metrics]:
+    def adopt_scores(self, shard: RolloutShard) -> Metrics:
         """The sampler's own log-probs and entropies as the old policy's: no pass over the model.
 
         The update then takes ratios to its own log-probs, which on policy are the old policy's, and measures how far
@@ -188,25 +192,25 @@ class MegatronActor:
 
         Communication: none.
         """
-        if rollouts.token_entropy is None:
+        self.held.release()
+        mine = shard.rollouts
+        if mine.token_entropy is None:
             raise DataError(
                 "the responses carry no entropies; the engine must run with rollout.entropy_source='rollout'"
             )
-        if rollouts.policy_version != self._policy_version:
+        if shard.policy_version != self._policy_version:
             raise DataError(
-                f"responses of policy version {rollouts.policy_version}, the trainer has {self._policy_version}; the "
+                f"responses of policy version {shard.policy_version}, the trainer has {self._policy_version}; the "
                 f"sampler's scores stand for the trainer's only where both have the same weights"
             )
         self._stages.step_begins(self._policy_version + 1)
-        mine = rollouts.select(rows)
-        assert mine.token_entropy is not None
-        scored = self._scored(rollouts, rows, mine, mine.rollout_logprobs, mine.token_entropy)
-        return scored, {} if scored.scores is None else entropy_metrics(mine, scored.scores)
+        scores = self._hold_scores(shard, mine.rollout_logprobs, mine.token_entropy, stage="adopt_scores")
+        return {} if scores is None else entropy_metrics(mine, scores)
 
-    def _scored(
-        self, rollouts: RolloutBatch, rows: Sequence[int], mine: RolloutBatch, logprobs: Tensor, entropy: Tensor
-    ) -> ScoredBatch:
-        """This rank's rows with their scores, where it has logits."""
+    def _hold_scores(
+        self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor, *, stage: str
+    ) -> PolicyScores | None:
+        """Holds this rank's responses with their scores, which it has if it has logits."""
         scores = None
         if self.place.has_logits:
             scores = PolicyScores(
@@ -216,40 +220,38 @@ class MegatronActor:
                 temperature=self._config.rollout.sampling.temperature,
                 vocab_size=self._arch.vocab_size,
             )
-        return ScoredBatch(
-            rollouts=mine,
-            rows=tuple(rows),
-            prompt_groups=tuple(dict.fromkeys(rollouts.group_ids.tolist())),
-            scores=scores,
-        )
+        self.held.keep(ScoredBatch(shard=shard, scores=scores), stage=stage)
+        return scores
 
     # -------------------------------------------------------------------------------------------------- (5)(6) credit
-    def assign_credit(self, scored: ScoredBatch, rewards: RewardBatch) -> tuple[TrainBatch, Metrics]:
+    def assign_credit(self, rewards: RewardBatch) -> Metrics:
         """Shaped rewards and advantages of this rank's responses, equal however the responses were dealt.
 
         A response without a verdict takes no part: it is in no set, in no pool and in no loss.
 
         Args:
-            scored: this rank's responses.
             rewards: of all responses of the step.
 
         Raises:
+            StageOrderError: nothing was scored since the last batch.
             DataError: the responses were scored under other weights than sampled them (beyond what the configuration
                 allows and corrects for): their entropies are not those of the policy that made the choices.
 
         Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
         """
+        scored = self.held.scored("assign_credit")
         if scored.scores is None:
-            return TrainBatch(scored=scored, credit=None), {}
-        staleness = scored.scores.policy_version - scored.rollouts.policy_version
+            self.held.keep(TrainBatch(scored=scored, credit=None), stage="assign_credit")
+            return {}
+        staleness = scored.scores.policy_version - scored.shard.policy_version
         if not 0 <= staleness <= self._config.rollout.max_staleness:
             raise DataError(
-                f"responses of policy version {scored.rollouts.policy_version} were scored under version "
+                f"responses of policy version {scored.shard.policy_version} were scored under version "
                 f"{scored.scores.policy_version}; rollout.max_staleness={self._config.rollout.max_staleness} allows "
                 f"at most so many versions between them"
             )
-        index = torch.tensor(scored.rows, dtype=torch.int64)
-        mine = scored.rollouts
+        index = torch.tensor(scored.shard.rows, dtype=torch.int64)
+        mine = scored.shard.rollouts
         judged = mine.loss_mask & ~rewards.failed[index][:, None]
         shaping_mask = None
         if self._unshaped is not None:
@@ -269,15 +271,22 @@ class MegatronActor:
             scored=scored,
             credit=TokenCredit(shaped_rewards=credit.shaped_rewards, advantages=credit.advantages, loss_mask=in_loss),
         )
+        self.held.keep(batch, stage="assign_credit")
         metrics: Metrics = {name: Max(value) for name, value in credit.metrics.items()}
         if shaping_mask is not None:
             left_out = float((judged & ~shaping_mask).sum())
             metrics["credit/unshaped_tokens_frac"] = Mean(left_out, float(judged.sum()))
-        return batch, metrics
+        return metrics
 
     # -------------------------------------------------------------------------------------------------- (7)(8) update
-    def update(self, batch: TrainBatch, step: int) -> Metrics:
-        """The optimizer updates of one step; see ``PolicyUpdate``."""
+    def update(self, step: int) -> Metrics:
+        """The optimizer updates of one step; see ``PolicyUpdate``.
+
+        Raises:
+            StageOrderError: the batch has no credit, or updates were made from it already.
+        """
+        batch = self.held.credited("update")
+        self.held.keep(batch, stage="update")  # first: half an update must not be made again
         metrics = self._update.run(batch, step=step)
         self._policy_version = step
         return metrics | self._stages.take()
@@ -309,11 +318,16 @@ class MegatronActor:
         return checksums
 
     # ------------------------------------------------------------------------------------------ looking, saving, ending
-    def sample_records(self, batch: TrainBatch, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:
-        """The responses of the chosen groups that this rank holds, with their row in the whole batch."""
+    def sample_records(self, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:
+        """The responses of the chosen groups that this rank holds, with their row in the whole batch.
+
+        Raises:
+            StageOrderError: the batch has no credit, or was released.
+        """
+        batch = self.held.credited("sample_records", after=("assign_credit", "update"))
         if batch.credit is None or batch.scored.scores is None:
             return []
-        mine, chosen = batch.scored.rollouts, set(group_ids)
+        mine, chosen = batch.scored.shard.rollouts, set(group_ids)
         records = []
         for i, group in enumerate(mine.group_ids.tolist()):
             if group in chosen:
@@ -329,8 +343,15 @@ class MegatronActor:
                     advantages=batch.credit.advantages[i, :length].tolist(),
                     truncated=bool(mine.truncated[i]),
                 )
-                records.append((batch.scored.rows[i], record))
+                records.append((batch.scored.shard.rows[i], record))
         return records
+
+    def release_batch(self) -> None:
+        """Lets the step's responses go, with all that the stages made of them.
+
+        Communication: none.
+        """
+        self.held.release()
 
     def park_memory(self) -> None:
         """Gradients and optimizer state leave the GPU, so that an engine can have it; without a GPU nothing happens.

@@ -81,14 +81,14 @@ class PolicyUpdate:
         """
         pairs = []
         for groups in mini_batch_groups(
-            batch.scored.prompt_groups,
+            batch.scored.shard.prompt_groups,
             mini_batch_prompts=self._config.update.mini_batch_prompts,
             num_updates=self._config.update.updates_per_rollout,
             seed=self._config.seed,
             step=step,
         ):
             chosen = set(groups)
-            rows = [row for row, group in enumerate(batch.scored.rollouts.group_ids.tolist()) if group in chosen]
+            rows = [row for row, group in enumerate(batch.scored.shard.rollouts.group_ids.tolist()) if group in chosen]
             pairs.append(self._one_update(batch, rows))
         # the last update's gradient norm and learning rate stand, losses are averaged, everything else adds up
         reports = [report for report, _ in pairs]
@@ -108,7 +108,7 @@ class PolicyUpdate:
 
         def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, Metrics]]:
             assert prepared is not None
-            width = int(batch.scored.rollouts.response_lengths[list(micro.rows)].max()) if micro.rows else 0
+            width = int(batch.scored.shard.rollouts.response_lengths[list(micro.rows)].max()) if micro.rows else 0
             token_logprobs = self._head.score(hidden, micro).logprobs
             logprobs = to_rows(token_logprobs, micro, num_columns=width)
             arguments = prepared.rows([place[row] for row in micro.rows], width)
@@ -117,7 +117,11 @@ class PolicyUpdate:
                 # on policy: the weights have not moved since the responses were sampled
                 arguments["old_logprobs"] = logprobs.detach()
                 metrics = self._sampler_metrics(
-                    batch.scored.rollouts, micro, token_logprobs.detach(), logprobs.detach(), arguments["response_mask"]
+                    batch.scored.shard.rollouts,
+                    micro,
+                    token_logprobs.detach(),
+                    logprobs.detach(),
+                    arguments["response_mask"],
                 )
             terms = policy_loss(self._config.algorithm, logprobs=logprobs, **arguments)
             share = terms.loss_sum / weight
@@ -130,7 +134,7 @@ class PolicyUpdate:
             kept = run_micro_batches(
                 self._chunks,
                 micro_batches(
-                    batch.scored.rollouts,
+                    batch.scored.shard.rollouts,
                     rows,
                     budget_tokens=self._config.update.micro_batch_tokens,
                     layout=self._pack_layout,
@@ -138,7 +142,7 @@ class PolicyUpdate:
                 loss,
                 forward_only=False,
             )
-        self._stages.add_work("update", batch.scored.rollouts, rows, with_backward=True)
+        self._stages.add_work("update", batch.scored.shard.rollouts, rows, with_backward=True)
         with self._stages.stage("optimizer"):
             metrics = self._optimizer_step()
         if prepared is not None and self._has_scoring_pass:
@@ -184,7 +188,7 @@ class PolicyUpdate:
         if batch.credit is None or batch.scored.scores is None:
             return None
         index = torch.tensor(list(rows), dtype=torch.int64)
-        credit, scores, rollouts = batch.credit, batch.scored.scores, batch.scored.rollouts
+        credit, scores, rollouts = batch.credit, batch.scored.scores, batch.scored.shard.rollouts
         mask = credit.loss_mask[index]
         return prepare_update(
             self._config.algorithm,

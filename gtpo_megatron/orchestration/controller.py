@@ -197,8 +197,9 @@ class Controller:
     def _step(self, step: int) -> dict[str, float]:
         with self._parts.timers.stage("step"):
             report = training_step(self._pipeline, self._parts, self._config, step=step)
-        gap = self._check_push(report.sampled.prompts, step)
         self._log_rollouts(step, report)
+        gap = self._check_push(report.sampled.prompts, step)  # scores responses of its own, in place of the step's
+        self._parts.actor.release_batch()
         scalars = to_scalars(report.metrics | gap) | {
             "sync/policy_version": float(step),
             "health/engine_restarts_count": float(self._parts.engine.num_restarts),
@@ -235,9 +236,9 @@ class Controller:
             scores = self._parts.actor.score_tokens(probe)
             self._parts.engine.forget_prefixes()  # a resumed run does not check again
         check_version(probe, version=step)
-        check_gap(scores.metrics, version=step, limit=self._parts.logprob_gap_limit)
+        check_gap(scores, version=step, limit=self._parts.logprob_gap_limit)
         names = ("sync/logprob_gap_max", "sync/logprob_gap_mean") if is_stale else ()
-        return {name: scores.metrics[name] for name in names}
+        return {name: scores[name] for name in names}
 
     # ------------------------------------------------------------------------------------------------ measuring, saving
     def _measure(self) -> tuple[HeldOutResult, ...] | None:
@@ -327,7 +328,7 @@ class Controller:
         if not chosen:
             return
         rows = [row for row, group in enumerate(groups) if group in chosen]
-        records = self._parts.actor.sample_records(report.batch, sorted(chosen))
+        records = self._parts.actor.sample_records(sorted(chosen))
         answers = {
             group: problem.answer
             for group, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True)

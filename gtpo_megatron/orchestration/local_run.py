@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord, concatenate
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, RolloutShard, TokenRecord, take_rows
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
@@ -19,7 +19,6 @@ from gtpo_megatron.orchestration.memory_turns import memory_turns
 from gtpo_megatron.orchestration.own_engine import swept_process
 from gtpo_megatron.orchestration.parts import (
     Metrics,
-    RankHandle,
     RolloutHandle,
     StepParts,
     rollout_summary,
@@ -99,7 +98,8 @@ class LocalEngine:
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
         """The chosen rows as one batch."""
-        merged = concatenate([handle.payload.select(chosen) for handle, chosen in zip(rollouts, rows, strict=True)])
+        places = [(index, row) for index, chosen in enumerate(rows) for row in chosen]
+        merged = take_rows([handle.payload for handle in rollouts], places)
         return RolloutHandle(payload=merged, **rollout_summary(merged))
 
 
@@ -111,7 +111,7 @@ class LocalRewards:
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """One verdict a response."""
-        return self._grader.grade(rollouts.payload, prompts)
+        return self._grader.grade(self._grader.decode(rollouts.payload), rollouts.group_ids.tolist(), prompts)
 
 
 class LocalActor:
@@ -132,25 +132,29 @@ class LocalActor:
         self._store = open_store(HOST, deadline_s=deadline_s)
         return HOST, self._store.port
 
-    def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
+    def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
         """Scores all responses."""
-        return _handle(self._actor.score_tokens(rollouts.payload, range(len(rollouts.response_lengths))))
+        return merge([self._actor.score_tokens(_all_rows(rollouts))])
 
-    def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
+    def adopt_scores(self, rollouts: RolloutHandle) -> Metrics:
         """Takes the sampler's scores."""
-        return _handle(self._actor.adopt_scores(rollouts.payload, range(len(rollouts.response_lengths))))
+        return merge([self._actor.adopt_scores(_all_rows(rollouts))])
 
-    def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
+    def assign_credit(self, rewards: RewardBatch) -> Metrics:
         """Advantages of all responses."""
-        return _handle(self._actor.assign_credit(scores.payloads[0], rewards))
+        return merge([self._actor.assign_credit(rewards)])
 
-    def update(self, batch: RankHandle, *, step: int) -> Metrics:
+    def update(self, *, step: int) -> Metrics:
         """Optimizer updates."""
-        return merge([self._actor.update(batch.payloads[0], step)])
+        return merge([self._actor.update(step)])
 
-    def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
+    def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
         """The chosen groups' responses."""
-        return [record for _, record in self._actor.sample_records(batch.payloads[0], list(group_ids))]
+        return [record for _, record in self._actor.sample_records(list(group_ids))]
+
+    def release_batch(self) -> None:
+        """Lets the step's responses go."""
+        self._actor.release_batch()
 
     def park_memory(self) -> None:
         """Gradients and optimizer state leave the GPU."""
@@ -229,6 +233,5 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
             trainer.close()
 
 
-def _handle(answer: tuple[Any, Metrics]) -> RankHandle:
-    payload, metrics = answer
-    return RankHandle(payloads=(payload,), metrics=merge([metrics]))
+def _all_rows(rollouts: RolloutHandle) -> RolloutShard:
+    return RolloutShard.of(rollouts.payload, range(len(rollouts.response_lengths)))

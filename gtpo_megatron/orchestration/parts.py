@@ -1,7 +1,8 @@
 """What a training step is made of. Local and Ray runs differ only in who builds these parts.
 
-A handle stands for data that lives where it is used: in one process it is the data itself, under Ray a reference to it.
-The driver sees the handles' summaries only, a few numbers a response.
+A rollout handle stands for responses that lie where engines left them: in one process it is the data itself, under Ray
+references to it. The driver sees the handle's summary only, a few numbers per response. Scores and credit stay in the
+trainer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,27 +46,13 @@ class RolloutHandle:
     policy_version: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankHandle:
-    """What a stage left on every rank.
-
-    Attributes:
-        payloads: one a rank: the data, or a reference to it.
-        metrics: merged over the ranks that have logits.
-    """
-
-    payloads: tuple[Any, ...]
-    metrics: Metrics
-
-
 class Engine(Protocol):
-    """(2) and the sampler's side of (9).
+    """(2) and the sampler's side of (9)."""
 
-    Attributes:
-        num_restarts: engines that died and were replaced since this process started.
-    """
-
-    num_restarts: int
+    @property
+    def num_restarts(self) -> int:
+        """Engines that died and were replaced since this process started."""
+        ...
 
     def generate(
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
@@ -124,26 +111,34 @@ class RewardStage(Protocol):
 
 
 class Actor(Protocol):
-    """(4) to (8) and the trainer's side of (9): all Megatron ranks together."""
+    """(4) to (8) and the trainer's side of (9): all Megatron ranks together.
 
-    def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
+    The ranks hold one batch, from scoring until it is released; every stage works on it and returns metrics, merged
+    over the ranks that have logits. A stage that is called out of order raises StageOrderError.
+    """
+
+    def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
         """Old log-probs and entropies of the policy that generated the responses."""
         ...
 
-    def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
+    def adopt_scores(self, rollouts: RolloutHandle) -> Metrics:
         """The sampler's log-probs and entropies as the old policy's, without a pass."""
         ...
 
-    def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
-        """Shaped rewards and advantages, equal however the responses were dealt."""
+    def assign_credit(self, rewards: RewardBatch) -> Metrics:
+        """Shaped rewards and advantages of what was scored last, equal however the responses were dealt."""
         ...
 
-    def update(self, batch: RankHandle, *, step: int) -> Metrics:
-        """Optimizer updates from one rollout batch."""
+    def update(self, *, step: int) -> Metrics:
+        """Optimizer updates from what has got credit."""
         ...
 
-    def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
-        """What the algorithm saw of the chosen groups' tokens."""
+    def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
+        """What the algorithm saw of the chosen groups' tokens, after credit or update."""
+        ...
+
+    def release_batch(self) -> None:
+        """Lets the batch go that the ranks have held since it was scored; the next scoring does too."""
         ...
 
     def park_memory(self) -> None:

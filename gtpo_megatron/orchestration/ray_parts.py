@@ -6,11 +6,11 @@ from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
-from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.collect import collect
-from gtpo_megatron.orchestration.parts import Metrics, RankHandle, RolloutHandle
-from gtpo_megatron.orchestration.ray_engines import RayEngines
+from gtpo_megatron.orchestration.engine_fleet import EngineFleet
+from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
+from gtpo_megatron.orchestration.rollout_parts import shards
 from gtpo_megatron.weights.link import WeightLink, merged_checksums
 from gtpo_megatron.weights.sender import Checksums
 
@@ -64,30 +64,25 @@ class RayActorGroup:
         self._deadline_s = deadline_s
         self._data_parallel_size = 1 + max(place.data_index for place in places)
 
-    def score_tokens(self, rollouts: RolloutHandle) -> RankHandle:
-        """Deals the responses to replicas by token count; each rank takes its rows from shared memory.
-
-        Neighbours stay together: rows come by group, so few groups are split and few sums travel in the credit stage.
-        """
+    def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
+        """Each replica scores its responses; a rank fetches the pieces that hold any of them."""
         return self._score("score_tokens", rollouts)
 
-    def adopt_scores(self, rollouts: RolloutHandle) -> RankHandle:
-        """Deals the responses likewise; their scores come with them."""
+    def adopt_scores(self, rollouts: RolloutHandle) -> Metrics:
+        """Each replica takes its responses with the sampler's scores."""
         return self._score("adopt_scores", rollouts)
 
-    def _score(self, method: str, rollouts: RolloutHandle) -> RankHandle:
-        lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
-        rows = deal_contiguous(lengths, self._data_parallel_size)
-        return self._stage("score", method, lambda rank: (rollouts.payload, rows[self._places[rank].data_index]))
+    def _score(self, method: str, rollouts: RolloutHandle) -> Metrics:
+        parts = shards(rollouts, self._data_parallel_size)
+        return self._merged(self._all("score", method, lambda rank: (parts[self._places[rank].data_index],)))
 
-    def assign_credit(self, scores: RankHandle, rewards: RewardBatch) -> RankHandle:
-        """Every rank keeps its own rows' advantages."""
-        return self._stage("credit", "assign_credit", lambda rank: (scores.payloads[rank], rewards))
+    def assign_credit(self, rewards: RewardBatch) -> Metrics:
+        """Every rank computes and keeps its own responses' advantages."""
+        return self._merged(self._all("credit", "assign_credit", lambda _: (rewards,)))
 
-    def update(self, batch: RankHandle, *, step: int) -> Metrics:
+    def update(self, *, step: int) -> Metrics:
         """Optimizer updates; the metrics of the ranks that have logits, merged."""
-        reports = self._all("update", "update", lambda rank: (batch.payloads[rank], step))
-        return self._merged(reports)
+        return self._merged(self._all("update", "update", lambda _: (step,)))
 
     def places(self) -> list[tuple[RankPlace, str]]:
         """Every rank's place and machine."""
@@ -116,12 +111,16 @@ class RayActorGroup:
             for place, rank in zip(self._places, self._ranks, strict=True)
         }
 
-    def sample_records(self, batch: RankHandle, group_ids: Sequence[int]) -> list[TokenRecord]:
+    def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
         """The chosen groups' responses from the ranks that hold them, in the order of the batch."""
         chosen = list(group_ids)
-        rows = self._all("sampled texts", "sample_records", lambda rank: (batch.payloads[rank], chosen))
+        rows = self._all("sampled texts", "sample_records", lambda _: (chosen,))
         found = [row for rank, part in enumerate(rows) if self._places[rank].reports for row in part]
         return [record for _, record in sorted(found, key=lambda row: row[0])]
+
+    def release_batch(self) -> None:
+        """On all ranks."""
+        self._all("sampled texts", "release_batch", lambda _: ())
 
     def park_memory(self) -> None:
         """On all ranks."""
@@ -148,14 +147,6 @@ class RayActorGroup:
         """Every rank restores its part."""
         self._all("checkpoint", "load", lambda _: (str(folder), dict(checksums)))
 
-    def _stage(self, stage: str, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> RankHandle:
-        """A method that returns (payload, metrics): payloads stay where they are, metrics come back."""
-        calls = [
-            rank.call.options(num_returns=2).remote(method, *arguments(index)) for index, rank in enumerate(self._ranks)
-        ]
-        reports = self._collect(stage, [metrics for _, metrics in calls])
-        return RankHandle(payloads=tuple(payload for payload, _ in calls), metrics=self._merged(reports))
-
     def _all(self, stage: str, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
         return self._collect(
             stage, [rank.call.remote(method, *arguments(index)) for index, rank in enumerate(self._ranks)]
@@ -173,14 +164,14 @@ class RayActorGroup:
 class RayTransfer:
     """Both sides of a push at once."""
 
-    def __init__(self, actor: RayActorGroup, engine: RayEngines, *, deadline_s: float) -> None:
-        self._actor, self._engine, self._deadline_s = actor, engine, deadline_s
+    def __init__(self, actor: RayActorGroup, fleet: EngineFleet, *, deadline_s: float) -> None:
+        self._actor, self._fleet, self._deadline_s = actor, fleet, deadline_s
 
     def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
         """Whoever dies or fails first is named, whichever side it is on."""
         sending = self._actor.sending(version, with_checksums=with_checksums)
-        receiving = self._engine.receiving(version, with_checksums=with_checksums)
+        receiving = self._fleet.receiving(version, with_checksums=with_checksums)
         answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
-        self._engine.mark_received()
+        self._fleet.mark_received()
         sent = merged_checksums([answers[name] for name in sending])
         return sent, merged_checksums([answers[name] for name in receiving])

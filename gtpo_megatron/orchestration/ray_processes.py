@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,8 +16,7 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.meeting_point import MeetingPoint
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
-from gtpo_megatron.orchestration.parts import rollout_summary
-from gtpo_megatron.orchestration.rollout_parts import RolloutParts
+from gtpo_megatron.orchestration.rollout_parts import RolloutParts, ShardParts, summary_and_pieces
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.sender import Checksums
@@ -61,6 +60,8 @@ class RankProcess(_Process):
         super().__init__(config, run_folder, rank_prefix(global_rank), search_path)
         self._global_rank = global_rank
         self._actor: Any = None
+        self._meeting_point: MeetingPoint | None = None
+        self._store: Any = None  # alive as long as this process: others meet there
 
     def meeting_point(self) -> str:
         """An address on this node where the ranks can meet, with this one as rank 0."""
@@ -103,8 +104,8 @@ class RankProcess(_Process):
         return place
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A method of ``MegatronActor``; references among the arguments arrive as what they refer to."""
-        gathered = [value.gather() if isinstance(value, RolloutParts) else value for value in args]
+        """A method of ``MegatronActor``; a shard in pieces arrives gathered, a reference as what it refers to."""
+        gathered = [value.gather() if isinstance(value, ShardParts) else value for value in args]
         return getattr(self._actor, method)(*gathered, **kwargs)
 
 
@@ -178,13 +179,14 @@ class EngineProcess(_Process):
         logger.error("a worker of this engine died; the engine ends with it")
         os._exit(1)  # at once: what vLLM would tidy up waits for the dead worker
 
+    def generate(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> Iterator[Any]:
+        """Summary and pieces of the responses."""
+        yield from summary_and_pieces(self._sample(requests, sampling, seed))
+
     @_ends_with_a_worker
-    def generate(
-        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int
-    ) -> tuple[RolloutBatch, dict[str, Any]]:
-        """The responses, which stay in shared memory, and their lengths, which go to the driver."""
-        batch = self._engine.generate(requests, sampling, seed=seed)
-        return batch, rollout_summary(batch)
+    def _sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> RolloutBatch:
+        batch: RolloutBatch = self._engine.generate(requests, sampling, seed=seed)
+        return batch
 
     @_ends_with_a_worker
     def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int, priority: int) -> int:
@@ -192,11 +194,18 @@ class EngineProcess(_Process):
         ticket: int = self._engine.begin(requests, sampling, seed=seed, priority=priority)
         return ticket
 
+    def advance(self, ticket: int, limit_s: float) -> Iterator[Any]:
+        """Goes on with everything that was begun; what ``generate`` yields, or None: it is not whole yet."""
+        batch = self._go_on(ticket, limit_s)
+        if batch is None:
+            yield None
+        else:
+            yield from summary_and_pieces(batch)
+
     @_ends_with_a_worker
-    def advance(self, ticket: int, limit_s: float) -> tuple[RolloutBatch | None, dict[str, Any] | None]:
-        """Goes on with everything that was begun; what ``generate`` returns, or twice None: it is not whole yet."""
-        batch = self._engine.advance(ticket, limit_s=limit_s)
-        return batch, None if batch is None else rollout_summary(batch)
+    def _go_on(self, ticket: int, limit_s: float) -> RolloutBatch | None:
+        batch: RolloutBatch | None = self._engine.advance(ticket, limit_s=limit_s)
+        return batch
 
     @_ends_with_a_worker
     def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
@@ -250,6 +259,12 @@ class RewardProcess(_Process):
         self._grader = build_grader(self._config)
 
     def grade(self, rollouts: RolloutParts, prompts: PromptBatch) -> RewardBatch:
-        """One verdict a response."""
-        rewards: RewardBatch = self._grader.grade(rollouts.gather(), prompts)
+        """One verdict per response; only one piece of the responses is in memory at a time."""
+        texts = [""] * len(rollouts.rows)
+        groups = [0] * len(rollouts.rows)
+        for places, piece in rollouts.one_by_one():
+            decoded = self._grader.decode(piece)
+            for place, text, group in zip(places, decoded, piece.group_ids.tolist(), strict=True):
+                texts[place], groups[place] = text, group
+        rewards: RewardBatch = self._grader.grade(texts, groups, prompts)
         return rewards

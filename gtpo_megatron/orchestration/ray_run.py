@@ -10,11 +10,12 @@ from typing import Any
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.collect import looking_after
+from gtpo_megatron.orchestration.engine_fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.memory_turns import memory_turns
 from gtpo_megatron.orchestration.parts import StepParts
 from gtpo_megatron.orchestration.placement import Placement, place
 from gtpo_megatron.orchestration.ray_cluster import join_cluster, ray_nodes
-from gtpo_megatron.orchestration.ray_engines import RayEngines, engine_names
+from gtpo_megatron.orchestration.ray_engines import RayEngines
 from gtpo_megatron.orchestration.ray_parts import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.ray_start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
 from gtpo_megatron.orchestration.run_watch import RunWatch
@@ -55,18 +56,20 @@ def ray_parts(
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
         places = bring_up(config, processes, ranks, met=watch.knows)
         deadline_s = config.cluster.stage_deadline_s
-        engine = _engines(config, placement, starter, processes, watch)
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
-        transfer = RayTransfer(actor, engine, deadline_s=deadline_s)
-        weight_sync = WeightSync(config.weight_sync, transfer, before_push=engine.replace_dead)
 
-        def open_link(engines: RayEngines) -> None:
+        def open_link(engines: EngineFleet) -> None:
             connect(config, actor, engines, has_gpus=placement.has_gpus)
-            weight_sync.verify_next()
 
-        engine.open_link = open_link
-        engine.push_again = lambda version: weight_sync.push(version=version)
-        engine.reconnect()
+        fleet = _fleet(config, placement, starter, processes, watch, open_link=open_link)
+        fleet.reconnect()
+        transfer = RayTransfer(actor, fleet, deadline_s=deadline_s)
+        weight_sync = WeightSync(config.weight_sync, transfer, before_push=fleet.replace_dead)
+        engine = RayEngines(
+            fleet,
+            push_again=lambda version: weight_sync.push(version=version),
+            max_spread=config.rollout.max_staleness if config.rollout.partial else 0,
+        )
         yield StepParts(
             engine=engine,
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
@@ -107,9 +110,15 @@ def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, 
         watch.end()
 
 
-def _engines(
-    config: RunConfig, placement: Placement, starter: ProcessStarter, processes: dict[str, Any], watch: RunWatch
-) -> RayEngines:
+def _fleet(
+    config: RunConfig,
+    placement: Placement,
+    starter: ProcessStarter,
+    processes: dict[str, Any],
+    watch: RunWatch,
+    *,
+    open_link: Callable[[EngineFleet], None],
+) -> EngineFleet:
     names = engine_names(config.rollout.num_engines)
 
     def restart(index: int) -> Any:
@@ -117,14 +126,14 @@ def _engines(
         bring_up_engine(config, names[index], processes[names[index]], met=watch.knows)
         return processes[names[index]]
 
-    return RayEngines(
+    return EngineFleet(
         [processes[name] for name in names],
         hosts=[node.host for node in placement.engines],
         workers_per_engine=config.rollout.tensor_parallel_size,
         restart=restart,
         max_restarts=config.rollout.max_engine_restarts,
         deadline_s=config.cluster.stage_deadline_s,
-        max_spread=config.rollout.max_staleness if config.rollout.partial else 0,
+        open_link=open_link,
         expect_end=watch.expects,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.orchestration.collect import collect_next, collect_survivors
+from gtpo_megatron.orchestration.rollout_parts import received
 from gtpo_megatron.rollout.requests import SampleRequest
 
 SLICE_S = 0.25
@@ -24,7 +25,7 @@ def sample_in_slices(
     *,
     priority: int,
     deadline_s: float,
-) -> tuple[dict[str, tuple[Any, Any]], frozenset[str]]:
+) -> tuple[dict[str, tuple[list[Any], Any]], frozenset[str]]:
     """Samples on several engines at once; each goes on whatever the others do.
 
     Args:
@@ -36,7 +37,7 @@ def sample_in_slices(
         deadline_s: longest time for one call.
 
     Returns:
-        By name the reference of the responses and their summary, and the names of the engines that died.
+        By name the references of the pieces and their summary, and the names of the engines that died.
 
     Raises:
         WorkerError: an engine raised, or has not answered in time.
@@ -45,23 +46,22 @@ def sample_in_slices(
     begun = {name: process.begin.remote(shares[name], sampling, seed, priority) for name, process in processes.items()}
     tickets, dead = collect_survivors(begun, stage="rollout", deadline_s=deadline_s)
 
-    def slice_of(name: str) -> tuple[Any, Any]:
-        batch, summary = processes[name].advance.options(num_returns=2).remote(tickets[name], SLICE_S)
-        return batch, summary
+    def slice_of(name: str) -> Any:
+        return processes[name].advance.options(num_returns="streaming").remote(tickets[name], SLICE_S)
 
     under_way = {name: slice_of(name) for name in tickets}
-    whole: dict[str, tuple[Any, Any]] = {}
+    whole: dict[str, tuple[list[Any], Any]] = {}
     while under_way:
         ended, died = collect_next(
-            {name: summary for name, (_, summary) in under_way.items()}, stage="rollout", deadline_s=deadline_s
+            {name: stream.completed() for name, stream in under_way.items()}, stage="rollout", deadline_s=deadline_s
         )
         dead |= died
         for name in died:
             del under_way[name]
-        for name, summary in ended.items():
-            batch, _ = under_way.pop(name)
+        for name in ended:
+            pieces, summary = received(under_way.pop(name))
             if summary is None:
                 under_way[name] = slice_of(name)
             else:
-                whole[name] = (batch, summary)
+                whole[name] = (pieces, summary)
     return whole, dead

@@ -11,8 +11,8 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.orchestration.collect import collect
+from gtpo_megatron.orchestration.engine_fleet import engine_names
 from gtpo_megatron.orchestration.placement import Node, Placement
-from gtpo_megatron.orchestration.ray_engines import engine_names
 from gtpo_megatron.orchestration.ray_parts import REWARD_NAME
 from gtpo_megatron.orchestration.ray_processes import EngineProcess, RankProcess, RewardProcess
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment

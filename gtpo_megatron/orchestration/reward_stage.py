@@ -1,5 +1,7 @@
 """(3) From sampled tokens to outcome rewards: decode, then grade."""
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
@@ -19,23 +21,26 @@ class RewardGrader:
         self._tokenizer = tokenizer
         self._scorer = scorer
 
-    def grade(self, rollouts: RolloutBatch, prompts: PromptBatch) -> RewardBatch:
-        """One verdict a response.
-
-        Raises:
-            ShapeError: a response belongs to none of the prompts.
-        """
-        answers = {group: problem.answer for group, problem in zip(prompts.group_ids, prompts.problems, strict=True)}
-        groups = rollouts.group_ids.tolist()
-        unknown = [group for group in groups if group not in answers]
-        if unknown:
-            raise ShapeError(f"responses of group {unknown[0]} have no prompt in this batch of {len(answers)}")
+    def decode(self, rollouts: RolloutBatch) -> list[str]:
+        """The text of every response."""
         ids = [
             row[:length].tolist()
             for row, length in zip(rollouts.response_ids, rollouts.response_lengths.tolist(), strict=True)
         ]
         texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return self._scorer.score(texts, [answers[group] for group in groups])
+        return texts
+
+    def grade(self, texts: Sequence[str], group_ids: Sequence[int], prompts: PromptBatch) -> RewardBatch:
+        """One verdict per response.
+
+        Raises:
+            ShapeError: a response belongs to none of the prompts.
+        """
+        answers = {group: problem.answer for group, problem in zip(prompts.group_ids, prompts.problems, strict=True)}
+        unknown = [group for group in group_ids if group not in answers]
+        if unknown:
+            raise ShapeError(f"responses of group {unknown[0]} have no prompt in this batch of {len(answers)}")
+        return self._scorer.score(texts, [answers[group] for group in group_ids])
 
     def close(self) -> None:
         """Ends the grading processes."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.metrics import Max
-from gtpo_megatron.orchestration.parts import Metrics, RankHandle, StepParts
+from gtpo_megatron.orchestration.parts import Metrics, StepParts
 from gtpo_megatron.orchestration.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.policy_check import check_gap, check_version, without_gap
 from gtpo_megatron.orchestration.sampling import Sampled
@@ -15,7 +15,6 @@ class StepReport:
     """What a step leaves to be looked at."""
 
     sampled: Sampled
-    batch: RankHandle
     metrics: Metrics
 
 
@@ -36,11 +35,11 @@ def training_step(pipeline: RolloutPipeline, parts: StepParts, config: RunConfig
     with stage("score"):  # (4) old log-probs and entropies, by the trainer or as the sampler saw them
         scores = (parts.actor.score_tokens if has_scoring_pass else parts.actor.adopt_scores)(sampled.rollouts)
     if has_scoring_pass and staleness == 0:  # else sampler and trainer differ by right
-        check_gap(scores.metrics, version=step - 1, limit=parts.logprob_gap_limit)
+        check_gap(scores, version=step - 1, limit=parts.logprob_gap_limit)
     with stage("credit"):  # (5) shaped rewards, (6) advantages
-        batch = parts.actor.assign_credit(scores, sampled.rewards)
+        credit = parts.actor.assign_credit(sampled.rewards)
     with stage("update"):  # (7) loss, (8) optimizer
-        updates = parts.actor.update(batch, step=step)
+        updates = parts.actor.update(step=step)
     if not has_scoring_pass:  # the update's forward pass was the first to see the trainer's log-probs
         check_gap(updates, version=step - 1, limit=parts.logprob_gap_limit)
     pipeline.before_push()
@@ -49,5 +48,5 @@ def training_step(pipeline: RolloutPipeline, parts: StepParts, config: RunConfig
         parts.weight_sync.push(version=step)
     parts.turns.to_engine()
     pipeline.after_push(step)
-    metrics = sampled.metrics | without_gap(scores.metrics, staleness) | batch.metrics | updates
-    return StepReport(sampled=sampled, batch=batch, metrics=metrics | {"rollout/staleness_count": Max(staleness)})
+    metrics = sampled.metrics | without_gap(scores, staleness) | credit | updates
+    return StepReport(sampled=sampled, metrics=metrics | {"rollout/staleness_count": Max(staleness)})

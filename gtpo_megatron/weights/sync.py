@@ -25,16 +25,16 @@ class WeightSync:
     Args:
         config: how often to compare.
         transfer: of one push.
-        before_push: looks after the link, which may be a new one afterwards.
+        before_push: looks after the link; returns whether it is a new one, over which no push has come yet.
     """
 
     def __init__(
-        self, config: WeightSyncConfig, transfer: Transfer, *, before_push: Callable[[], object] = lambda: None
+        self, config: WeightSyncConfig, transfer: Transfer, *, before_push: Callable[[], bool] = lambda: False
     ) -> None:
         self._config = config
         self._transfer = transfer
         self._before_push = before_push
-        self._is_next_verified = True
+        self._is_link_verified = False
 
     def push(self, *, version: int) -> None:
         """Replaces the sampler's weights by the trainer's; no request may be running but those that survive a push.
@@ -45,16 +45,13 @@ class WeightSync:
         Raises:
             WeightSyncError: a side failed, or the checksums differ; the message names the tensors.
         """
-        self._before_push()
-        verify = self._is_next_verified or version % self._config.verify_every_steps == 0
+        if self._before_push():
+            self._is_link_verified = False
+        verify = not self._is_link_verified or version % self._config.verify_every_steps == 0
         sent, received = self._transfer(version, with_checksums=verify)
         if verify:
             compare_checksums(sent, received, version=version)
-            self._is_next_verified = False
-
-    def verify_next(self) -> None:
-        """Compares checksums at the next push whatever its version: the link is a new one."""
-        self._is_next_verified = True
+            self._is_link_verified = True
 
 
 def compare_checksums(sent: Checksums, received: Checksums, *, version: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.errors import CheckpointError, NumericsError
 from gtpo_megatron.observability.metrics import deterministic, to_scalars
 from gtpo_megatron.verify_resume.compare import first_difference
@@ -45,9 +46,9 @@ def start(rank, init_method, config):
 
 def one_step(actor, config, step):
     rows = [row for row in range(8) if row % config.parallel.data_parallel_size == actor.place.data_index]
-    scored, _ = actor.score_tokens(make_rollouts(policy_version=step - 1), rows)
-    batch, _ = actor.assign_credit(scored, make_rewards())
-    return deterministic(to_scalars(actor.update(batch, step)))
+    actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), rows))
+    actor.assign_credit(make_rewards())
+    return deterministic(to_scalars(actor.update(step)))
 
 
 def parameters(actor):

@@ -6,8 +6,9 @@ import dataclasses
 import pytest
 import torch
 
+from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
-from gtpo_megatron.errors import DataError
+from gtpo_megatron.errors import DataError, StageOrderError
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.model_file import read_tensors, write_slices
@@ -76,16 +77,16 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing][actor.place.data_index]
-    scored, _ = actor.score_tokens(make_rollouts(loss_mask=own_tokens()), rows)
-    batch, _ = actor.assign_credit(scored, make_rewards(failed))
-    metrics = actor.update(batch, 1)
+    actor.score_tokens(RolloutShard.of(make_rollouts(loss_mask=own_tokens()), rows))
+    actor.assign_credit(make_rewards(failed))
+    metrics = actor.update(1)
     write_slices(buffer_path, actor, config)
     found = {"place": actor.place, "metrics": metrics, "rows": rows}
     if actor.place.has_logits:
         found |= {
-            "logprobs": scored.scores.old_logprobs,
-            "entropy": scored.scores.token_entropy,
-            "advantages": batch.credit.advantages,
+            "logprobs": actor.held.batch.scored.scores.old_logprobs,
+            "entropy": actor.held.batch.scored.scores.token_entropy,
+            "advantages": actor.held.batch.credit.advantages,
         }
     actor.close()
     return found
@@ -194,10 +195,16 @@ def test_credit_refuses_scores_of_another_policy(models):
         from gtpo_megatron.actor.actor import MegatronActor
 
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
-        scored, _ = actor.score_tokens(make_rollouts(policy_version=3), range(8))
-        assert (scored.scores.policy_version, scored.scores.temperature, scored.scores.vocab_size) == (0, 1.0, 53)
+        actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=3), range(8)))
+        scores = actor.held.batch.scores
+        assert (scores.policy_version, scores.temperature, scores.vocab_size) == (0, 1.0, 53)
         with pytest.raises(DataError, match="policy version 3 were scored under version 0"):
-            actor.assign_credit(scored, make_rewards())
+            actor.assign_credit(make_rewards())
+        with pytest.raises(StageOrderError, match="update needs the batch that assign_credit leaves, but score_tokens"):
+            actor.update(1)
+        actor.release_batch()
+        with pytest.raises(StageOrderError, match="sample_records needs .* but release_batch came before it"):
+            actor.sample_records([10])
 
     run_processes(refused, 1)
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.observability.metrics import deterministic, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
@@ -25,9 +26,9 @@ def start(rank, init_method, config):
 
 
 def one_step(actor, step=1):
-    scored, scores = actor.score_tokens(make_rollouts(policy_version=step - 1), range(8))
-    batch, _ = actor.assign_credit(scored, make_rewards())
-    return deterministic(to_scalars(scores | actor.update(batch, step)))
+    scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
+    actor.assign_credit(make_rewards())
+    return deterministic(to_scalars(scores | actor.update(step)))
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.config.algorithm import DPPOConfig
 from gtpo_megatron.observability.metrics import to_scalars
 from tests.dist_utils import run_processes
@@ -26,9 +27,10 @@ def one_step(rank, world_size, init_method, config, rollouts):
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     take = actor.score_tokens if config.rollout.entropy_source == "actor" else actor.adopt_scores
-    scored, metrics = take(rollouts, range(8))
-    batch, _ = actor.assign_credit(scored, make_rewards(failed=(3,)))
-    return scored.scores, to_scalars(metrics), to_scalars(actor.update(batch, 1))
+    metrics = take(RolloutShard.of(rollouts, range(8)))
+    scores = actor.held.scored("assign_credit").scores
+    actor.assign_credit(make_rewards(failed=(3,)))
+    return scores, to_scalars(metrics), to_scalars(actor.update(1))
 
 
 @pytest.mark.parametrize("level", LEVELS)

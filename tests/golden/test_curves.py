@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.config.algorithm import (
     CISPOConfig,
     ClipCovConfig,
@@ -91,12 +92,14 @@ def ten_updates(rank, init_method, config):
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     curve = []
     for step in range(1, 6):
-        scored, scores = actor.score_tokens(make_rollouts(policy_version=step - 1), range(8))
+        scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
         # a sampler whose policy is near the trainer's; only DPPO's curve looks at it
-        sampled = dataclasses.replace(scored.rollouts, rollout_logprobs=1.1 * scored.scores.old_logprobs)
-        scored = dataclasses.replace(scored, rollouts=sampled)
-        batch, _ = actor.assign_credit(scored, make_rewards())
-        curve.append(to_scalars(merge([scores | actor.update(batch, step)])))
+        scored = actor.held.scored("assign_credit")
+        sampled = dataclasses.replace(scored.shard.rollouts, rollout_logprobs=1.1 * scored.scores.old_logprobs)
+        shard = dataclasses.replace(scored.shard, rollouts=sampled)
+        actor.held.keep(dataclasses.replace(scored, shard=shard), stage="score_tokens")
+        actor.assign_credit(make_rewards())
+        curve.append(to_scalars(merge([scores | actor.update(step)])))
     actor.close()
     return [[row[name] for name in NAMES] for row in curve]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.data.packing import PackLayout, micro_batches
 from gtpo_megatron.observability.metrics import to_scalars
 from tests.distributed.tiny_world import VOCAB, dense_scores, make_config, make_rewards, make_rollouts
@@ -79,9 +80,10 @@ def gradients(actor):
 
 
 def step(actor, number=1):
-    scored, scores = actor.score_tokens(make_rollouts(policy_version=number - 1), range(8))
-    batch, _ = actor.assign_credit(scored, make_rewards())
-    return scored, to_scalars(scores | actor.update(batch, number))
+    scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=number - 1), range(8)))
+    scored = actor.held.scored("assign_credit")
+    actor.assign_credit(make_rewards())
+    return scored, to_scalars(scores | actor.update(number))
 
 
 def test_scores_and_gradients_equal_transformers(folder, tmp_path):
@@ -93,7 +95,8 @@ def test_scores_and_gradients_equal_transformers(folder, tmp_path):
         rollouts = make_rollouts()
         logprobs, entropy = dense_scores(model, rollouts)
         mask = rollouts.response_mask
-        scored, _ = actor.score_tokens(rollouts, range(8))
+        actor.score_tokens(RolloutShard.of(rollouts, range(8)))
+        scored = actor.held.scored("assign_credit")
         for found, wanted in ((scored.scores.old_logprobs, logprobs), (scored.scores.token_entropy, entropy)):
             gap = (found - wanted.detach())[mask].abs()
             assert gap.mean() < 4 * BF16

@@ -14,8 +14,9 @@ from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
 from gtpo_megatron.orchestration.collect import collect
-from gtpo_megatron.orchestration.parts import rollout_summary
+from gtpo_megatron.orchestration.engine_fleet import EngineFleet
 from gtpo_megatron.orchestration.ray_engines import RayEngines
+from gtpo_megatron.orchestration.rollout_parts import summary_and_pieces
 
 pytestmark = [
     pytest.mark.ray,
@@ -56,8 +57,7 @@ class Engine:
 
     def generate(self, requests, sampling, seed):
         self._maybe_die("generate")
-        batch = self._batch(requests, seed)
-        return batch, rollout_summary(batch)
+        yield from summary_and_pieces(self._batch(requests, seed))
 
     def begin(self, requests, sampling, seed, priority):
         self.begun[len(self.begun)] = self.version, requests, seed
@@ -68,14 +68,15 @@ class Engine:
         self._maybe_die("advance")
         if (self.notes / "hold").exists():
             time.sleep(0.01)
-            return None, None
+            yield None
+            return
         version, requests, seed = self.begun[ticket]
         batch = self._batch(requests, seed)
         if version != self.version:
             versions = torch.full_like(batch.response_ids, self.version)
             versions[:, 0] = version
             batch = dataclasses.replace(batch, policy_version=version, token_versions=versions)
-        return batch, rollout_summary(batch)
+        yield from summary_and_pieces(batch)
 
     def _batch(self, requests, seed):
         tokens = torch.tensor([[r.group_id, r.sample, r.seed(seed) % 1000] for r in requests])
@@ -153,18 +154,17 @@ class World:
     def __init__(self, tmp_path, num_engines, max_restarts=1, max_spread=0):
         self._notes = tmp_path
         self.restarted, self.pushed = [], []
-        self.fleet = RayEngines(
+        self.fleet = EngineFleet(
             [self.processes.remote(index, self._notes) for index in range(num_engines)],
             hosts=["here"] * num_engines,
             workers_per_engine=1,
             restart=self.restart,
             max_restarts=max_restarts,
             deadline_s=DEADLINE_S,
-            max_spread=max_spread,
+            open_link=self.open_link,
         )
+        self.engines = RayEngines(self.fleet, push_again=self.push_again, max_spread=max_spread)
         self.links = 0
-        self.fleet.open_link = self.open_link
-        self.fleet.push_again = self.push_again
         self.push(5)
 
     def restart(self, index):
@@ -198,7 +198,7 @@ class World:
             (self._notes / f"{index} has begun").unlink(missing_ok=True)
         (self._notes / "hold").touch()
         with ThreadPoolExecutor(1) as pool:
-            unattended = self.fleet.unattended(step=3)
+            unattended = self.engines.unattended(step=3)
             future = pool.submit(unattended.generate, PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
             try:
                 self.wait_until(lambda: all((self._notes / f"{index} has begun").exists() for index in range(2)))
@@ -214,7 +214,7 @@ class World:
             time.sleep(0.01)
 
     def generate(self):
-        return self.fleet.generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
+        return self.engines.generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
 
 
 def test_rows_come_back_in_the_order_of_the_prompts_and_groups_are_split(tmp_path):
@@ -236,15 +236,15 @@ def test_rows_come_back_in_the_order_of_the_prompts_and_groups_are_split(tmp_pat
 def test_chosen_rows_of_several_batches(tmp_path):
     world = World(tmp_path, 2)
     first, second = world.generate(), world.generate()
-    chosen = world.fleet.concatenate([first, second], [[2, 0], [11]])
+    chosen = world.engines.concatenate([first, second], [[2, 0], [11]])
     batch = chosen.payload.gather()
     assert batch.response_ids[:, :2].tolist() == [[10, 2], [10, 0], [13, 2]]
     assert chosen.group_ids.tolist() == [10, 10, 13]
-    again = world.fleet.concatenate([chosen], [[1]])
+    again = world.engines.concatenate([chosen], [[1]])
     assert again.payload.gather().response_ids[:, :2].tolist() == [[10, 0]]
     world.push(6)
     with pytest.raises(RolloutError, match=r"policy versions \[5, 6\]"):
-        world.fleet.concatenate([first, world.generate()], [[0], [0]])
+        world.engines.concatenate([first, world.generate()], [[0], [0]])
 
 
 def test_an_engine_that_dies_is_replaced_and_asked_again(tmp_path):
@@ -254,7 +254,7 @@ def test_an_engine_that_dies_is_replaced_and_asked_again(tmp_path):
     handle = world.generate()
     assert torch.equal(handle.payload.gather().response_ids, expected.response_ids)
     assert torch.equal(handle.payload.gather().rollout_logprobs, expected.rollout_logprobs)  # the same engine's share
-    assert (world.restarted, world.pushed, world.fleet.num_restarts) == ([1], ["reconnected", 5], 1)
+    assert (world.restarted, world.pushed, world.engines.num_restarts) == ([1], ["reconnected", 5], 1)
     assert handle.policy_version == 5
     # the next death is one too many
     world.die_at("0 generate")
@@ -289,10 +289,10 @@ def test_who_samples_unattended_does_not_reach_a_replacement_before_its_weights(
     world.die_at("1 identity")
     world.fleet.replace_dead()  # a push begins
     with pytest.raises(EngineLostError, match="rollout engine 1 died, and the successor has no weights yet"):
-        world.fleet.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
-    assert not world.fleet.replace_lost()
+        world.engines.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
+    assert not world.engines.replace_lost()
     world.push(6)
-    assert world.fleet.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1).policy_version == 6
+    assert world.engines.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1).policy_version == 6
     assert world.restarted == [1]
 
 
@@ -300,20 +300,20 @@ def test_unattended_engines_say_that_they_are_lost_and_are_replaced_later(tmp_pa
     world = World(tmp_path, 2)
     world.die_at("1 generate")
     with pytest.raises(EngineLostError, match="rollout engine 1 died in rollout"):
-        world.fleet.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
+        world.engines.unattended().generate(PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
     assert world.restarted == []
-    world.fleet.replace_lost()
+    world.engines.replace_lost()
     assert (world.restarted, world.pushed) == ([1], ["reconnected"])
     world.push(6)
     assert world.generate().policy_version == 6
-    world.fleet.replace_lost()
+    world.engines.replace_lost()
     assert world.restarted == [1]
 
 
 def test_responses_survive_a_trip_through_a_checkpoint(tmp_path):
     world = World(tmp_path, 2)
     handle = world.generate()
-    held = world.fleet.hold(world.fleet.fetch(handle))
+    held = world.engines.hold(world.engines.fetch(handle))
     assert torch.equal(held.payload.gather().response_ids, handle.payload.gather().response_ids)
     assert torch.equal(held.response_lengths, handle.response_lengths)
 
@@ -333,7 +333,7 @@ def test_a_push_gets_in_between_two_slices(tmp_path):
     # the next batch has one version again, and both may be one
     fresh = world.generate()
     assert (fresh.policy_version, fresh.payload.gather().token_versions) == (6, None)
-    both = world.fleet.concatenate([fresh, handle], [[0], [1]])
+    both = world.engines.concatenate([fresh, handle], [[0], [1]])
     assert (both.policy_version, both.is_multi_version.tolist()) == (5, [False, True])
     assert both.payload.gather().token_versions.tolist() == [[6, 6, 6], [5, 6, 6]]
 
@@ -347,7 +347,7 @@ def test_an_engine_that_dies_between_slices_is_replaced_once(tmp_path):
         world.push(6)
     with pytest.raises(EngineLostError, match="rollout engine 1 died in rollout"):
         sampling.result()
-    assert not world.fleet.replace_lost()
+    assert not world.engines.replace_lost()
     assert (world.restarted, world.pushed) == ([1], ["reconnected"])
     assert world.generate().policy_version == 6
 

@@ -16,7 +16,7 @@ from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.orchestration.controller import Controller, RunInputs
 from gtpo_megatron.orchestration.memory_turns import Apart
-from gtpo_megatron.orchestration.parts import MemoryTurns, RankHandle, StepParts
+from gtpo_megatron.orchestration.parts import MemoryTurns, StepParts
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from gtpo_megatron.weights.sync import WeightSync
 from recipes import tiny_cpu
@@ -48,12 +48,15 @@ class World(WrittenDown):
         return RewardBatch(rewards=torch.arange(num).remainder(2).float(), failed=torch.zeros(num, dtype=torch.bool))
 
     def score_tokens(self, rollouts):
-        return RankHandle(payloads=(None,), metrics={"sync/logprob_gap_max": Max(0.0)})
+        return {"sync/logprob_gap_max": Max(0.0)}
 
-    def assign_credit(self, scores, rewards):
-        return RankHandle(payloads=(None,), metrics={})
+    def assign_credit(self, rewards):
+        return {}
 
-    def update(self, batch, *, step):
+    def release_batch(self):
+        pass
+
+    def update(self, *, step):
         return {"policy/loss": Max(float(step))}
 
     def transfer(self, version, *, with_checksums):
@@ -126,6 +129,21 @@ def run(folder, world, checkpoint=None, turns=None, rollout=None, measure_every=
             return Controller(config, folder, facts(), inputs, parts, sinks, display, **options).run(checkpoint)
     finally:
         folder.close()
+
+
+def test_the_trainer_holds_no_batch_after_a_step(tmp_path):
+    world, calls = World(), []
+    score = world.score_tokens
+
+    def score_tokens(rollouts):
+        calls.append("score")
+        return score(rollouts)
+
+    world.score_tokens = score_tokens
+    world.release_batch = lambda: calls.append("release")
+    run(RunFolder(tmp_path), world)
+    # the last push is checked by a scoring of its own
+    assert calls == ["score", "release"] * 3 + ["score", "score", "release"]
 
 
 def test_every_step_has_its_row_before_its_checkpoint(tmp_path):

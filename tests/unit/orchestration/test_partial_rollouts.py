@@ -10,7 +10,6 @@ import torch
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.observability.metrics import Max, to_scalars
 from gtpo_megatron.observability.metrics_file import read_metrics
-from gtpo_megatron.orchestration.parts import RankHandle
 from gtpo_megatron.orchestration.run_folder import RunFolder
 from tests.unit.orchestration.test_controller import World, run
 from tests.unit.orchestration.test_pipeline import PATIENCE_S, groups, loop
@@ -60,8 +59,7 @@ class Mixing(World):
         return {}, {}
 
     def score_tokens(self, rollouts):
-        gap = {"sync/logprob_gap_max": Max(self.gap), "sync/logprob_gap_mean": Max(self.gap)}
-        return RankHandle(payloads=(None,), metrics=gap)
+        return {"sync/logprob_gap_max": Max(self.gap), "sync/logprob_gap_mean": Max(self.gap)}
 
     def replace_lost(self):
         found, self.is_lost = self.is_lost, False
@@ -159,10 +157,10 @@ def test_a_loss_is_made_up_with_the_same_prompts(dies, is_replaced_by_push, expe
     pipeline, step = loop(world, max_staleness=1, partial=True)
     update = world.update
 
-    def update_after_the_loss(batch, *, step):
+    def update_after_the_loss(*, step):
         if step == 1 and dies == "before the push":
             pipeline._running[2].thread.join(PATIENCE_S)
-        return update(batch, step=step)
+        return update(step=step)
 
     world.update = update_after_the_loss
     step(1)

@@ -47,10 +47,10 @@ class Busy(World):
         handle = super().generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
         return self.hold(dataclasses.replace(handle.payload, policy_version=handle.policy_version))
 
-    def update(self, batch, *, step):
+    def update(self, *, step):
         self.log.append(f"update {step}")
         self.during_update(step)
-        return super().update(batch, step=step)
+        return super().update(step=step)
 
     def transfer(self, version, *, with_checksums):
         assert self.in_flight == 0, "a push while requests are running"

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, concatenate, mask_of_lengths
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths, take_rows
 from gtpo_megatron.config.algorithm import DAPOConfig, DynamicSamplingConfig, GTPOConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError, ShapeError
@@ -67,7 +67,8 @@ class WrittenDown:
         return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
 
     def concatenate(self, rollouts, rows):
-        merged = concatenate([handle.payload.select(chosen) for handle, chosen in zip(rollouts, rows, strict=True)])
+        places = [(index, row) for index, chosen in enumerate(rows) for row in chosen]
+        merged = take_rows([handle.payload for handle in rollouts], places)
         return RolloutHandle(payload=merged, **rollout_summary(merged))
 
     def score(self, rollouts, prompts):
@@ -158,7 +159,7 @@ def test_batches_of_different_policies_do_not_mix():
 
     one = batch([1], 2)
     with pytest.raises(ShapeError, match=r"policy versions \[0, 1\]"):
-        concatenate([one, dataclasses.replace(one, policy_version=1)])
+        take_rows([one, dataclasses.replace(one, policy_version=1)], [(0, 0), (1, 0)])
 
 
 def test_batches_of_different_policies_mix_where_responses_survive_a_push():
@@ -166,14 +167,14 @@ def test_batches_of_different_policies_mix_where_responses_survive_a_push():
 
     old, new = batch([1, 2], 1), dataclasses.replace(batch([4], 1), policy_version=1)  # lengths 2, 3 and 2
     spans = dataclasses.replace(old, token_versions=torch.tensor([[0, 1, 0], [0, 0, 0]]))
-    whole = concatenate([new, spans, old], may_mix=True)
+    whole = take_rows([new, spans, old], [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)], may_mix=True)
     assert whole.policy_version == 0
     assert whole.oldest_versions.tolist() == [1, 0, 0, 0, 0]
     assert whole.is_multi_version.tolist() == [False, True, False, False, False]
     assert whole.token_versions[whole.response_mask].tolist() == [1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
     assert whole.select([1]).token_versions.tolist() == [[0, 1]]
     # of one version there is nothing to say
-    assert concatenate([old, old], may_mix=True).token_versions is None
+    assert take_rows([old, old], [(0, 0), (1, 0)], may_mix=True).token_versions is None
     assert not old.is_multi_version.any()
     with pytest.raises(ShapeError, match=r"token_versions \(1, 3\)"):
         dataclasses.replace(old, token_versions=torch.zeros(1, 3, dtype=torch.int64))

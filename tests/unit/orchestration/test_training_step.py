@@ -9,7 +9,7 @@ from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.memory_turns import Apart
-from gtpo_megatron.orchestration.parts import RankHandle, StepParts
+from gtpo_megatron.orchestration.parts import StepParts
 from gtpo_megatron.orchestration.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.training_step import training_step
 from gtpo_megatron.weights.sync import WeightSync
@@ -27,17 +27,17 @@ class Written(World):
 
     def score_tokens(self, rollouts):
         self.calls.append("score")
-        return RankHandle(payloads=(None,), metrics=self.gap)
+        return self.gap
 
     def adopt_scores(self, rollouts):
         self.calls.append("adopt")
-        return RankHandle(payloads=(None,), metrics={})
+        return {}
 
-    def assign_credit(self, scores, rewards):
+    def assign_credit(self, rewards):
         self.calls.append("credit")
-        return super().assign_credit(scores, rewards)
+        return super().assign_credit(rewards)
 
-    def update(self, batch, *, step):
+    def update(self, *, step):
         self.calls.append("update")
         return self.gap if "adopt" in self.calls else {}
 
