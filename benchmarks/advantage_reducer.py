@@ -36,7 +36,7 @@ from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.data.dealing import deal_contiguous
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
 from gtpo_megatron.observability.metrics import Max, merge
-from gtpo_megatron.orchestration.parts import Metrics, RolloutHandle
+from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle
 
 Batch = dict[str, Tensor]
 

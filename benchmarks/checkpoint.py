@@ -28,8 +28,8 @@ from transformers import Qwen2Config
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder, DriverState
-from gtpo_megatron.orchestration.manifest import run_facts
+from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
+from gtpo_megatron.run_folder.manifest import run_facts
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.reshard import hf_shapes
 from recipes import tiny_cpu
@@ -92,7 +92,7 @@ def make_config(model: Path, options: Options) -> RunConfig:
 
 def fill_moments(optimizer: Any) -> None:
     """As after an update; zeros would share one page of memory."""
-    from gtpo_megatron.actor.checkpoint import _ensure_moments
+    from gtpo_megatron.actor.checkpoint.rank_checkpoint import _ensure_moments
 
     _ensure_moments(optimizer)
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):

@@ -21,13 +21,13 @@ import tyro
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.algorithm import GTPOConfig, OffPolicyConfig
 from gtpo_megatron.observability.metrics import Max
-from gtpo_megatron.observability.metrics_file import read_metrics
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.memory_turns import Apart
-from gtpo_megatron.orchestration.parts import RolloutHandle, StepParts, rollout_summary
-from gtpo_megatron.orchestration.pipeline import RolloutPipeline
-from gtpo_megatron.orchestration.training_step import training_step
-from gtpo_megatron.weights.sync import WeightSync
+from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
+from gtpo_megatron.orchestration.loop.training_step import training_step
+from gtpo_megatron.orchestration.stages.colocation import Apart
+from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, StepParts, rollout_summary
+from gtpo_megatron.run_folder.metrics_file import read_metrics
+from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
 
 TARGET = 1.15

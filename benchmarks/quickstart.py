@@ -20,7 +20,7 @@ import psutil
 import tyro
 
 from gtpo_megatron.observability.memory import PeakMemory
-from gtpo_megatron.observability.metrics_file import read_metrics
+from gtpo_megatron.run_folder.metrics_file import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")

@@ -26,9 +26,9 @@ import tyro
 
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.serialize import to_plain, to_yaml
-from gtpo_megatron.observability.report import write_report
-from gtpo_megatron.observability.rollout_log import RolloutLog, RolloutRecord
 from gtpo_megatron.observability.sinks import open_sinks
+from gtpo_megatron.report.page import write_report
+from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord
 from recipes.tiny_cpu import gtpo
 
 TARGETS = {"make_s": 10.0, "page_mib": 8.0, "first_paint_s": 2.0}

@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 
-from gtpo_megatron.observability.metrics_file import read_metrics
+from gtpo_megatron.run_folder.metrics_file import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("actor", "rollout")

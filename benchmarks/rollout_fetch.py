@@ -28,8 +28,8 @@ from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.data.dealing import deal_contiguous
-from gtpo_megatron.orchestration.parts import RolloutHandle, rollout_summary
-from gtpo_megatron.orchestration.rollout_parts import PIECE_BYTES, RolloutParts, ShardParts, in_pieces, joined, shards
+from gtpo_megatron.orchestration.on_ray.rollouts import PIECE_BYTES, RolloutParts, ShardParts, in_pieces, joined, shards
+from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, rollout_summary
 from gtpo_megatron.rollout.requests import SampleRequest, deal_to_engines
 
 GROUP_SIZE = 16
@@ -206,7 +206,7 @@ def measure_with_ray(options: Options, piece_bytes: int, *, num_replicas: int, w
     """Seconds of the slowest rank, and until the driver has the references of all pieces."""
     import ray
 
-    from gtpo_megatron.orchestration.rollout_parts import received
+    from gtpo_megatron.orchestration.on_ray.rollouts import received
 
     engines = [ray.remote(Engine).options(num_cpus=0).remote() for _ in range(options.engines)]
     ranks = [ray.remote(Rank).options(num_cpus=0).remote() for _ in range(num_replicas)]

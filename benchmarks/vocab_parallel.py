@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
-from gtpo_megatron.distributed.kernels import tiles, torch_tiles
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
+from gtpo_megatron.kernels import tiles, torch_tiles
 
 MIB = 1 << 20
 

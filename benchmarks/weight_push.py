@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
-from gtpo_megatron.weights.link import WeightLink
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.push_plan import PushLayout, SourceRank, TargetWorker, plan_push
+from gtpo_megatron.weights.push.link import WeightLink
+from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker, plan_push
+from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
 from gtpo_megatron.weights.reshard import ShardPlace, hf_shapes, load_plan
-from gtpo_megatron.weights.transports.shared_memory import SlotShape, create_slots, remove_name
 
 MIB = 1 << 20
 DEADLINE_S = 300.0

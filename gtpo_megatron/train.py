@@ -16,24 +16,24 @@ from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokeniz
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, check_metrics
 from gtpo_megatron.observability.progress import TrainingDisplay
-from gtpo_megatron.observability.provenance import log_provenance
-from gtpo_megatron.observability.report import write_report
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration import run_state
-from gtpo_megatron.orchestration.checkpoint_folder import Checkpoint
-from gtpo_megatron.orchestration.controller import Controller, RunInputs, RunSummary
-from gtpo_megatron.orchestration.disk_space import check_disk_space
 from gtpo_megatron.orchestration.host import check_host
-from gtpo_megatron.orchestration.inputs import read_inputs
-from gtpo_megatron.orchestration.local_run import local_parts
-from gtpo_megatron.orchestration.manifest import RunFacts, check_model, layout_changes, run_facts
-from gtpo_megatron.orchestration.ray_run import ray_parts
-from gtpo_megatron.orchestration.run_folder import RunFolder
-from gtpo_megatron.orchestration.stop_request import StopAtOnce, StopRequest
+from gtpo_megatron.orchestration.in_process import local_parts
+from gtpo_megatron.orchestration.loop.controller import Controller, RunInputs, RunSummary
+from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
+from gtpo_megatron.orchestration.loop.inputs import read_inputs
+from gtpo_megatron.orchestration.on_ray.run import ray_parts
+from gtpo_megatron.report.page import write_report
 from gtpo_megatron.rewards.function import resolve_reward
+from gtpo_megatron.run_folder import state as run_state
+from gtpo_megatron.run_folder.checkpoints import Checkpoint
+from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.manifest import RunFacts, check_model, layout_changes, run_facts
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
+from gtpo_megatron.run_folder.provenance import log_provenance
+from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
 

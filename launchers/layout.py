@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gtpo_megatron.orchestration.placement import Placement
+from gtpo_megatron.orchestration.on_ray.placement import Placement
 from launchers.options import SlurmOptions
 
 

@@ -22,10 +22,10 @@ from gtpo_megatron.config.checks import require_positive
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError, GTPOError
-from gtpo_megatron.orchestration.run_folder import RunFolder
-from gtpo_megatron.weights.checkpoint_files import Verify
+from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.weights.conversion import ConversionProgress, converted_weights, hf_to_megatron, megatron_to_hf
-from gtpo_megatron.weights.megatron_reader import is_checkpoint
+from gtpo_megatron.weights.megatron.checkpoint_files import Verify
+from gtpo_megatron.weights.megatron.reader import is_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)

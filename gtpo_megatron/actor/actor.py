@@ -17,8 +17,9 @@ cpu_platform.install()  # before anything below imports megatron.core
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
-from gtpo_megatron.actor import checkpoint, megatron_init, model, optimizer
-from gtpo_megatron.actor.converted import load_converted
+from gtpo_megatron.actor import megatron_init, model, optimizer
+from gtpo_megatron.actor.checkpoint import rank_checkpoint as checkpoint
+from gtpo_megatron.actor.checkpoint.converted import load_converted
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.held_batch import HeldBatch
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
@@ -45,10 +46,10 @@ from gtpo_megatron.observability.metrics import Max, Mean, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.hf_reader import read_parameters
-from gtpo_megatron.weights.link import WeightLink
+from gtpo_megatron.weights.hf.reader import read_parameters
+from gtpo_megatron.weights.push.link import WeightLink
+from gtpo_megatron.weights.push.sender import Checksums, WeightSender
 from gtpo_megatron.weights.reshard import hf_shapes, load_plan
-from gtpo_megatron.weights.sender import Checksums, WeightSender
 
 logger = logging.getLogger(__name__)
 

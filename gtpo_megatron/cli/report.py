@@ -28,7 +28,7 @@ class ReportOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``report RUN ...``."""
-    from gtpo_megatron.observability.report import write_report
+    from gtpo_megatron.report.page import write_report
 
     options = parse_options(ReportOptions, arguments, program="gtpo-megatron report")
     folders = [Path(name) for name in options.runs]

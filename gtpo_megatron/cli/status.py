@@ -15,7 +15,7 @@ import tyro
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.observability.timers import duration
-from gtpo_megatron.orchestration.run_status import RunStatus, read_status
+from gtpo_megatron.run_folder.status import RunStatus, read_status
 
 FULL_BYTES = 16 << 20
 """A disk with less has no room for a run to say anything."""

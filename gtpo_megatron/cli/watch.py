@@ -12,7 +12,7 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.status import screen
 from gtpo_megatron.errors import ConfigError, GTPOError
-from gtpo_megatron.orchestration.run_status import read_status
+from gtpo_megatron.run_folder.status import read_status
 
 PORT = 8642
 
@@ -32,8 +32,8 @@ class WatchOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``watch RUN ...``, until interrupted."""
-    from gtpo_megatron.observability.run_folder import run_names
-    from gtpo_megatron.observability.watch import LiveReport, ReportServer  # seconds of imports, after a typo
+    from gtpo_megatron.report.run_data import run_names
+    from gtpo_megatron.report.watch import LiveReport, ReportServer  # seconds of imports, after a typo
 
     options = parse_options(WatchOptions, arguments, program="gtpo-megatron watch")
     folders = [Path(name) for name in options.runs]

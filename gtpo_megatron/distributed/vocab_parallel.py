@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gtpo_megatron.distributed.kernels import checks, partials
-from gtpo_megatron.distributed.kernels.gather import gather_stacked
-from gtpo_megatron.distributed.kernels.linear_head import linear_gradients, linear_partials
-from gtpo_megatron.distributed.kernels.logits_scores import logits_gradient, logits_partials
-from gtpo_megatron.distributed.kernels.score_task import ScoreTask
-from gtpo_megatron.distributed.kernels.tiles import accumulation_dtype
+from gtpo_megatron.distributed import input_checks as checks
+from gtpo_megatron.distributed.gather import gather_stacked
+from gtpo_megatron.distributed.linear_head import linear_gradients, linear_partials
+from gtpo_megatron.distributed.logits_scores import logits_gradient, logits_partials
+from gtpo_megatron.distributed.score_task import ScoreTask
+from gtpo_megatron.kernels import partials
+from gtpo_megatron.kernels.tiles import accumulation_dtype
 
 __all__ = ["TokenScores", "linear_token_scores", "token_scores"]
 

@@ -9,7 +9,7 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import find_text, printable
 from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.megatron_reader import is_checkpoint
+from gtpo_megatron.weights.megatron.reader import is_checkpoint
 
 CONVERT = "python tools/convert_checkpoint.py megatron-to-hf"
 WEIGHT_ENDINGS = (".safetensors", ".bin")

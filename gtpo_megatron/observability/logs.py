@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.logging import RichHandler
 
-from gtpo_megatron.observability.provenance import LOG_FILE
+from gtpo_megatron.run_folder.provenance import LOG_FILE
 
 PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
 """Our own loggers, which follow the configured level; other libraries speak from WARNING on."""

@@ -18,7 +18,7 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.observability.metrics import check_name
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, JsonlSink, truncate_after
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, JsonlSink, truncate_after
 from gtpo_megatron.untrusted.names import bare_name
 from gtpo_megatron.untrusted.text import find_text
 

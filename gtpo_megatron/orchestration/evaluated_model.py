@@ -12,11 +12,11 @@ from pathlib import Path
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.model_folder import check_model_folder
-from gtpo_megatron.orchestration import held_locks
-from gtpo_megatron.orchestration.checkpoint_folder import LATEST, CheckpointFolder
-from gtpo_megatron.weights.checkpoint_files import Verify, check_checkpoint
+from gtpo_megatron.run_folder import held_locks
+from gtpo_megatron.run_folder.checkpoints import LATEST, CheckpointFolder
 from gtpo_megatron.weights.conversion import ConversionProgress, megatron_to_hf
-from gtpo_megatron.weights.megatron_reader import is_checkpoint
+from gtpo_megatron.weights.megatron.checkpoint_files import Verify, check_checkpoint
+from gtpo_megatron.weights.megatron.reader import is_checkpoint
 
 logger = logging.getLogger(__name__)
 

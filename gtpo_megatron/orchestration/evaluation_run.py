@@ -20,7 +20,7 @@ from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.records import read_records
 from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.data.unique_rows import load_questions
-from gtpo_megatron.distributed.meeting_point import ONE_MACHINE
+from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.benchmark_run import BenchmarkRun, Timing, WantedResponse, wanted_responses
@@ -30,16 +30,16 @@ from gtpo_megatron.evaluation.results import RESULTS_FILE, EvaluationResult, eva
 from gtpo_megatron.evaluation.table import results_table
 from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, MeasuredSet, VerdictFile
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.observability.provenance import provenance
-from gtpo_megatron.orchestration import held_locks
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
-from gtpo_megatron.orchestration.inputs import contamination_notes
-from gtpo_megatron.orchestration.own_engine import swept_process
+from gtpo_megatron.orchestration.loop.inputs import contamination_notes
+from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.rollout.response_stream import ResponseSource
+from gtpo_megatron.run_folder import held_locks
+from gtpo_megatron.run_folder.provenance import provenance
 
 
 def evaluate_model(

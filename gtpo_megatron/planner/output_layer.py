@@ -1,9 +1,9 @@
-"""The output layer fused with the scores: what ``distributed/kernels/linear_head.py`` holds on the last stage."""
+"""The output layer fused with the scores: what ``distributed/linear_head.py`` holds on the last stage."""
 
 from dataclasses import dataclass
 
 GPU_TILE_ELEMENTS = 1 << 25
-"""Elements of a tile of logits on a GPU; ``distributed/kernels/tiles.py`` has the same number."""
+"""Elements of a tile of logits on a GPU; ``kernels/tiles.py`` has the same number."""
 
 MIN_TILE_COLUMNS = 512
 """A tile is at least this wide."""

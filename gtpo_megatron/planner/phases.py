@@ -1,7 +1,7 @@
 """Bytes by part, per rank of a stage, in every phase of a step.
 
-Colocated, a step goes as ``orchestration/memory_turns.py`` says: generate (engine awake, the trainer's gradients freed
-and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (the
+Colocated, a step goes as ``orchestration/stages/colocation.py`` says: generate (engine awake, the trainer's gradients
+freed and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (the
 engine's weights awake, its cache not), save (engine asleep, its weights on the host).
 Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. Where vLLM computes the
 entropies there is no scoring.

@@ -17,8 +17,8 @@ from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import to_rollout_batch
 from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.link import WeightLink
-from gtpo_megatron.weights.transports.shared_memory import SharedSlots, SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.link import WeightLink
+from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, create_slots, remove_name
 
 logger = logging.getLogger(__name__)
 

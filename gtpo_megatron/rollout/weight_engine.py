@@ -18,8 +18,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.link import WeightLink
-from gtpo_megatron.weights.receiver import WeightReceiver
+from gtpo_megatron.weights.push.link import WeightLink
+from gtpo_megatron.weights.push.receiver import WeightReceiver
 
 BACKEND = "gtpo_megatron"
 """Name under which vLLM knows our engine."""

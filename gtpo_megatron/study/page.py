@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.observability.report import Content, document, plot
-from gtpo_megatron.observability.report_traces import line, plain_figure
+from gtpo_megatron.report.page import Content, document, plot
+from gtpo_megatron.report.traces import line, plain_figure
 from gtpo_megatron.study.plan import Study, fingerprint, planned_runs
 from gtpo_megatron.study.run_summary import FinishedRun, of_arm, read_summaries
 from gtpo_megatron.study.table import HEADINGS, ArmRow, arm_rows, cells, commits_note, legend, markdown

@@ -9,8 +9,8 @@ from typing import Any
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.observability.provenance import LOG_FILE, logged_provenance
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.run_folder.provenance import LOG_FILE, logged_provenance
 from gtpo_megatron.study.plan import PlannedRun, fingerprint, portable
 from gtpo_megatron.untrusted.fields import as_record
 from gtpo_megatron.untrusted.json_text import parse_json

@@ -11,16 +11,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.metrics import deterministic
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.orchestration.checkpoint_folder import DRIVER_FILE, CheckpointFolder
-from gtpo_megatron.orchestration.controller import ROLLOUTS_FILE
+from gtpo_megatron.orchestration.loop.controller import ROLLOUTS_FILE
+from gtpo_megatron.run_folder.checkpoints import DRIVER_FILE, CheckpointFolder
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
-from gtpo_megatron.weights.checkpoint_files import Verify
-from gtpo_megatron.weights.restricted_pickle import load_torch
+from gtpo_megatron.weights.megatron.checkpoint_files import Verify
+from gtpo_megatron.weights.megatron.restricted_pickle import load_torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

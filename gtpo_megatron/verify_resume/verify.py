@@ -13,10 +13,10 @@ from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration.checkpoint_folder import LATEST
 from gtpo_megatron.orchestration.training_process import TrainingProcess
+from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.verify_resume.compare import Comparison, compare_runs
-from gtpo_megatron.weights.checkpoint_files import Verify
+from gtpo_megatron.weights.megatron.checkpoint_files import Verify
 
 _MARK = ".verify-resume"
 """In a folder that this command made, and may remove."""

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
-from gtpo_megatron.weights.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
-from gtpo_megatron.weights.hf_reader import WeightFolder
-from gtpo_megatron.weights.hf_writer import SHARD_BYTES, copy_companions, write_shards, written_aside
-from gtpo_megatron.weights.megatron_layout import CheckpointChunk, chunks_by_rank, cut, key_dtypes, model_parts
-from gtpo_megatron.weights.megatron_reader import MegatronCheckpoint, is_checkpoint
-from gtpo_megatron.weights.megatron_writer import write_checkpoint
+from gtpo_megatron.weights.hf.reader import WeightFolder
+from gtpo_megatron.weights.hf.writer import SHARD_BYTES, copy_companions, write_shards, written_aside
+from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
+from gtpo_megatron.weights.megatron.layout import CheckpointChunk, chunks_by_rank, cut, key_dtypes, model_parts
+from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpoint
+from gtpo_megatron.weights.megatron.writer import write_checkpoint
 from gtpo_megatron.weights.model_values import check_values
 from gtpo_megatron.weights.reshard import hf_shapes
 

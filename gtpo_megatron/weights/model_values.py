@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.finite_tensors import require_finite
-from gtpo_megatron.weights.hf_reader import WeightFolder
-from gtpo_megatron.weights.megatron_reader import MegatronCheckpoint
+from gtpo_megatron.weights.hf.reader import WeightFolder
+from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint
 from gtpo_megatron.weights.param_mapping import Box
 from gtpo_megatron.weights.reshard import hf_shapes
 

@@ -18,7 +18,7 @@ _SCRIPTS = {
     "Ray's log monitor": r"_private/log_monitor\.py",
     "Ray's autoscaler monitor": r"_private/monitor\.py",
     "Ray's dashboard": r"dashboard/dashboard\.py",
-    "keeper": r"orchestration\.run_keeper",
+    "keeper": r"orchestration\.watch\.keeper",
 }
 
 ENDS_RUN = frozenset(

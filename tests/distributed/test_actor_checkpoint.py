@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.errors import CheckpointError, NumericsError
 from gtpo_megatron.observability.metrics import deterministic, to_scalars

@@ -19,8 +19,8 @@ import torch
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder, DriverState
-from gtpo_megatron.orchestration.checkpoint_saver import CheckpointSaver
+from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
+from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from tests.dist_utils import run_processes
 from tests.distributed.test_actor_checkpoint import merged, one_step, parameters, start
 from tests.distributed.tiny_world import make_config, make_model
@@ -173,7 +173,7 @@ def test_a_writer_that_is_killed_is_told_and_nothing_is_named(model, tmp_path):
     config = make_config(model, {"num_ranks": 1})
 
     def save(rank, world_size, init_method):
-        from gtpo_megatron.actor import checkpoint_writer
+        from gtpo_megatron.actor.checkpoint import writer as checkpoint_writer
 
         checkpoint_writer.file_checksum = lambda _: time.sleep(60)
         actor = start(rank, init_method, config)
@@ -196,7 +196,7 @@ def test_a_rank_that_leaves_in_mid_save_takes_its_writer_along(model, tmp_path):
     config = make_config(model, {"num_ranks": 1})
 
     def save(rank, world_size, init_method):
-        from gtpo_megatron.actor import checkpoint_writer
+        from gtpo_megatron.actor.checkpoint import writer as checkpoint_writer
 
         checkpoint_writer.file_checksum = lambda _: time.sleep(60)
         actor = start(rank, init_method, config)

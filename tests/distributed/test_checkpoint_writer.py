@@ -18,7 +18,7 @@ MANY_PLACES = list(range(200_000))
 
 def write(writing):
     """Starts a write of one file; ``writing`` stands for Megatron's function and returns where things lie."""
-    from gtpo_megatron.actor import checkpoint_writer
+    from gtpo_megatron.actor.checkpoint import writer as checkpoint_writer
 
     def write_preloaded_data(transforms, number, bucket, outcomes, under_way, use_fsync):
         assert (transforms, bucket, use_fsync) == (["transform"], "bucket", True)
@@ -80,7 +80,7 @@ def test_what_was_written_comes_whole_with_checksums(tmp_path):
         return MANY_PLACES
 
     def rank(found):
-        from gtpo_megatron.actor.checkpoint_writer import results_queue
+        from gtpo_megatron.actor.checkpoint.writer import results_queue
 
         checksums, error = write(whole)(tmp_path).wait()
         found.put((list(checksums), error, results_queue().get_nowait() == {0: MANY_PLACES}))
@@ -117,7 +117,7 @@ def test_a_writer_ends_with_a_rank_that_is_killed(tmp_path, go_on):
     told = tmp_path / "pid"
 
     def rank():
-        from gtpo_megatron.actor import checkpoint_writer
+        from gtpo_megatron.actor.checkpoint import writer as checkpoint_writer
 
         if go_on is not hang:  # the pipe alone has to tell it
             checkpoint_writer._end_with = lambda _: None

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.conversion import MEGATRON_FOLDER, hf_to_megatron, megatron_to_hf
-from gtpo_megatron.weights.megatron_layout import MODEL_KEYS
+from gtpo_megatron.weights.megatron.layout import MODEL_KEYS
 from tests.dist_utils import run_processes
 from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.tiny_world import make_config

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from gtpo_megatron.actor.checkpoint_reader import CheckpointReader
+from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from tests.dist_utils import run_processes
@@ -93,7 +93,7 @@ def test_a_converted_model_runs_nothing_when_it_is_loaded(model, tmp_path):
         PLACES[copy.name][0](copy, hostile.payloads(mark)["os.system"][0])
 
     def load(rank, world_size, init_method):
-        from gtpo_megatron.actor.converted import load_converted
+        from gtpo_megatron.actor.checkpoint.converted import load_converted
 
         actor = start(rank, init_method, config)
         for copy in copies:
@@ -115,14 +115,14 @@ def test_every_object_of_a_rank_is_read_and_none_is_more_than_it_seems(whole):
 
 def test_a_megatron_that_reads_by_other_names_is_refused():
     """Else a later version could read without restriction, and nobody would notice."""
-    from gtpo_megatron.actor.restricted_load import RestrictedStrategy, _with
+    from gtpo_megatron.actor.checkpoint.restricted_load import RestrictedStrategy, _with
 
     with pytest.raises(ImportError, match="does not use _reader_of_tomorrow"):
         _with(RestrictedStrategy.load, _reader_of_tomorrow=None)
 
 
 def test_the_common_state_that_megatron_0_19_keeps_in_an_object_is_read_alike(model, tmp_path):
-    from gtpo_megatron.actor.restricted_load import load_common
+    from gtpo_megatron.actor.checkpoint.restricted_load import load_common
 
     mark = tmp_path / "ran"
     state = {"schedule": {"num_steps": 3}, "optimizer": [1.5, "x"]}
@@ -143,7 +143,7 @@ def test_the_common_state_that_megatron_0_19_keeps_in_an_object_is_read_alike(mo
 
 
 def test_layers_get_nothing_that_is_unpickled():
-    from gtpo_megatron.actor.restricted_load import without_extra_states
+    from gtpo_megatron.actor.checkpoint.restricted_load import without_extra_states
 
     state = {"a.weight": 1, "a._extra_state": b"pickle"}
     assert without_extra_states(state) == {"a.weight": 1, "a._extra_state": None}

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from psutil import CONN_LISTEN, Process
 
-from gtpo_megatron.distributed.meeting_point import MeetingPoint
-from gtpo_megatron.orchestration.ray_processes import RankProcess
-from gtpo_megatron.weights.transports.process_group import open_store
+from gtpo_megatron.distributed.rendezvous import MeetingPoint
+from gtpo_megatron.orchestration.on_ray.processes import RankProcess
+from gtpo_megatron.weights.push.transports.process_group import open_store
 from tests.dist_utils import run_processes
 
 

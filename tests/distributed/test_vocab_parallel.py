@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gtpo_megatron.distributed import input_checks as checks
 from gtpo_megatron.distributed import vocab_parallel
-from gtpo_megatron.distributed.kernels import checks
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 from tests.dist_utils import run_ranks
 from tests.reference.vocab_scores import dense_scores

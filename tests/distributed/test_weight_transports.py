@@ -10,24 +10,24 @@ import torch
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push_plan import plan_push
-from gtpo_megatron.weights.receiver import WeightReceiver
-from gtpo_megatron.weights.reshard import hf_shapes, load_plan
-from gtpo_megatron.weights.sender import WeightSender
-from gtpo_megatron.weights.transports.process_group import (
+from gtpo_megatron.weights.push.plan import plan_push
+from gtpo_megatron.weights.push.receiver import WeightReceiver
+from gtpo_megatron.weights.push.sender import WeightSender
+from gtpo_megatron.weights.push.transports.process_group import (
     Meeting,
     ProcessGroupReceiver,
     ProcessGroupSender,
     open_store,
 )
-from gtpo_megatron.weights.transports.relay import RelayReceiver, RelaySender
-from gtpo_megatron.weights.transports.shared_memory import (
+from gtpo_megatron.weights.push.transports.relay import RelayReceiver, RelaySender
+from gtpo_megatron.weights.push.transports.shared_memory import (
     SharedMemoryReceiver,
     SharedMemorySender,
     SlotShape,
     create_slots,
     remove_name,
 )
+from gtpo_megatron.weights.reshard import hf_shapes, load_plan
 from tests.dist_utils import run_processes
 from tests.unit.weights.test_push_plan import push_layout
 from tests.unit.weights.test_reshard import architecture, filled, numbered_tensors

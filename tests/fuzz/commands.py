@@ -16,7 +16,7 @@ from unittest import mock
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.observability.logs import PACKAGES
-from gtpo_megatron.observability.watch import ReportServer
+from gtpo_megatron.report.watch import ReportServer
 from launchers import local, slurm
 from tools import convert_checkpoint
 

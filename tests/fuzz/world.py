@@ -17,11 +17,12 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.evaluation.verdict_file import GradedResponse
-from gtpo_megatron.orchestration import evaluation_run, run_state
-from gtpo_megatron.orchestration.checkpoint_folder import DriverState
-from gtpo_megatron.orchestration.inputs import read_inputs
-from gtpo_megatron.orchestration.manifest import run_facts
-from gtpo_megatron.orchestration.run_folder import RunFolder
+from gtpo_megatron.orchestration import evaluation_run
+from gtpo_megatron.orchestration.loop.inputs import read_inputs
+from gtpo_megatron.run_folder import state as run_state
+from gtpo_megatron.run_folder.checkpoints import DriverState
+from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.manifest import run_facts
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.run_summary import write_summary
 from gtpo_megatron.weights.architecture import read_architecture

@@ -5,8 +5,9 @@ import importlib.util
 import pytest
 import torch
 
-from gtpo_megatron.distributed.kernels import linear_head, tiles
+from gtpo_megatron.distributed import linear_head
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
+from gtpo_megatron.kernels import tiles
 from tests.reference.vocab_scores import dense_scores
 
 pytestmark = [

@@ -85,7 +85,7 @@ class Link:
         remove_names(self.link.endpoint)
 
     def push(self, reference, pool, version):
-        from gtpo_megatron.weights.link import merged_checksums
+        from gtpo_megatron.weights.push.link import merged_checksums
         from gtpo_megatron.weights.reshard import load_plan
         from tests.unit.weights.test_reshard import filled
 
@@ -100,9 +100,9 @@ class Link:
 
 def connect(engine, arch, layout, transport):
     """The link, and the store that a network transport meets at."""
-    from gtpo_megatron.weights.link import Relay, WeightLink
-    from gtpo_megatron.weights.transports.process_group import Meeting, open_store
-    from gtpo_megatron.weights.transports.shared_memory import SlotShape, create_slots
+    from gtpo_megatron.weights.push.link import Relay, WeightLink
+    from gtpo_megatron.weights.push.transports.process_group import Meeting, open_store
+    from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots
 
     store, num_ranks, workers = None, len(layout.sources), [target.worker for target in layout.targets]
     if transport in ("shared_memory", "relay"):
@@ -128,8 +128,8 @@ def connect(engine, arch, layout, transport):
 
 
 def remove_names(endpoint):
-    from gtpo_megatron.weights.link import Relay
-    from gtpo_megatron.weights.transports.shared_memory import remove_name
+    from gtpo_megatron.weights.push.link import Relay
+    from gtpo_megatron.weights.push.transports.shared_memory import remove_name
 
     files = endpoint.slots if isinstance(endpoint, Relay) else endpoint
     for slots in files.values() if isinstance(files, dict) else ():

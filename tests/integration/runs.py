@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.observability.metrics import deterministic
-from gtpo_megatron.observability.metrics_file import read_metrics
+from gtpo_megatron.run_folder.metrics_file import read_metrics
 
 SMALL = [
     "--data.prompts-per-step", "4",

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from gtpo_megatron.errors import DataError, WorkerError
-from gtpo_megatron.orchestration import collect as module
-from gtpo_megatron.orchestration.collect import collect, looking_after
+from gtpo_megatron.orchestration.on_ray import collect as module
+from gtpo_megatron.orchestration.on_ray.collect import collect, looking_after
 
 pytestmark = [
     pytest.mark.ray,

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gtpo_megatron.orchestration.collect import collect, collect_survivors
-from gtpo_megatron.orchestration.ray_processes import EngineProcess
+from gtpo_megatron.orchestration.on_ray.collect import collect, collect_survivors
+from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu

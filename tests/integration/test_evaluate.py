@@ -12,7 +12,7 @@ import pytest
 
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.evaluation.verdict_file import read_verdicts
-from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
+from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import STARTED

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gtpo_megatron.observability.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from tests.integration.runs import Run
 
 pytestmark = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.observability.rollout_log import iter_rollouts, rollout_files
+from gtpo_megatron.run_folder.rollout_log import iter_rollouts, rollout_files
 from tests.integration.runs import SMALL
 from tests.unit.test_own_algorithm import left_out, own_module
 

@@ -13,10 +13,10 @@ import torch
 from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
-from gtpo_megatron.orchestration.collect import collect
-from gtpo_megatron.orchestration.engine_fleet import EngineFleet
-from gtpo_megatron.orchestration.ray_engines import RayEngines
-from gtpo_megatron.orchestration.rollout_parts import summary_and_pieces
+from gtpo_megatron.orchestration.on_ray.collect import collect
+from gtpo_megatron.orchestration.on_ray.engines import RayEngines
+from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
+from gtpo_megatron.orchestration.on_ray.rollouts import summary_and_pieces
 
 pytestmark = [
     pytest.mark.ray,

@@ -9,9 +9,9 @@ import pytest
 
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.dealing import deal_contiguous
-from gtpo_megatron.observability.metrics_file import read_metrics
-from gtpo_megatron.observability.rollout_log import iter_rollouts
-from gtpo_megatron.orchestration.checkpoint_folder import LATEST
+from gtpo_megatron.run_folder.checkpoints import LATEST
+from gtpo_megatron.run_folder.metrics_file import read_metrics
+from gtpo_megatron.run_folder.rollout_log import iter_rollouts
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import LEAVINGS, Run, steps
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gtpo_megatron.observability.metrics import deterministic
-from gtpo_megatron.observability.metrics_file import read_metrics
+from gtpo_megatron.run_folder.metrics_file import read_metrics
 from launchers.job_state import JobState, job_state
 
 REPOSITORY = Path(__file__).resolve().parents[2]

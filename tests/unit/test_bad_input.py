@@ -100,7 +100,7 @@ def test_a_model_folder_without_weights(capsys, tmp_path):
 
 def test_a_run_folder_of_another_configuration(tmp_path):
     from gtpo_megatron.errors import ConfigError
-    from gtpo_megatron.orchestration.run_folder import RunFolder
+    from gtpo_megatron.run_folder.folder import RunFolder
 
     folder = RunFolder(tmp_path)
     folder.open(load_recipe("recipes.tiny_cpu:gtpo"), resume=False)

@@ -76,12 +76,12 @@ def test_errors_survive_pickling_and_keep_their_counterpart():
 
 OWN_JSON = {
     "gtpo_megatron/evaluation/verdict_file.py": "what it has just made of a value",
-    "gtpo_megatron/orchestration/manifest.py": "what it has just made of a value",
-    "gtpo_megatron/orchestration/run_watch.py": "from the keeper that it has started",
-    "gtpo_megatron/orchestration/run_keeper.py": "from the driver that has started it",
+    "gtpo_megatron/run_folder/manifest.py": "what it has just made of a value",
+    "gtpo_megatron/orchestration/watch/run_watch.py": "from the keeper that it has started",
+    "gtpo_megatron/orchestration/watch/keeper.py": "from the driver that has started it",
     "gtpo_megatron/rewards/worker_process.py": "the program that a grading process runs, as text",
     "gtpo_megatron/rewards/worker.py": "its command line, written by the process that started it",
-    "gtpo_megatron/distributed/kernels/checks.py": "from the other ranks of this run",
+    "gtpo_megatron/distributed/input_checks.py": "from the other ranks of this run",
     "tools/make_tiny_model.py": "what the tokenizers library has just made",
 }
 """Where JSON is read that nobody else may have written, and whose it is."""
@@ -117,8 +117,8 @@ def test_files_are_replaced_in_one_place():
     """Folders are renamed; a file is written by ``atomic_file``."""
     allowed = {
         "gtpo_megatron/atomic_file.py",
-        "gtpo_megatron/orchestration/checkpoint_folder.py",
-        "gtpo_megatron/weights/hf_writer.py",
+        "gtpo_megatron/run_folder/checkpoints.py",
+        "gtpo_megatron/weights/hf/writer.py",
     }
     for path in ROOT.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

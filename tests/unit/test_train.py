@@ -13,10 +13,10 @@ from rich.console import Console
 
 from gtpo_megatron import train
 from gtpo_megatron.errors import CheckpointError, ConfigError
-from gtpo_megatron.observability.data_file import read_contents
-from gtpo_megatron.orchestration.checkpoint_folder import DriverState
-from gtpo_megatron.orchestration.run_folder import RunFolder
-from gtpo_megatron.orchestration.run_state import read_state
+from gtpo_megatron.run_folder.checkpoints import DriverState
+from gtpo_megatron.run_folder.data_file import read_contents
+from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.state import read_state
 from recipes import tiny_cpu
 from tests.unit.observability.run_folders import make_run
 from tests.unit.orchestration import checkpoints

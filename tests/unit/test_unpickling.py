@@ -1,4 +1,4 @@
-"""Nothing but ``weights/restricted_pickle.py`` unpickles, and nothing else runs what a file says."""
+"""Nothing but ``weights/megatron/restricted_pickle.py`` unpickles, and nothing else runs what a file says."""
 
 import ast
 from pathlib import Path

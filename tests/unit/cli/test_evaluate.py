@@ -15,7 +15,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, RolloutError
 from gtpo_megatron.orchestration import evaluation_run
-from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
+from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS

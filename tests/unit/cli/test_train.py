@@ -4,7 +4,7 @@ import pytest
 
 from gtpo_megatron import train as training
 from gtpo_megatron.cli import dispatch
-from gtpo_megatron.orchestration.controller import RunSummary
+from gtpo_megatron.orchestration.loop.controller import RunSummary
 
 
 @pytest.mark.parametrize(

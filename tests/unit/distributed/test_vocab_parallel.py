@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gtpo_megatron.distributed import vocab_parallel
-from gtpo_megatron.distributed.kernels import partials, tiles, torch_tiles
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
+from gtpo_megatron.kernels import partials, tiles, torch_tiles
 from tests.reference.vocab_scores import dense_scores
 
 

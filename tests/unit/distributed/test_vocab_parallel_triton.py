@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_megatron.distributed.kernels import partials, torch_tiles
-from gtpo_megatron.distributed.kernels.partials import SoftmaxSums
+from gtpo_megatron.kernels import partials, torch_tiles
+from gtpo_megatron.kernels.partials import SoftmaxSums
 
 
 def _table(kernel, logits, targets, temperature, fields):
@@ -44,7 +44,7 @@ def _inputs(columns, kind):
 
 
 def compare_partials():
-    from gtpo_megatron.distributed.kernels import triton_tiles
+    from gtpo_megatron.kernels import triton_tiles
 
     kinds = ("normal", "peaked", "masked", "extreme")
     cases = [*itertools.product((1, 130, 9001), kinds, (torch.float32,), (True,))]
@@ -59,7 +59,7 @@ def compare_partials():
 
 
 def compare_gradients():
-    from gtpo_megatron.distributed.kernels import triton_tiles
+    from gtpo_megatron.kernels import triton_tiles
 
     cases = [*itertools.product((130, 2100), ("normal", "peaked", "masked"), (torch.float32,), (True,), (False, True))]
     for columns, kind, dtype, scaled, entropy in [*cases, (1, "normal", torch.bfloat16, False, True)]:
@@ -86,7 +86,7 @@ def compare_gradients():
 
 
 def compare_not_a_number():
-    from gtpo_megatron.distributed.kernels import triton_tiles
+    from gtpo_megatron.kernels import triton_tiles
 
     for poison in (torch.nan, torch.inf):
         logits, targets, _ = _inputs(9001, "normal")
@@ -99,9 +99,9 @@ def compare_not_a_number():
 
 def compare_whole_functions():
     """The fused layer with the Triton kernels put in the place of the torch ones."""
-    from gtpo_megatron.distributed import vocab_parallel
-    from gtpo_megatron.distributed.kernels import linear_head, triton_tiles
-    from gtpo_megatron.distributed.kernels.tiles import TORCH_KERNELS, TileKernels
+    from gtpo_megatron.distributed import linear_head, vocab_parallel
+    from gtpo_megatron.kernels import triton_tiles
+    from gtpo_megatron.kernels.tiles import TORCH_KERNELS, TileKernels
 
     triton_kernels = TileKernels(reduce=triton_tiles.reduce_tile, gradient=triton_tiles.gradient_tile)
     results = []

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gtpo_megatron.observability.report import content, document
-from gtpo_megatron.observability.run_folder import read_runs
+from gtpo_megatron.report.page import content, document
+from gtpo_megatron.report.run_data import read_runs
 from tests.unit.observability.run_folders import CONFIG, make_run
 
 RECORD = {

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from gtpo_megatron.observability.logs import LOG_FILE, PACKAGES, rank_prefix, set_up_logs
-from gtpo_megatron.observability.provenance import log_provenance, logged_provenance, provenance
+from gtpo_megatron.run_folder.provenance import log_provenance, logged_provenance, provenance
 from recipes import tiny_cpu
 
 

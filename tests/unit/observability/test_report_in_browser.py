@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gtpo_megatron.observability.report import write_report
-from gtpo_megatron.observability.rollout_log import RolloutLog
+from gtpo_megatron.report.page import write_report
+from gtpo_megatron.run_folder.rollout_log import RolloutLog
 from tests.unit.observability.run_folders import make_run, response
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -6,8 +6,8 @@ import pytest
 
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.observability.metrics_file import read_metrics
 from gtpo_megatron.observability.sinks import MetricSinks, open_sinks
+from gtpo_megatron.run_folder.metrics_file import read_metrics
 
 QUIET = LoggingConfig()
 

@@ -10,8 +10,8 @@ import pytest
 
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration import evaluated_model
-from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
 from gtpo_megatron.orchestration.evaluated_model import find_model
+from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.unit.orchestration.checkpoints import save_model

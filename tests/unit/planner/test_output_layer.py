@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gtpo_megatron.distributed.kernels import tiles
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores
+from gtpo_megatron.kernels import tiles
 from gtpo_megatron.planner import output_layer as module
 from gtpo_megatron.planner.output_layer import output_layer
 

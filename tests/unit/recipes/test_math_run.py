@@ -17,7 +17,7 @@ from gtpo_megatron.config.algorithm import DAPOConfig, GRPOConfig, GRPOSConfig, 
 from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.adapters import ADAPTERS
-from gtpo_megatron.orchestration.placement import Node, place
+from gtpo_megatron.orchestration.on_ray.placement import Node, place
 from recipes import qwen2_5_7b, qwen2_5_32b
 from tests.yaml_text import from_yaml
 

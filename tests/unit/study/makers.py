@@ -12,8 +12,8 @@ def outcome(planned):
 
 
 LINES = """\
-2026-01-01 10:00:00,000 INFO    gtpo_megatron.observability.provenance: versions: gtpo-megatron 1.0, torch 2.9
-2026-01-01 10:00:00,001 INFO    gtpo_megatron.observability.provenance: commit {}, Python 3.12.1, Linux-6
+2026-01-01 10:00:00,000 INFO    gtpo_megatron.run_folder.provenance: versions: gtpo-megatron 1.0, torch 2.9
+2026-01-01 10:00:00,001 INFO    gtpo_megatron.run_folder.provenance: commit {}, Python 3.12.1, Linux-6
 2026-01-01 10:00:00,002 INFO    gtpo_megatron.train: commit 999, Python 3, of another
 """
 

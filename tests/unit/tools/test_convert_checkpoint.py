@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration.checkpoint_folder import CheckpointFolder
+from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.weights.conversion import MEGATRON_FOLDER
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS

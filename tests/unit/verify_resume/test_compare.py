@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.observability.metrics_file import JsonlSink
+from gtpo_megatron.run_folder.metrics_file import JsonlSink
 from gtpo_megatron.verify_resume.compare import (
     compare_checkpoints,
     compare_runs,

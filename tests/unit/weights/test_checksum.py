@@ -7,9 +7,9 @@ from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights import checksum
 from gtpo_megatron.weights.checksum import slice_checksum
-from gtpo_megatron.weights.link import merged_checksums
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.sync import WeightSync, compare_checksums
+from gtpo_megatron.weights.push.link import merged_checksums
+from gtpo_megatron.weights.push.sync import WeightSync, compare_checksums
 
 
 def tensor_checksum(tensor):

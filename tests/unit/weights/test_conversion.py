@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
-from gtpo_megatron.weights import hf_writer, megatron_layout
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import (
     MEGATRON_FOLDER,
@@ -21,7 +20,9 @@ from gtpo_megatron.weights.conversion import (
     hf_to_megatron,
     megatron_to_hf,
 )
-from gtpo_megatron.weights.hf_reader import read_parameters, weight_files
+from gtpo_megatron.weights.hf import writer as hf_writer
+from gtpo_megatron.weights.hf.reader import read_parameters, weight_files
+from gtpo_megatron.weights.megatron import layout as megatron_layout
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardPlace, fused_name, hf_shapes, load_plan, stage_mappings
 from tests.distributed.family_models import FAMILIES, make_family_model

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
 from gtpo_megatron.weights.finite_tensors import is_finite
-from gtpo_megatron.weights.hf_reader import WeightFolder, read_parameters, weight_files
-from gtpo_megatron.weights.hf_writer import written_aside
+from gtpo_megatron.weights.hf.reader import WeightFolder, read_parameters, weight_files
+from gtpo_megatron.weights.hf.writer import written_aside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
 
 SHAPES = {"matrix": (5, 3), "vector": (7,)}
@@ -60,7 +60,7 @@ def test_an_index_leads_to_no_other_folder(tmp_path, monkeypatch, name):
     folder.mkdir()
     indexed(folder, {"matrix": name})
     (tmp_path / "part0.safetensors").write_bytes((folder / "part0.safetensors").read_bytes())
-    monkeypatch.setattr("gtpo_megatron.weights.hf_reader.safe_open", None)  # nothing is opened
+    monkeypatch.setattr("gtpo_megatron.weights.hf.reader.safe_open", None)  # nothing is opened
     with pytest.raises(ConfigError, match=r"index\.json: weight_map: got .*, expected a"):
         weight_files(folder)
 
@@ -81,7 +81,7 @@ def test_a_shard_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatc
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("gtpo_megatron.untrusted.text.os.open", forbidden)
-    monkeypatch.setattr("gtpo_megatron.weights.hf_reader._weight_map", lambda _: {"matrix": "part0.safetensors"})
+    monkeypatch.setattr("gtpo_megatron.weights.hf.reader._weight_map", lambda _: {"matrix": "part0.safetensors"})
     with pytest.raises(ConfigError, match=r"part0\.safetensors: cannot be read: Permission denied"):
         WeightFolder(tmp_path)
 

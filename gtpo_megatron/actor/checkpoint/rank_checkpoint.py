@@ -1,0 +1,360 @@
+"""A rank's part of a checkpoint: model, optimizer, schedule, counters and random states as a Megatron dist checkpoint.
+
+Keys of the sharded state, the same for every layout (names are Megatron's, layers numbered in the whole model)::
+
+    decoder.layers.*, embedding.*, output_layer.*      weights, stacked over layers
+    optimizer.state.{exp_avg,exp_avg_sq}.<weight>      Adam's moments
+    optimizer.state.{fp32_param,param}.<weight>        float32 masters: bfloat16 models, sharded optimizers
+    random                                             one object a rank, at its place in the layout
+
+and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``.
+"""
+
+import inspect
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
+from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch.distributed.checkpoint.api import CheckpointException
+
+from gtpo_megatron.actor.checkpoint.restricted_load import load, load_sharded_metadata, reason, without_extra_states
+from gtpo_megatron.actor.checkpoint.writer import ForkedWrite, results_queue
+from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.megatron.checkpoint_files import first_trouble
+
+RANDOM_KEY = "random"
+
+
+class RankCheckpoint:
+    """Saves and restores what a rank trains.
+
+    Args:
+        chunks: the rank's parts of the model, in order.
+        optimizer: Megatron's.
+        schedule: Megatron's.
+
+    All methods but ``is_written`` and ``close`` are called on all ranks at once.
+    """
+
+    def __init__(self, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
+        self._chunks = chunks
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._write: ForkedWrite | None = None
+        self._folder = Path()
+        self._is_validated = False
+
+    # ----------------------------------------------------------------------------------------------------------- saving
+    def begin(self, folder: Path, *, counters: Mapping[str, int], in_background: bool) -> None:
+        """Takes a snapshot, and starts to write it into an existing, empty folder; training may go on at once.
+
+        Raises:
+            CheckpointError: the disk is full or not writable; the folder is then unusable and must be dropped.
+
+        Collectives: Megatron's own over the world.
+        """
+        assert self._write is None, "finish comes first"
+        results_queue()
+        self._folder = folder
+        _ensure_moments(self._optimizer)
+        try:
+            request = dist_checkpointing.save(
+                _without_copies(self._state(counters, is_loading=False)),
+                str(folder),
+                sharded_strategy=_save_strategy(),
+                # that shards cover every tensor once is a matter of the layout: once a process is enough
+                validate_access_integrity=not self._is_validated,
+                async_sharded_save=True,
+                **_ASYNC_ARGUMENTS,
+            )
+            self._is_validated = True
+            self._write = ForkedWrite(request, folder, in_background=in_background)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise self._not_written(reason(error)) from error
+
+    def is_written(self) -> bool:
+        """This rank's files are on the disk, or failed to get there. Communication: none."""
+        return self._write is None or self._write.is_done()
+
+    def finish(self) -> dict[str, str]:
+        """Waits for this rank's files, then writes the index over all ranks' files.
+
+        Returns:
+            Checksum by name of this rank's files.
+
+        Raises:
+            CheckpointError: a rank could not write its files; the same error on every rank. Where rank 0 fails over the
+                index, the error is its own, and what peers raise is Megatron's or the backend's word for a lost peer.
+
+        Collectives: one gather of texts and Megatron's own over the world.
+        """
+        assert self._write is not None, "begin comes first"
+        write, self._write = self._write, None
+        checksums, trouble = write.wait()
+        troubles = _of_all_ranks(trouble)
+        if troubles:
+            raise self._not_written(troubles)
+        try:
+            write.finish()
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise self._not_written(reason(error)) from error
+        return checksums
+
+    def close(self) -> None:
+        """Ends a write that nobody has waited for: the checkpoint will not get its name. Communication: none."""
+        if self._write is not None:
+            self._write.abandon()
+            self._write = None
+
+    def _not_written(self, reason: str) -> CheckpointError:
+        free_gib = shutil.disk_usage(self._folder).free / 2**30 if self._folder.exists() else 0.0
+        return CheckpointError(
+            f"checkpoint {self._folder} could not be written ({free_gib:.2f} GiB free): {reason}; earlier ones stay "
+            f"valid"
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- loading
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> dict[str, int]:
+        """Restores what was saved, in this layout or in another.
+
+        In the layout of the checkpoint every random state comes back, and the run goes on to the last bit; in another
+        the random states stay as they were seeded.
+
+        Args:
+            folder: of the checkpoint.
+            checksums: by file name, checked before anything is read; each rank reads a share of the files.
+
+        Returns:
+            The counters that were saved.
+
+        Raises:
+            CheckpointError: missing, damaged, truncated, or of another model.
+
+        Collectives: one gather of texts and Megatron's own over the world.
+        """
+        _check_files(folder, checksums)
+        _ensure_moments(self._optimizer)
+        try:
+            # looked up before the wish is written: the shards say which layout they are of
+            stored = load_sharded_metadata(folder)
+            wanted = self._state({}, is_loading=True)
+            same_layout = wanted[RANDOM_KEY].unique_key in stored
+            if not same_layout:
+                del wanted[RANDOM_KEY]
+            state, left_over, absent = load(wanted, folder, strict=StrictHandling.RETURN_ALL)
+        except (Exception, CheckpointException) as error:  # torch's is no Exception
+            raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
+        _refuse_mismatch(folder, absent=absent, left_over=left_over - {RANDOM_KEY})
+        for index, chunk in enumerate(self._chunks):
+            chunk.load_state_dict(without_extra_states(state["model"][str(index)]))
+        if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(self._optimizer)):
+            _count_from_zero(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        _let_offloaded_count(self._optimizer)
+        self._schedule.load_state_dict(state["schedule"])
+        if same_layout:
+            _restore_random_states(state[RANDOM_KEY])
+        return dict(state["counters"])
+
+    def _state(self, counters: Mapping[str, int], *, is_loading: bool) -> dict[str, Any]:
+        # layers are numbered in the whole model, so it does not matter which chunk of which rank holds them
+        model_state = {str(i): chunk.sharded_state_dict(metadata=_metadata()) for i, chunk in enumerate(self._chunks)}
+        optimizer_state = self._optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=_metadata())
+        return {
+            "model": model_state,
+            "optimizer": optimizer_state,
+            "schedule": self._schedule.state_dict(),
+            RANDOM_KEY: _random_states(),
+            "counters": dict(counters),
+        }
+
+
+_ASYNC_ARGUMENTS = (
+    # from 0.17 on the default is a package of its own; Megatron's own way is the same in all versions
+    {"async_strategy": "mcore"} if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters else {}
+)
+
+
+def _save_strategy() -> Any:
+    strategy = get_default_save_sharded_strategy()
+    strategy.thread_count = 1  # one file a rank: a node's ranks write at once as it is
+    return strategy
+
+
+def _without_copies(state: dict[str, Any]) -> dict[str, Any]:
+    """Gives every shard on the CPU a storage of just its own bytes.
+
+    Megatron copies each tensor that is a part of a larger one (the halves of a gated MLP, weights in the buffer of a
+    sharded optimizer) before it writes; the fork has taken the snapshot already, and training would wait for the copy.
+    """
+    apply_factories(state)
+    for shard in nested_values(state):
+        if isinstance(shard, ShardedTensor) and shard.data is not None:
+            shard.data = _alone(shard.data)
+    return state
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, as if it were nobody's part."""
+    is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
+    if not is_part or tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
+        return tensor
+    # numpy's arrays know their own extent only
+    own = torch.from_numpy(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return own.view(tensor.dtype).view(tensor.shape)
+
+
+def _metadata() -> dict[str, Any]:
+    return {
+        # the only form of a sharded optimizer that loads into every layout
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+    }
+
+
+def _random_states() -> ShardedObject:
+    """Every rank's own, at its place along (pipeline, tensor, context, data)."""
+    states = {
+        "torch": torch.get_rng_state(),
+        "tracker": get_cuda_rng_tracker().get_states(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),  # noqa: NPY002 - the global state is what libraries draw from
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    axes = ("pipeline_model_parallel", "tensor_model_parallel", "context_parallel", "data_parallel")
+    extent = tuple(getattr(parallel_state, f"get_{axis}_world_size")() for axis in axes)
+    place = tuple(getattr(parallel_state, f"get_{axis}_rank")() for axis in axes)
+    return ShardedObject(RANDOM_KEY, states, extent, place)
+
+
+def _restore_random_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    get_cuda_rng_tracker().set_states(states["tracker"])
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _check_files(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Reads every file once over all ranks.
+
+    Raises:
+        CheckpointError: a file is missing or has other content; the same error on every rank.
+
+    Collectives: one gather of texts.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    mine = sorted(checksums)[rank::num_ranks]
+    trouble = first_trouble(folder, {name: checksums[name] for name in mine})
+    troubles = _of_all_ranks(trouble)
+    if troubles:
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {troubles}; go on from an earlier one by writing its name into "
+            f"{folder.parent / 'latest'}"
+        )
+
+
+def _refuse_mismatch(folder: Path, *, absent: set[str], left_over: set[str]) -> None:
+    """Raises CheckpointError where model and checkpoint do not hold the same."""
+    for what, keys in (("lacks", absent), ("has, and this run does not know,", left_over)):
+        if keys:
+            raise CheckpointError(
+                f"checkpoint {folder} {what} {sorted(keys)[0]!r} ({len(keys)} in all): it is of another model or "
+                f"optimizer; resume with the configuration it was made with"
+            )
+
+
+def _of_all_ranks(trouble: str) -> str:
+    """What went wrong anywhere, with the rank's number. Collectives: one gather of texts over the world."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, trouble)
+    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text)
+
+
+def _ensure_moments(optimizer: Any) -> None:
+    """Gives an optimizer that has made no update yet (or skipped all) the zeroed moments of its first.
+
+    Without them there is nothing to load into, and a checkpoint would lack what a load asks for.
+    """
+    for part, inner in _inner_optimizers(optimizer):
+        if not isinstance(inner, torch.optim.Adam):
+            if part.init_state_fn is not None:
+                part.init_state_fn(inner, part.config)
+            elif not inner.state:
+                _zero_offloaded_moments(inner)
+            continue
+        for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
+            if not inner.state[parameter]:
+                inner.state[parameter] = {
+                    "step": torch.tensor(0.0),  # Megatron's own function leaves it out, and torch's Adam needs it
+                    "exp_avg": torch.zeros_like(parameter.data),
+                    "exp_avg_sq": torch.zeros_like(parameter.data),
+                }
+
+
+def _zero_offloaded_moments(inner: Any) -> None:
+    """The same for Megatron's optimizer on the host, which comes without a function for it.
+
+    Its states appear in a step. This one has gradients and a rate of zero and is not counted: the optimizer's own
+    ``dummy_step`` takes random gradients, which a load overwrites and a save would not survive.
+    """
+    rates = [group["lr"] for group in inner.param_groups]
+    for group in inner.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+            if hasattr(parameter, "decoupled_grad"):  # then this is what the step reads, and None after a skipped one
+                parameter.decoupled_grad = parameter.grad
+    inner.step()
+    inner.zero_grad()
+    for group, rate in zip(inner.param_groups, rates, strict=True):
+        group["lr"] = rate
+    # torch's Adam counts in every parameter's state, Transformer Engine's in the groups; later versions copy it up
+    for part in (inner, *inner.sub_optimizers):
+        for counted in (*part.state.values(), *part.param_groups):
+            if "step" in counted:
+                counted["step"] = counted["step"] * 0
+
+
+def _let_offloaded_count(optimizer: Any) -> None:
+    """Takes the loaded count out of the groups of Megatron's optimizer on the host.
+
+    Before every step they are written over those of the optimizers inside, which have the count too and go on with it:
+    in Megatron-core 0.16 the share on the GPU would count to the same number for ever.
+    """
+    for _, inner in _inner_optimizers(optimizer):
+        if hasattr(inner, "sub_optimizers"):
+            for group in inner.param_groups:
+                group.pop("step", None)
+
+
+def _inner_optimizers(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Megatron's optimizers and the one inside each; a rank without parameters has none."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [(part, part.optimizer) for part in parts if getattr(part, "optimizer", None) is not None]
+
+
+def _count_from_zero(state: Any) -> None:
+    """Puts the count of torch's Adam back where it was 0, which Megatron does not store."""
+    if not isinstance(state, dict):
+        return
+    if "param_groups" in state and "state" in state:
+        state["state"].setdefault("common_step", torch.tensor(0.0))
+        return
+    for value in state.values():
+        _count_from_zero(value)

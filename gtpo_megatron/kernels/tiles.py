@@ -1,0 +1,91 @@
+"""Which kernels serve a device, and how large a tile is."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.kernels import torch_tiles
+from gtpo_megatron.kernels.partials import SoftmaxSums
+
+CPU_TILE_ELEMENTS = 1 << 22
+"""16 MiB of float32: what the matrix product writes is read again from the last-level cache, not from memory."""
+
+MIN_TILE_COLUMNS = 512
+"""Narrower products waste time packing their operands; a chunk so long that this matters has larger tiles."""
+
+GPU_TILE_ELEMENTS = 1 << 25
+"""128 MiB of float32: large enough to fill the device, small beside one activation."""
+
+
+class ReduceTile(Protocol):
+    """Writes the partials of one tile; see `torch_tiles.reduce_tile`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        target_columns: Tensor,
+        inverse_temperature: Tensor | None,
+        out: Tensor,
+        *,
+        owned: bool,
+        may_mask: bool,
+    ) -> None:
+        """Overwrites ``out``."""
+
+
+class GradientTile(Protocol):
+    """Writes the gradient of one tile; see `torch_tiles.gradient_tile`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        target_columns: Tensor,
+        inverse_temperature: Tensor | None,
+        sums: SoftmaxSums,
+        grad_logprobs: Tensor,
+        grad_entropy: Tensor | None,
+        out: Tensor,
+        *,
+        may_mask: bool,
+    ) -> None:
+        """Overwrites ``out``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TileKernels:
+    """The two kernels of a device."""
+
+    reduce: ReduceTile
+    gradient: GradientTile
+
+
+TORCH_KERNELS = TileKernels(reduce=torch_tiles.reduce_tile, gradient=torch_tiles.gradient_tile)
+
+
+def kernels_for(tensor: Tensor) -> TileKernels:
+    """Triton's on an NVIDIA GPU, unless the tensor is float64 or Triton is not installed; plain torch elsewhere."""
+    if not tensor.is_cuda or tensor.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
+        return TORCH_KERNELS
+    from gtpo_megatron.kernels import triton_tiles
+
+    return TileKernels(reduce=triton_tiles.reduce_tile, gradient=triton_tiles.gradient_tile)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, which gradient checks use; float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def spans(total: int, step: int) -> Iterator[slice]:
+    """``[0, total)`` in slices of at most ``step``."""
+    return (slice(start, min(start + step, total)) for start in range(0, total, step))
+
+
+def tile_columns(num_rows: int, tensor: Tensor) -> int:
+    """Columns of a tile of ``num_rows`` rows."""
+    elements = GPU_TILE_ELEMENTS if tensor.is_cuda else CPU_TILE_ELEMENTS
+    return max(MIN_TILE_COLUMNS, elements // max(1, num_rows))

@@ -1,0 +1,193 @@
+"""Partial sums and gradients of one tile of logits in Triton: one pass over the tile each.
+
+The matrix product that makes a tile stays with cuBLAS (bfloat16 in, float32 out); what these kernels save is the half
+a dozen passes over it that elementwise operations take. They also run on CPU tensors under ``TRITON_INTERPRET=1``.
+Same contracts as `torch_tiles`, which is their reference. float32 maths only.
+"""
+
+# Triton reads the signatures of its kernels itself: pointers and sizes without Python types.
+# ruff: noqa: ANN001, ANN202, PLR0913
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gtpo_megatron.kernels.partials import LOWEST, SQUARE, SoftmaxSums
+
+REDUCE_COLUMNS = 4096
+"""Columns a program reads at a time: 16 KiB of float32, enough loads in flight to use the memory's bandwidth."""
+
+GRADIENT_COLUMNS = 2048
+"""Columns that one program of the elementwise gradient kernel handles."""
+
+_LOWEST = tl.constexpr(LOWEST)
+
+
+@triton.jit
+def _reduce_kernel(
+    logits_ptr,
+    targets_ptr,
+    inverse_temperature_ptr,
+    out_ptr,
+    num_columns,
+    row_stride,
+    field_stride,
+    HAS_TEMPERATURE: tl.constexpr,
+    HAS_SQUARE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One program a row: an online softmax that keeps the maximum's own 1 out of the sum (see `partials`)."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * row_stride
+    scale = tl.load(inverse_temperature_ptr + row) if HAS_TEMPERATURE else 1.0
+    maximum = tl.full((), float("-inf"), tl.float32)
+    rest = tl.zeros((), tl.float32)
+    weighted = tl.zeros((), tl.float32)
+    square = tl.zeros((), tl.float32)
+    occupied = tl.zeros((), tl.float32)  # 0 before the first finite logit, whose own 1 then counts
+    for start in range(0, num_columns, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        z = tl.load(logits_ptr + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
+        block_maximum = tl.max(z, axis=0)
+        winner = start + tl.argmax(z, axis=0)
+        is_empty = block_maximum == float("-inf")
+        reference = tl.where(is_empty, 0.0, block_maximum)
+        d = tl.where(z == float("-inf"), _LOWEST, tl.maximum((z - reference) * scale, _LOWEST))
+        # Maxima may ignore NaN, and infinity minus itself: both must reach the result.
+        d = tl.where((z != z) | (z == float("inf")), float("nan"), d)
+        e = tl.exp(d)
+        block_rest = tl.sum(tl.where((columns == winner) & (e == e), 0.0, e), axis=0)
+        block_weighted = tl.sum(e * d, axis=0)
+        block_square = tl.sum(e * e, axis=0)
+        block_occupied = tl.where(is_empty, 0.0, 1.0)
+
+        merged = tl.maximum(maximum, block_maximum)
+        merged_reference = tl.where(merged == float("-inf"), 0.0, merged)
+        old_d = tl.where(occupied == 0.0, _LOWEST, tl.maximum((maximum - merged_reference) * scale, _LOWEST))
+        new_d = tl.where(is_empty, _LOWEST, tl.maximum((block_maximum - merged_reference) * scale, _LOWEST))
+        old_w, new_w = tl.exp(old_d), tl.exp(new_d)
+        block_wins = block_maximum > maximum
+        loser_one = tl.where(block_wins, old_w * occupied, new_w * block_occupied)
+        weighted = old_w * (weighted + old_d * (occupied + rest)) + new_w * (
+            block_weighted + new_d * (block_occupied + block_rest)
+        )
+        rest = old_w * rest + new_w * block_rest + loser_one
+        square = old_w * old_w * square + new_w * new_w * block_square
+        occupied = tl.maximum(occupied, block_occupied)
+        maximum = merged
+    target = tl.load(targets_ptr + row)
+    is_held = (target >= 0) & (target < num_columns)
+    at_target = tl.load(logits_ptr + target, mask=is_held, other=float("-inf")).to(tl.float32)
+    out_ptr += row
+    tl.store(out_ptr, maximum)
+    tl.store(out_ptr + field_stride, rest)
+    tl.store(out_ptr + 2 * field_stride, weighted)
+    tl.store(out_ptr + 3 * field_stride, at_target)
+    if HAS_SQUARE:
+        tl.store(out_ptr + 4 * field_stride, square)
+
+
+@triton.jit
+def _gradient_kernel(
+    logits_ptr,
+    out_ptr,
+    targets_ptr,
+    inverse_temperature_ptr,
+    maximum_ptr,
+    rest_ptr,
+    surprise_ptr,
+    grad_logprobs_ptr,
+    grad_entropy_ptr,
+    num_columns,
+    row_stride,
+    out_row_stride,
+    HAS_TEMPERATURE: tl.constexpr,
+    HAS_ENTROPY: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One program a row and block of columns; reads a logit and writes its gradient, possibly to the same place."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < num_columns
+    scale = tl.load(inverse_temperature_ptr + row) if HAS_TEMPERATURE else 1.0
+    maximum = tl.load(maximum_ptr + row)
+    rest = tl.load(rest_ptr + row)
+    grad = tl.load(grad_logprobs_ptr + row)
+    target = tl.load(targets_ptr + row)
+    z = tl.load(logits_ptr + row * row_stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
+    d = tl.maximum((z - maximum) * scale, _LOWEST)
+    d = tl.where(z != z, z, d)
+    e = tl.exp(d)
+    # exp(d) - (1 + r) loses everything where the target has nearly all the mass: expm1(d) - r by its series there.
+    near = d * (1.0 + d * (0.5 + d * (0.16666667 + d * 0.041666668)))
+    expm1 = tl.where(d > -0.03, near, e - 1.0)
+    numerator = grad * tl.where(columns == target, expm1 - rest, e)
+    if HAS_ENTROPY:
+        numerator += tl.load(grad_entropy_ptr + row) * e * (d + tl.load(surprise_ptr + row))
+    gradient = numerator * (-scale / (1.0 + rest))
+    tl.store(out_ptr + row * out_row_stride + columns, gradient.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def reduce_tile(
+    logits: Tensor,
+    target_columns: Tensor,
+    inverse_temperature: Tensor | None,
+    out: Tensor,
+    *,
+    owned: bool,
+    may_mask: bool,
+) -> None:
+    """`torch_tiles.reduce_tile`; neither flag matters: nothing is overwritten, and ``-inf`` costs nothing."""
+    del owned, may_mask
+    if logits.shape[0] == 0:
+        return
+    _reduce_kernel[(logits.shape[0],)](
+        logits,
+        target_columns,
+        out if inverse_temperature is None else inverse_temperature,
+        out,
+        logits.shape[1],
+        logits.stride(0),
+        out.stride(0),
+        HAS_TEMPERATURE=inverse_temperature is not None,
+        HAS_SQUARE=out.shape[0] > SQUARE,
+        COLUMNS=min(REDUCE_COLUMNS, triton.next_power_of_2(logits.shape[1])),
+        num_warps=8,
+    )
+
+
+def gradient_tile(
+    logits: Tensor,
+    target_columns: Tensor,
+    inverse_temperature: Tensor | None,
+    sums: SoftmaxSums,
+    grad_logprobs: Tensor,
+    grad_entropy: Tensor | None,
+    out: Tensor,
+    *,
+    may_mask: bool,
+) -> None:
+    """`torch_tiles.gradient_tile`; the flag does not matter."""
+    del may_mask
+    if logits.shape[0] == 0:
+        return
+    columns = min(GRADIENT_COLUMNS, triton.next_power_of_2(logits.shape[1]))
+    _gradient_kernel[(logits.shape[0], triton.cdiv(logits.shape[1], columns))](
+        logits,
+        out,
+        target_columns,
+        grad_logprobs if inverse_temperature is None else inverse_temperature,
+        sums.maximum,
+        sums.rest,
+        sums.surprise,
+        grad_logprobs.contiguous(),
+        grad_logprobs if grad_entropy is None else grad_entropy.contiguous(),
+        logits.shape[1],
+        logits.stride(0),
+        out.stride(0),
+        HAS_TEMPERATURE=inverse_temperature is not None,
+        HAS_ENTROPY=grad_entropy is not None,
+        COLUMNS=columns,
+        num_warps=8,
+    )

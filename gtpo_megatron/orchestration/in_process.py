@@ -1,0 +1,237 @@
+"""All parts of a step in this process, without Ray: the same classes, for tests and for a debugger."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, RolloutShard, TokenRecord, take_rows
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
+from gtpo_megatron.observability.metrics import merge
+from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.stages.colocation import memory_turns
+from gtpo_megatron.orchestration.stages.grading import RewardGrader, build_grader
+from gtpo_megatron.orchestration.stages.protocols import (
+    Metrics,
+    RolloutHandle,
+    StepParts,
+    rollout_summary,
+)
+from gtpo_megatron.orchestration.stages.weight_link import connect
+from gtpo_megatron.orchestration.watch.own_engine import swept_process
+from gtpo_megatron.rollout.environment import engine_environment
+from gtpo_megatron.rollout.requests import requests_for
+from gtpo_megatron.weights.push.link import WeightLink
+from gtpo_megatron.weights.push.sender import Checksums
+from gtpo_megatron.weights.push.sync import WeightSync
+from gtpo_megatron.weights.push.transports.process_group import open_store
+from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
+
+HOST = "127.0.0.1"
+"""Both sides are on it."""
+
+
+class LocalEngine:
+    """The sampler; handles hold the batch itself."""
+
+    num_restarts = 0
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.remove_slot_names = engine.remove_slot_names
+        self.forget_prefixes = engine.forget_prefixes
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Lets GPU memory go."""
+        self._engine.sleep(keep_weights=keep_weights)
+
+    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Takes GPU memory back."""
+        self._engine.wake(what)
+
+    def unattended(self, *, step: int = 0) -> "LocalEngine":
+        """Itself: it cannot die alone, and has one step's requests at a time."""
+        del step
+        return self
+
+    def replace_lost(self) -> bool:
+        """Nothing: it cannot die alone."""
+        return False
+
+    def abandon(self) -> None:
+        """Nothing: it ends with this process."""
+
+    def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
+        """The batch that the handle holds."""
+        batch: RolloutBatch = rollouts.payload
+        return batch
+
+    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
+        """A handle that holds the batch."""
+        return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
+
+    def generate(
+        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
+    ) -> RolloutHandle:
+        """Samples responses."""
+        batch = self._engine.generate(requests_for(prompts, samples_per_prompt), sampling, seed=seed)
+        return RolloutHandle(payload=batch, **rollout_summary(batch))
+
+    def hosts(self) -> list[str]:
+        """The only engine's."""
+        return [HOST]
+
+    def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
+        """For every worker of the engine."""
+        slots: dict[int, SharedSlots] = self._engine.open_slots(range(self._engine.num_workers), shape)
+        return slots
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every worker opens its end."""
+        self._engine.connect_weights(link, range(self._engine.num_workers))
+
+    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
+        """The chosen rows as one batch."""
+        places = [(index, row) for index, chosen in enumerate(rows) for row in chosen]
+        merged = take_rows([handle.payload for handle in rollouts], places)
+        return RolloutHandle(payload=merged, **rollout_summary(merged))
+
+
+class LocalRewards:
+    """Grading, in child processes if the configuration says so."""
+
+    def __init__(self, grader: RewardGrader) -> None:
+        self._grader = grader
+
+    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        """One verdict a response."""
+        return self._grader.grade(self._grader.decode(rollouts.payload), rollouts.group_ids.tolist(), prompts)
+
+
+class LocalActor:
+    """One Megatron rank, which has all rows."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self.padded_vocab_size = actor.padded_vocab_size
+        self.connect_weights = actor.connect_weights
+        self._store: Any = None
+
+    def places(self) -> list[tuple[RankPlace, str]]:
+        """The only rank's."""
+        return [(self._actor.place, HOST)]
+
+    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
+        """A store of this process."""
+        self._store = open_store(HOST, deadline_s=deadline_s)
+        return HOST, self._store.port
+
+    def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
+        """Scores all responses."""
+        return merge([self._actor.score_tokens(_all_rows(rollouts))])
+
+    def adopt_scores(self, rollouts: RolloutHandle) -> Metrics:
+        """Takes the sampler's scores."""
+        return merge([self._actor.adopt_scores(_all_rows(rollouts))])
+
+    def assign_credit(self, rewards: RewardBatch) -> Metrics:
+        """Advantages of all responses."""
+        return merge([self._actor.assign_credit(rewards)])
+
+    def update(self, *, step: int) -> Metrics:
+        """Optimizer updates."""
+        return merge([self._actor.update(step)])
+
+    def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
+        """The chosen groups' responses."""
+        return [record for _, record in self._actor.sample_records(list(group_ids))]
+
+    def release_batch(self) -> None:
+        """Lets the step's responses go."""
+        self._actor.release_batch()
+
+    def park_memory(self) -> None:
+        """Gradients and optimizer state leave the GPU."""
+        self._actor.park_memory()
+
+    def fetch_memory(self) -> None:
+        """They come back."""
+        self._actor.fetch_memory()
+
+    def begin_save(self, folder: Path, *, in_background: bool) -> None:
+        """Takes a snapshot and starts to write the trainer's part of a checkpoint."""
+        self._actor.begin_save(str(folder), in_background)
+
+    def is_save_written(self) -> bool:
+        """The trainer's part is written."""
+        return bool(self._actor.is_save_written())
+
+    def finish_save(self) -> dict[str, str]:
+        """Waits for the trainer's part."""
+        checksums: dict[str, str] = self._actor.finish_save()
+        return checksums
+
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
+        """Restores the trainer's part of a checkpoint."""
+        self._actor.load(str(folder), dict(checksums))
+
+
+class _Transfer:
+    """Both sides of a push in one process: the trainer sends in a thread."""
+
+    def __init__(self, trainer: Any, sampler: Any) -> None:
+        self._trainer, self._sampler = trainer, sampler
+
+    def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
+        """Sends and receives."""
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(self._trainer.send_weights, version, with_checksums)
+            received = self._sampler.receive_weights(version, with_checksums=with_checksums)
+            return sending.result(), received
+
+
+@contextmanager
+def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Iterator[StepParts]:
+    """The parts of a step in this process."""
+    import torch
+
+    os.environ.update(ONE_MACHINE | engine_environment(config.rollout, has_gpus=torch.cuda.is_available()))
+    from gtpo_megatron.actor.actor import MegatronActor
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
+    with swept_process(), tempfile.TemporaryDirectory() as folder:
+        # the trainer first: vLLM joins a torch.distributed world of one that it finds, Megatron insists on its own
+        trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
+        sampler = VllmEngine(
+            config.model.path,
+            config.rollout,
+            max_sequence_tokens=config.model.max_sequence_tokens,
+            seed=config.seed,
+            num_threads=config.cluster.engine_threads,
+        )
+        grader = build_grader(config)
+        engine, actor = LocalEngine(sampler), LocalActor(trainer)
+        connect(config, actor, engine, has_gpus=torch.cuda.is_available())
+        try:
+            yield StepParts(
+                engine=engine,
+                reward=LocalRewards(grader),
+                actor=actor,
+                weight_sync=WeightSync(config.weight_sync, _Transfer(trainer, sampler)),
+                turns=memory_turns(config.rollout, actor, engine),
+                timers=timers,
+                logprob_gap_limit=config.weight_sync.logprob_gap_limit,
+            )
+        finally:
+            grader.close()
+            trainer.close()
+
+
+def _all_rows(rollouts: RolloutHandle) -> RolloutShard:
+    return RolloutShard.of(rollouts.payload, range(len(rollouts.response_lengths)))

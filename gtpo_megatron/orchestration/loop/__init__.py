@@ -1,0 +1,1 @@
+"""The driver's loop: steps, their sampling, what is saved between them."""

@@ -1,0 +1,68 @@
+"""What the driver can say of a rollout batch from a few numbers a response."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.batch import RewardBatch
+from gtpo_megatron.observability.metrics import Max, Mean, Sum
+from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle
+
+BEST_COUNTS = (32, 16)
+"""Of the early paper's reward curves."""
+
+
+def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
+    """Rewards, lengths, and how many groups carry a signal; responses without a verdict are left out of the rewards.
+
+    Lengths count the tokens that the policy wrote.
+    """
+    judged = ~rewards.failed
+    values = rewards.rewards.double()
+    lengths = rollouts.own_lengths
+    num = lengths.numel()
+    foreign = int((rollouts.response_lengths - lengths).sum())
+    best, mixed = _by_group(values, rollouts.group_ids, judged)
+    metrics: Metrics = {
+        "rollout/reward_mean": Mean(float(values[judged].sum()), int(judged.sum())),
+        "rollout/best_of_group_reward_mean": Mean(float(best.sum()), best.numel()),
+        "rollout/reward_failed_count": Sum(int(rewards.failed.sum())),
+        "rollout/reward_over_budget_count": Sum(rewards.num_over_budget),
+        "rollout/groups_mixed_frac": Mean(float(mixed.sum()), mixed.numel()),
+        "rollout/response_length_tokens": Mean(int(lengths.sum()), num),
+        "rollout/response_length_max_tokens": Max(int(lengths.max()) if num else 0),
+        "rollout/responses_count": Sum(num),
+        "rollout/response_tokens_count": Sum(int(lengths.sum())),
+        "rollout/foreign_tokens_count": Sum(foreign),
+        "rollout/truncated_frac": Mean(int(rollouts.truncated.sum()), num),
+        "rollout/multi_version_count": Sum(int(rollouts.is_multi_version.sum())),
+        "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),
+    }
+    return metrics | best_rewards([rewards])
+
+
+def best_rewards(rounds: Sequence[RewardBatch]) -> Metrics:
+    """Mean reward of the 32 and of the 16 responses with the highest reward.
+
+    Args:
+        rounds: everything that was sampled in the step; not additive, so rounds are not merged but given together.
+
+    Returns:
+        Nothing where fewer responses have a verdict.
+    """
+    values = torch.cat([rewards.rewards[~rewards.failed] for rewards in rounds]).double().sort(descending=True).values
+    return {
+        f"rollout/reward_best_{count}_mean": Mean(float(values[:count].sum()), count)
+        for count in BEST_COUNTS
+        if len(values) >= count
+    }
+
+
+def _by_group(rewards: Tensor, group_ids: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
+    """Per group with a verdict: its best reward, and whether its rewards differ."""
+    _, index = torch.unique(group_ids[judged], return_inverse=True)
+    num_groups = int(index.max()) + 1 if index.numel() else 0
+    best = torch.full((num_groups,), -torch.inf, dtype=rewards.dtype).scatter_reduce(0, index, rewards[judged], "amax")
+    worst = torch.full((num_groups,), torch.inf, dtype=rewards.dtype).scatter_reduce(0, index, rewards[judged], "amin")
+    return best, best > worst

@@ -1,0 +1,145 @@
+"""(1)(2)(3) The responses of a step: drawn once, or again where groups carry no signal (DAPO's dynamic sampling)."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from gtpo_megatron.algorithms.batch.informative import informative_groups
+from gtpo_megatron.batch import PromptBatch, RewardBatch
+from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.observability.metrics import Sum, merge
+from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
+from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle, StepParts
+
+logger = logging.getLogger(__name__)
+
+DrawPrompts = Callable[[int], PromptBatch]
+"""The next so many prompts, each with a group label that is unique in the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """The responses that a step learns from.
+
+    Attributes:
+        prompts: their prompts.
+        rollouts: the responses.
+        rewards: one a response.
+        metrics: of everything that was sampled, what was dropped included.
+        seconds: by stage, where they were spent beside the trainer's work.
+    """
+
+    prompts: PromptBatch
+    rollouts: RolloutHandle
+    rewards: RewardBatch
+    metrics: Metrics
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def sample_groups(
+    draw: DrawPrompts,
+    parts: StepParts,
+    rollout: RolloutConfig,
+    algorithm: AlgorithmConfig,
+    *,
+    num_prompts: int,
+    seed: int,
+) -> Sampled:
+    """Samples and grades ``num_prompts`` groups.
+
+    With dynamic sampling, groups that are all correct or all wrong are dropped and as many fresh prompts are drawn in
+    their place, at most ``max_refills`` times; then the step goes on with the groups it has.
+
+    Raises:
+        RolloutError: dynamic sampling found not a single group that can teach, or no response has a verdict.
+    """
+    rounds = [_one_round(draw(num_prompts), parts, rollout, seed)]
+    failed = rounds[0].rewards.failed
+    if bool(failed.all()):
+        raise RolloutError(
+            f"the reward function has no verdict on any of {len(failed)} responses; log.txt says what it raised"
+        )
+    if not algorithm.dynamic_sampling.enabled:
+        return rounds[0]
+    kept = [_informative(rounds[0], algorithm.success_threshold)]
+    limit = algorithm.dynamic_sampling.max_refills
+    while (missing := num_prompts - sum(len(groups) for groups in kept)) > 0 and len(rounds) <= limit:
+        rounds.append(_one_round(draw(missing), parts, rollout, seed))
+        kept.append(_informative(rounds[-1], algorithm.success_threshold))
+    num_kept = sum(len(groups) for groups in kept)
+    num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
+    if num_kept == 0:
+        raise RolloutError(
+            f"dynamic sampling: none of {num_drawn} groups in {len(rounds)} rounds has both correct and wrong "
+            f"responses; the prompts are all too easy or too hard for this model: change the data, or raise group_size"
+        )
+    if num_kept < num_prompts:
+        logger.warning(
+            "dynamic sampling gave up after %d refills: %d of %d groups, from %d drawn; raise "
+            "algorithm.dynamic_sampling.max_refills, or use easier or harder prompts",
+            len(rounds) - 1,
+            num_kept,
+            num_prompts,
+            num_drawn,
+        )
+    best = best_rewards([sampled.rewards for sampled in rounds])
+    metrics = (
+        merge([sampled.metrics for sampled in rounds])
+        | best
+        | {
+            "rollout/refills_count": Sum(len(rounds) - 1),
+            "rollout/groups_dropped_count": Sum(num_drawn - num_kept),
+        }
+    )
+    return _merged(rounds, kept, parts, metrics)
+
+
+def _one_round(prompts: PromptBatch, parts: StepParts, config: RolloutConfig, seed: int) -> Sampled:
+    with parts.timers.stage("rollout"):  # (2)
+        rollouts = parts.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
+    with parts.timers.stage("reward"):  # (3)
+        rewards = parts.reward.score(rollouts, prompts)
+    return Sampled(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
+
+
+def _informative(sampled: Sampled, threshold: float) -> set[int]:
+    """Labels of the groups with both outcomes."""
+    rewards = sampled.rewards
+    labels, is_informative = informative_groups(
+        rewards.rewards,
+        sampled.rollouts.group_ids,
+        success_threshold=threshold,
+        is_usable=~rewards.failed & (sampled.rollouts.own_lengths > 0),
+    )
+    return set(labels[is_informative].tolist())
+
+
+def _merged(rounds: list[Sampled], kept: list[set[int]], parts: StepParts, metrics: Metrics) -> Sampled:
+    """The kept groups of all rounds, in the order they were drawn."""
+    rows = [
+        [row for row, group in enumerate(sampled.rollouts.group_ids.tolist()) if group in groups]
+        for sampled, groups in zip(rounds, kept, strict=True)
+    ]
+    pairs = [
+        (group, problem)
+        for sampled, groups in zip(rounds, kept, strict=True)
+        for group, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True)
+        if group in groups
+    ]
+    chosen = [torch.tensor(part, dtype=torch.int64) for part in rows]
+    return Sampled(
+        prompts=PromptBatch(
+            problems=tuple(problem for _, problem in pairs), group_ids=tuple(group for group, _ in pairs)
+        ),
+        rollouts=parts.engine.concatenate([sampled.rollouts for sampled in rounds], rows),
+        rewards=RewardBatch(
+            rewards=torch.cat([s.rewards.rewards[part] for s, part in zip(rounds, chosen, strict=True)]),
+            failed=torch.cat([s.rewards.failed[part] for s, part in zip(rounds, chosen, strict=True)]),
+            num_over_budget=sum(sampled.rewards.num_over_budget for sampled in rounds),
+        ),
+        metrics=metrics,
+    )

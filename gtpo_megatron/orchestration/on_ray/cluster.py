@@ -1,0 +1,90 @@
+"""A Ray for a run: one of its own on this machine, or one that a launcher or a person has started."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
+from gtpo_megatron.orchestration.on_ray.placement import Node, in_order
+
+logger = logging.getLogger(__name__)
+
+HEAD_TIMEOUT_S = 5.0
+"""For a connection to a head that is there; Ray itself would try for a minute."""
+
+TOKEN_HINT = "; if it listens, it may want a token: set RAY_AUTH_MODE=token, as `ray start` does for itself"
+"""`ray start` asks for a token wherever there is one in ~/.ray, while a driver with an address never offers it."""
+
+COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None], temp_folder: Path) -> None:
+    """Connects this process to Ray, starting one if no address is given.
+
+    Args:
+        config: where Ray is, and how large it is to be.
+        take_signals: called when Ray has set its handler of SIGTERM, which ends the process at once.
+        temp_folder: private, for the sockets and logs of a Ray of the run's own.
+
+    Raises:
+        WorkerError: the head does not answer, or too few nodes have joined it by ``start_deadline_s``.
+    """
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # clusters often have no way out
+    where = f"at cluster.address={config.address!r}" if config.address else "of this run"
+    try:
+        if config.address:
+            _knock(config.address)
+            ray.init(address=config.address, **COMMON_OPTIONS)
+        else:
+            start_own_ray(config, temp_folder, **COMMON_OPTIONS)
+    except (OSError, ValueError, RuntimeError) as error:
+        hint = (
+            TOKEN_HINT if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError) else ""
+        )
+        raise WorkerError(f"the Ray head {where} does not answer: {error}{hint}") from error
+    try:
+        take_signals()
+        _wait_for_nodes(config)
+    except WorkerError:
+        ray.shutdown()
+        raise
+
+
+def ray_nodes() -> list[Node]:
+    """The nodes that are up, this process's own first."""
+    import ray
+
+    nodes = [
+        Node(node_id=node["NodeID"], host=node["NodeManagerHostname"], num_gpus=int(node["Resources"].get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return in_order(nodes, first=ray.get_runtime_context().get_node_id())
+
+
+def _knock(address: str) -> None:
+    """Raises OSError at once where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():  # not "auto"
+        socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
+
+
+def _wait_for_nodes(config: ClusterConfig) -> None:
+    deadline = time.monotonic() + config.start_deadline_s
+    while (num := len(ray_nodes())) < config.num_nodes:
+        if time.monotonic() > deadline:
+            raise WorkerError(
+                f"{num} of cluster.num_nodes={config.num_nodes} nodes have joined the Ray head at {config.address} "
+                f"within {config.start_deadline_s:.0f} s; see the logs of the nodes that are missing"
+            )
+        time.sleep(0.2)
+    if num > 1:
+        logger.info("%d nodes have joined the Ray head at %s", num, config.address)

@@ -1,0 +1,263 @@
+"""The engine processes of a run and their link to the trainer: who lives, who died, who has which weights."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from gtpo_megatron.errors import EngineLostError, WorkerError
+from gtpo_megatron.orchestration.on_ray.collect import collect_survivors
+from gtpo_megatron.weights.push.link import WeightLink
+from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
+
+logger = logging.getLogger(__name__)
+
+Answers = dict[int, tuple[Sequence[Any], Any]]
+"""By index of the engine: references that its call gave, and what it says of them."""
+
+Call = Callable[[int, Any], tuple[Any, ...]]
+"""Makes references of one engine's call, given its index and process; the last of them is waited for."""
+
+
+def engine_names(num_engines: int) -> list[str]:
+    """How messages call the engines."""
+    return [f"rollout engine {index}" for index in range(num_engines)] if num_engines > 1 else ["rollout engine"]
+
+
+class EngineFleet:
+    """Several vLLM engines, each in a process of its own.
+
+    One object per run: the state that every ``RayEngines``, in whichever thread, has in common. It is the sampler's
+    side of the link and of a push.
+
+    Args:
+        processes: remote ``EngineProcess`` objects; a replacement takes its predecessor's place in it.
+        hosts: the machine of each.
+        workers_per_engine: its tensor parallel size.
+        restart: starts the engine with this index anew and waits until it is up.
+        max_restarts: in the whole run; the next death ends it.
+        deadline_s: longest time for one call.
+        open_link: opens a fresh link from the trainer's weights to all engines of the fleet.
+        expect_end: told the name of an engine that is about to be killed on purpose.
+
+    Attributes:
+        names: of the engines.
+        version: of the weights that were pushed last.
+        num_restarts: so far.
+        deadline_s: as above.
+    """
+
+    def __init__(
+        self,
+        processes: list[Any],
+        *,
+        hosts: Sequence[str],
+        workers_per_engine: int,
+        restart: Callable[[int], Any],
+        max_restarts: int,
+        deadline_s: float,
+        open_link: "Callable[[EngineFleet], None]",
+        expect_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._processes = processes
+        self._hosts = list(hosts)
+        self._workers_per_engine = workers_per_engine
+        self._restart_one = restart
+        self._max_restarts = max_restarts
+        self._open_link = open_link
+        self._expect_end = expect_end
+        self.names = engine_names(len(processes))
+        self.deadline_s = deadline_s
+        self.version = 0
+        self.num_restarts = 0
+        # by index the process that died: the one that has taken its place since is not lost
+        self._lost: dict[int, Any] = {}
+        self._without_weights: set[int] = set()
+        self._is_link_new = True
+
+    # ------------------------------------------------------------------------------------------------- asking engines
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def processes(self, engines: Iterable[int]) -> dict[int, Any]:
+        """Those that stand there now, by index."""
+        return {index: self._processes[index] for index in engines}
+
+    def attempt(self, stage: str, call: Call, processes: dict[int, Any]) -> tuple[Answers, set[int]]:
+        """Calls some engines at once.
+
+        Args:
+            stage: for messages.
+            call: to make.
+            processes: by index.
+
+        Returns:
+            The references of some, with what the last one refers to, and the indices of those that died.
+        """
+        references = {index: call(index, process) for index, process in processes.items()}
+        values, dead = collect_survivors(
+            {self.names[index]: found[-1] for index, found in references.items()},
+            stage=stage,
+            deadline_s=self.deadline_s,
+        )
+        answers: Answers = {
+            index: (found, values[self.names[index]])
+            for index, found in references.items()
+            if self.names[index] in values
+        }
+        return answers, {index for index in processes if self.names[index] in dead}
+
+    def report_lost(self, processes: dict[int, Any], stage: str) -> NoReturn:
+        """Remembers who died, for whoever can replace it.
+
+        Raises:
+            EngineLostError: always.
+        """
+        self._lost |= processes
+        raise EngineLostError(f"{', '.join(self.names[index] for index in sorted(processes))} died in {stage}")
+
+    def refuse_without_weights(self, engines: Iterable[int]) -> None:
+        """An engine that was replaced waits for the next push, and must not be asked to sample before.
+
+        Raises:
+            EngineLostError: one of the engines is such.
+        """
+        waiting = sorted(self._without_weights.intersection(engines))
+        if waiting:
+            names = ", ".join(self.names[index] for index in waiting)
+            raise EngineLostError(f"{names} died, and the successor has no weights yet")
+
+    def _ask_all(self, stage: str, call: Call) -> Answers:
+        processes = self.processes(range(len(self)))
+        answers, dead = self.attempt(stage, call, processes)
+        if dead:
+            self.report_lost({index: processes[index] for index in dead}, stage)
+        return answers
+
+    # ---------------------------------------------------------------------------------- the link and the pushes over it
+    def hosts(self) -> list[str]:
+        """The machine of every engine."""
+        return list(self._hosts)
+
+    def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
+        """Shared memory for every worker, on its engine's machine."""
+        answers = self._ask_all(
+            "weight_sync",
+            lambda index, process: (process.open_slots.remote(self._workers(index), shape),),
+        )
+        return {worker: slots for _, found in answers.values() for worker, slots in found.items()}
+
+    def remove_slot_names(self) -> None:
+        """Both sides have mapped the slots."""
+        self._ask_all("weight_sync", lambda _, process: (process.remove_slot_names.remote(),))
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every worker opens its end."""
+        self._ask_all(
+            "weight_sync", lambda index, process: (process.connect_weights.remote(link, self._workers(index)),)
+        )
+
+    def _workers(self, index: int) -> range:
+        """Numbers of an engine's workers among all."""
+        return range(index * self._workers_per_engine, (index + 1) * self._workers_per_engine)
+
+    def reconnect(self) -> None:
+        """Lets the trainer's weights reach all engines.
+
+        If one dies meanwhile the link is opened anew, to its successor too: all ends must be of one opening.
+
+        Raises:
+            WorkerError: more died than ``max_restarts``.
+        """
+        self._is_link_new = True
+        while True:
+            try:
+                self._open_link(self)
+            except EngineLostError:
+                self._restart_lost("weight_sync")
+            else:
+                return
+
+    def receiving(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
+        """Starts the samplers' side of a push: name -> call."""
+        self.version = version
+        return {
+            name: process.receive_weights.remote(version, with_checksums)
+            for name, process in zip(self.names, self._processes, strict=True)
+        }
+
+    def mark_received(self) -> None:
+        """A push has reached all engines."""
+        self._without_weights.clear()
+        self._is_link_new = False
+
+    def replace_dead(self) -> bool:
+        """Looks whether all engines live, so that a push does not wait for one that does not.
+
+        Returns:
+            Whether no push has come over the link yet.
+        """
+        processes = self.processes(range(len(self)))
+        _, dead = self.attempt("weight_sync", lambda _, process: (process.identity.remote(),), processes)
+        self._lost |= {index: processes[index] for index in dead}
+        if self._restart_lost("weight_sync"):
+            self.reconnect()
+        return self._is_link_new
+
+    # ------------------------------------------------------------------------------------------------------- replacing
+    def replace(self, engines: Sequence[int], stage: str) -> None:
+        """Starts engines that died anew, and lets the trainer reach them; a push must follow.
+
+        Raises:
+            WorkerError: more died than ``max_restarts``.
+        """
+        self._restart(engines, stage)
+        self.reconnect()
+
+    def replace_lost(self) -> bool:
+        """Starts those anew that were reported as lost, and lets the trainer reach them; whether there were any."""
+        is_any_lost = self._restart_lost("rollout")
+        if is_any_lost:
+            self.reconnect()
+        return is_any_lost
+
+    def _restart_lost(self, stage: str) -> bool:
+        reported = dict(self._lost)
+        lost = sorted(index for index, process in reported.items() if self._processes[index] is process)
+        if lost:
+            self._restart(lost, stage)
+        for index, process in reported.items():
+            if self._lost[index] is process:
+                del self._lost[index]
+        return bool(lost)
+
+    def _restart(self, engines: Sequence[int], stage: str) -> None:
+        import ray
+
+        names = ", ".join(self.names[index] for index in engines)
+        if self.num_restarts + len(engines) > self._max_restarts:
+            raise WorkerError(
+                f"{names} died in {stage}, after {self.num_restarts} restarts in this run "
+                f"(rollout.max_engine_restarts={self._max_restarts}); see log.txt, and the system log for an "
+                f"out-of-memory kill"
+            )
+        self.num_restarts += len(engines)
+        logger.warning(
+            "%s died in %s and will be replaced (%d of at most %d replacements in this run); then it is asked again",
+            names,
+            stage,
+            self.num_restarts,
+            self._max_restarts,
+        )
+        self._without_weights |= set(engines)  # first, for whoever samples beside
+        for index in engines:
+            self._expect_end(self.names[index])
+            ray.kill(self._processes[index])  # it may only be out of reach, and still hold its GPUs
+            self._processes[index] = self._restart_one(index)
+
+    def abandon(self) -> None:
+        """Kills all engines."""
+        import ray
+
+        for name, process in zip(self.names, self._processes, strict=True):
+            self._expect_end(name)
+            ray.kill(process)

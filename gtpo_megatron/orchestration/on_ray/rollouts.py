@@ -1,0 +1,215 @@
+"""A rollout batch that lies in pieces where engines left it: whoever needs rows of it takes their pieces only."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.batch import RolloutBatch, RolloutShard, take_rows
+from gtpo_megatron.data.dealing import deal_contiguous
+from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, rollout_summary
+
+PIECE_BYTES = 512 << 10
+"""Of a piece, about. Between nodes a piece travels whole, so small ones waste little of what a rank fetches. Below
+100 KiB Ray would send a piece through the driver instead of the object store."""
+
+Read = Callable[[Sequence[Any]], list[RolloutBatch]]
+"""The pieces that references stand for."""
+
+
+def read_from_store(references: Sequence[Any]) -> list[RolloutBatch]:
+    """From Ray's object store: on this node without a copy, from another node over the network."""
+    import ray
+
+    pieces: list[RolloutBatch] = ray.get(list(references))
+    return pieces
+
+
+def in_pieces(batch: RolloutBatch, *, piece_bytes: int = PIECE_BYTES) -> Iterator[RolloutBatch]:
+    """A batch cut between rows into pieces of about equal size, each as small as ``piece_bytes`` allows."""
+    matrices = (batch.response_ids, batch.loss_mask, batch.rollout_logprobs, batch.token_entropy, batch.token_versions)
+    token_bytes = sum(matrix.element_size() for matrix in matrices if matrix is not None)
+    row_bytes = batch.prompt_lengths * batch.prompt_ids.element_size() + batch.response_lengths * token_bytes
+    num_pieces = max(1, int(row_bytes.sum()) // piece_bytes)
+    for rows in deal_contiguous(row_bytes.tolist(), num_pieces):
+        if rows or num_pieces == 1:
+            yield batch.select(rows)
+
+
+def summary_and_pieces(batch: RolloutBatch) -> Iterator[Any]:
+    """What an engine answers: first what the driver needs to know, then the pieces, which stay in the object store."""
+    pieces = list(in_pieces(batch))
+    yield rollout_summary(batch) | {"piece_sizes": [piece.num_responses for piece in pieces]}
+    for piece in pieces:  # noqa: UP028 - Ray sends to the generator, and a list's iterator takes nothing
+        yield piece
+
+
+def received(stream: Any) -> tuple[list[Any], Any]:
+    """References of the pieces and their summary, of a call that has ended; None if there are no responses yet.
+
+    The caller owns the pieces: they outlive the engine that made them.
+
+    Raises:
+        RolloutError: the engine could not leave all pieces in the object store.
+    """
+    import ray
+
+    first, *pieces = stream
+    summary = ray.get(first)
+    if summary is not None and len(pieces) != len(summary["piece_sizes"]):
+        ray.get(pieces)  # raises what went wrong, if Ray knows
+        raise RolloutError(f"an engine left {len(pieces)} of {len(summary['piece_sizes'])} pieces of its responses")
+    return pieces, summary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutParts:
+    """Rows of several pieces, in an order of their own.
+
+    Attributes:
+        pieces: references to a ``RolloutBatch`` each; whoever chose them has looked at their policy versions.
+        rows: for every response the piece that it is in, and its row there.
+    """
+
+    pieces: tuple[Any, ...]
+    rows: tuple[tuple[int, int], ...]
+
+    def select(self, rows: Sequence[int]) -> "RolloutParts":
+        """Some of the responses, with the pieces that hold them; one piece if there are none, for its types."""
+        found = [self.rows[row] for row in rows]
+        kept = sorted({piece for piece, _ in found}) or [0]
+        place = {piece: index for index, piece in enumerate(kept)}
+        return RolloutParts(
+            pieces=tuple(self.pieces[piece] for piece in kept), rows=tuple((place[piece], row) for piece, row in found)
+        )
+
+    def gather(self, read: Read = read_from_store) -> RolloutBatch:
+        """The responses themselves, in the process that calls this."""
+        return take_rows(read(self.pieces), self.rows, may_mix=True)
+
+    def one_by_one(self, read: Read = read_from_store) -> Iterator[tuple[list[int], RolloutBatch]]:
+        """Per piece the places of its responses among all, and these; only one piece is in memory at a time."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.pieces]
+        for place, (piece, row) in enumerate(self.rows):
+            found[piece].append((place, row))
+        for reference, pairs in zip(self.pieces, found, strict=True):
+            if pairs:
+                yield [place for place, _ in pairs], read([reference])[0].select([row for _, row in pairs])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardParts:
+    """A ``RolloutShard`` whose responses are still in pieces; see there."""
+
+    parts: RolloutParts
+    rows: tuple[int, ...]
+    prompt_groups: tuple[int, ...]
+    policy_version: int
+
+    def gather(self, read: Read = read_from_store) -> RolloutShard:
+        """The shard itself, in the rank that calls this."""
+        return RolloutShard(
+            rollouts=self.parts.gather(read),
+            rows=self.rows,
+            prompt_groups=self.prompt_groups,
+            policy_version=self.policy_version,
+        )
+
+
+def shards(rollouts: RolloutHandle, num_replicas: int) -> list[ShardParts]:
+    """Each replica's responses, by token count; neighbours stay together.
+
+    Rows come by group, so few groups are split and few sums travel in the credit stage.
+    """
+    parts: RolloutParts = rollouts.payload
+    lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
+    groups = tuple(dict.fromkeys(rollouts.group_ids.tolist()))
+    return [
+        ShardParts(parts=parts.select(rows), rows=rows, prompt_groups=groups, policy_version=rollouts.policy_version)
+        for rows in deal_contiguous(lengths, num_replicas)
+    ]
+
+
+def joined(
+    answers: Sequence[tuple[Sequence[Any], dict[str, Any]]], rows: Sequence[tuple[int, int]], *, max_spread: int = 0
+) -> RolloutHandle:
+    """The handle of a batch that several engines sampled.
+
+    Args:
+        answers: per engine the references of its pieces, and the summary that came with them.
+        rows: per response the engine that sampled it, and its row among the engine's.
+        max_spread: versions that the engines' policies may be apart.
+
+    Raises:
+        RolloutError: the responses come from different weights.
+    """
+    summaries = [summary for _, summary in answers]
+    oldest = _oldest([summary["policy_version"] for summary in summaries], max_spread, "engines sampled from")
+    places: list[list[tuple[int, int]]] = []
+    pieces: list[Any] = []
+    for references, summary in answers:
+        sizes = summary["piece_sizes"]
+        places.append([(len(pieces) + piece, row) for piece, size in enumerate(sizes) for row in range(size)])
+        pieces += references
+
+    def column(name: str) -> Tensor:
+        columns = [summary[name] for summary in summaries]
+        return torch.stack([columns[engine][row] for engine, row in rows]) if rows else columns[0][:0]
+
+    return _handle(RolloutParts(pieces=tuple(pieces), rows=tuple(places[e][row] for e, row in rows)), column, oldest)
+
+
+def chosen_rows(
+    rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]], *, max_spread: int = 0
+) -> RolloutHandle:
+    """The chosen rows of several batches as one; nothing is moved.
+
+    Args:
+        rollouts: the batches.
+        rows: of each.
+        max_spread: as in ``joined``.
+
+    Raises:
+        RolloutError: the batches come from different weights.
+    """
+    oldest = _oldest([handle.policy_version for handle in rollouts], max_spread, "batches of")
+    pieces: list[Any] = []
+    found: list[tuple[int, int]] = []
+    for handle, chosen in [pair for pair in zip(rollouts, rows, strict=True) if pair[1]] or [(rollouts[0], ())]:
+        parts: RolloutParts = handle.payload.select(chosen)
+        found += [(len(pieces) + piece, row) for piece, row in parts.rows]
+        pieces += parts.pieces
+
+    def column(name: str) -> Tensor:
+        return torch.cat(
+            [
+                getattr(handle, name)[torch.tensor(list(chosen), dtype=torch.int64)]
+                for handle, chosen in zip(rollouts, rows, strict=True)
+            ]
+        )
+
+    return _handle(RolloutParts(pieces=tuple(pieces), rows=tuple(found)), column, oldest)
+
+
+def _handle(parts: RolloutParts, column: Callable[[str], Tensor], policy_version: int) -> RolloutHandle:
+    return RolloutHandle(
+        payload=parts,
+        prompt_lengths=column("prompt_lengths"),
+        response_lengths=column("response_lengths"),
+        own_lengths=column("own_lengths"),
+        group_ids=column("group_ids"),
+        truncated=column("truncated"),
+        is_multi_version=column("is_multi_version"),
+        policy_version=policy_version,
+    )
+
+
+def _oldest(versions: Sequence[int], max_spread: int, what: str) -> int:
+    oldest = min(versions)
+    if max(versions) - oldest > max_spread:
+        allowed = f"at most {max_spread} may lie between them" if max_spread else "exactly one is needed"
+        raise RolloutError(f"{what} policy versions {sorted(set(versions))}: {allowed}")
+    return oldest

@@ -1,0 +1,146 @@
+"""Starts Ray and the processes of a run, and builds the parts of a step from them."""
+
+import atexit
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
+from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, ray_nodes
+from gtpo_megatron.orchestration.on_ray.collect import looking_after
+from gtpo_megatron.orchestration.on_ray.engines import RayEngines
+from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
+from gtpo_megatron.orchestration.on_ray.placement import Placement, place
+from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
+from gtpo_megatron.orchestration.stages.colocation import memory_turns
+from gtpo_megatron.orchestration.stages.protocols import StepParts
+from gtpo_megatron.orchestration.stages.weight_link import connect
+from gtpo_megatron.orchestration.watch.run_watch import RunWatch
+from gtpo_megatron.weights.push.sync import WeightSync
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def ray_parts(
+    config: RunConfig, run_folder: Path, timers: StageTimers, *, take_signals: Callable[[], None]
+) -> Iterator[StepParts]:
+    """The parts of a step, each in processes of its own; ends the processes, and a Ray of its own, on the way out.
+
+    Args:
+        config: of the run.
+        run_folder: for the processes' logs.
+        timers: of the steps.
+        take_signals: called as soon as Ray has taken SIGTERM for itself, long before the processes are up.
+
+    Raises:
+        WorkerError: a process did not come up; the message names it.
+        ConfigError: the processes do not fit on the cluster, or the weights cannot travel between them.
+    """
+    with _watched(run_folder, timers) as (watch, processes):
+        join_cluster(config.cluster, take_signals=take_signals, temp_folder=watch.temp_folder)
+        placement = place(
+            config.parallel,
+            num_engines=config.rollout.num_engines,
+            engine_gpus=config.rollout.tensor_parallel_size,
+            nodes=ray_nodes(),
+            colocated=config.rollout.placement == "colocated",
+        )
+        _log_placement(placement)
+        starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
+        starter.all()
+        ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
+        places = bring_up(config, processes, ranks, met=watch.knows)
+        deadline_s = config.cluster.stage_deadline_s
+        actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
+
+        def open_link(engines: EngineFleet) -> None:
+            connect(config, actor, engines, has_gpus=placement.has_gpus)
+
+        fleet = _fleet(config, placement, starter, processes, watch, open_link=open_link)
+        fleet.reconnect()
+        transfer = RayTransfer(actor, fleet, deadline_s=deadline_s)
+        weight_sync = WeightSync(config.weight_sync, transfer, before_push=fleet.replace_dead)
+        engine = RayEngines(
+            fleet,
+            push_again=lambda version: weight_sync.push(version=version),
+            max_spread=config.rollout.max_staleness if config.rollout.partial else 0,
+        )
+        yield StepParts(
+            engine=engine,
+            reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
+            actor=actor,
+            weight_sync=weight_sync,
+            turns=memory_turns(config.rollout, actor, engine),
+            timers=timers,
+            logprob_gap_limit=config.weight_sync.logprob_gap_limit,
+        )
+        watch.closing()
+        end_in_order(processes, engine_names(config.rollout.num_engines))
+
+
+@contextmanager
+def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, dict[str, Any]]]:
+    """A watch, and room for the processes that end with the block; an error that leaves it names who died first."""
+    import ray
+
+    watch = RunWatch(run_folder)
+    timers.tell_also(watch.stage)
+    processes: dict[str, Any] = {}
+    try:
+        with looking_after(watch.check):
+            yield watch, processes
+    except Exception as error:
+        explained = watch.explained(error)
+        if explained is error:
+            raise
+        raise explained from error
+    finally:
+        watch.closing()
+        if watch.has_lost_ray:
+            atexit.unregister(ray.shutdown)  # it would wait for what is dead; the keeper ends the processes
+        else:
+            for process in processes.values():
+                ray.kill(process)
+            ray.shutdown()
+        watch.end()
+
+
+def _fleet(
+    config: RunConfig,
+    placement: Placement,
+    starter: ProcessStarter,
+    processes: dict[str, Any],
+    watch: RunWatch,
+    *,
+    open_link: Callable[[EngineFleet], None],
+) -> EngineFleet:
+    names = engine_names(config.rollout.num_engines)
+
+    def restart(index: int) -> Any:
+        starter.engine(index)
+        bring_up_engine(config, names[index], processes[names[index]], met=watch.knows)
+        return processes[names[index]]
+
+    return EngineFleet(
+        [processes[name] for name in names],
+        hosts=[node.host for node in placement.engines],
+        workers_per_engine=config.rollout.tensor_parallel_size,
+        restart=restart,
+        max_restarts=config.rollout.max_engine_restarts,
+        deadline_s=config.cluster.stage_deadline_s,
+        open_link=open_link,
+        expect_end=watch.expects,
+    )
+
+
+def _log_placement(placement: Placement) -> None:
+    by_node: dict[str, list[str]] = {}
+    for index, node in enumerate(placement.ranks):
+        by_node.setdefault(node.host, []).append(str(index))
+    ranks = "; ".join(f"{host}: {', '.join(indices)}" for host, indices in by_node.items())
+    logger.info("ranks on %s; engines on %s", ranks, ", ".join(node.host for node in placement.engines))

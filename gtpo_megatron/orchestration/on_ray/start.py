@@ -1,0 +1,186 @@
+"""The processes of a run on Ray: started where they belong, waited for, and an engine again where one has died."""
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import GTPOError
+from gtpo_megatron.observability.profiling import nsight_options
+from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME
+from gtpo_megatron.orchestration.on_ray.collect import collect
+from gtpo_megatron.orchestration.on_ray.fleet import engine_names
+from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
+from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
+from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
+
+logger = logging.getLogger(__name__)
+
+END_DEADLINE_S = 20.0
+"""For an engine to end its workers."""
+
+Met = Callable[[str, int], None]
+
+
+def rank_name(index: int) -> str:
+    """How messages call a rank."""
+    return f"rank {index}"
+
+
+class ProcessStarter:
+    """Starts a run's processes as Ray actors; Ray restarts none of them, since weights and state would be missing.
+
+    Args:
+        config: of the run.
+        run_folder: for the processes' logs.
+        placement: of the processes.
+        processes: filled, by name.
+        temp_folder: on the driver's node; those that run there take it as theirs.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_folder: Path,
+        placement: Placement,
+        processes: dict[str, Any],
+        *,
+        temp_folder: Path,
+    ) -> None:
+        self._temp_folder = temp_folder
+        self._config = config
+        self._placement = placement
+        self._processes = processes
+        self._run_folder = run_folder.resolve()
+        self._common = (config, str(self._run_folder), str(Path.cwd()))
+
+    def all(self) -> None:
+        """One actor a rank, one an engine, the reward process; by name, each known as soon as it is started."""
+        for index in range(self._config.parallel.num_ranks):
+            self._processes[rank_name(index)] = self._rank(index)
+        for index in range(self._config.rollout.num_engines):
+            self.engine(index)
+        self._processes[REWARD_NAME] = self._start(
+            RewardProcess, self._placement.reward, threads=1, num_gpus=0, environment={}
+        )
+
+    def engine(self, index: int) -> None:
+        """An engine; the same call replaces one."""
+        rollout = self._config.rollout
+        shares_gpus = rollout.placement == "colocated" and self._placement.has_gpus
+        environment = engine_environment(rollout, has_gpus=self._placement.has_gpus)
+        self._processes[engine_names(rollout.num_engines)[index]] = self._start(
+            EngineProcess,
+            self._placement.engines[index],
+            threads=self._config.cluster.engine_threads,
+            num_gpus=0 if shares_gpus else rollout.tensor_parallel_size,
+            environment=environment | (self._gpus_of_ranks(index) if shares_gpus else {}),
+            prefix="[engine]" if rollout.num_engines == 1 else f"[engine {index}]",
+        )
+
+    def _gpus_of_ranks(self, index: int) -> dict[str, str]:
+        """An engine that shares GPUs asks Ray for none and is told the ids of its ranks'."""
+        size = self._config.rollout.tensor_parallel_size
+        ranks = [rank_name(rank) for rank in range(index * size, (index + 1) * size)]
+        ids = collect(
+            {rank: self._processes[rank].gpu_ids.remote() for rank in ranks},
+            stage="start",
+            deadline_s=self._config.cluster.start_deadline_s,
+        )
+        visible = ",".join(str(gpu) for rank in ranks for gpu in ids[rank])
+        return {"CUDA_VISIBLE_DEVICES": visible, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+
+    def _rank(self, index: int) -> Any:
+        return self._start(
+            RankProcess,
+            self._placement.ranks[index],
+            threads=self._config.cluster.threads_per_rank,
+            num_gpus=1,
+            environment={},
+            nsight=nsight_options(self._config.profile, rank=index, run_folder=self._run_folder),
+            global_rank=index,
+        )
+
+    def _start(
+        self,
+        kind: type,
+        node: Node,
+        *,
+        threads: int,
+        num_gpus: int,
+        environment: dict[str, str],
+        nsight: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        on_cpu = {} if self._placement.has_gpus else CPU_ENVIRONMENT
+        variables = environment | on_cpu | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        if node.node_id == self._placement.reward.node_id:
+            variables["TMPDIR"] = str(self._temp_folder)
+        under_nsight = {"nsight": nsight} if nsight and self._placement.has_gpus else {}
+        options = {
+            "num_cpus": 0,
+            "num_gpus": num_gpus if self._placement.has_gpus else 0,
+            "runtime_env": {"env_vars": variables, **under_nsight},
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        }
+        return ray.remote(kind).options(**options).remote(*self._common, **kwargs)
+
+
+def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, met: Met) -> list[RankPlace]:
+    """Waits until every process has loaded what it needs; returns the ranks' places.
+
+    Engines that share the ranks' GPUs load first and go to sleep: the two would not fit side by side.
+
+    Args:
+        config: of the run.
+        processes: by name.
+        ranks: of them, in order.
+        met: told the name and the number of every process on this machine.
+    """
+    deadline_s = config.cluster.start_deadline_s
+    _meet(processes, deadline_s, met)
+    waiting = dict(processes)
+    if config.rollout.placement == "colocated":
+        engines = {name: waiting.pop(name) for name in engine_names(config.rollout.num_engines)}
+        loading = {name: engine.start.remote() for name, engine in engines.items()}
+        collect(loading, stage="start", deadline_s=deadline_s)
+        falling_asleep = {name: engine.sleep.remote(keep_weights=False) for name, engine in engines.items()}
+        collect(falling_asleep, stage="start", deadline_s=deadline_s)
+    meeting = collect({"rank 0": ranks[0].meeting_point.remote()}, stage="start", deadline_s=deadline_s)["rank 0"]
+    starting = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
+    starting |= {name: process.start.remote() for name, process in waiting.items() if name not in starting}
+    answers = collect(starting, stage="start", deadline_s=deadline_s)
+    return [answers[rank_name(index)] for index in range(len(ranks))]
+
+
+def bring_up_engine(config: RunConfig, name: str, process: Any, *, met: Met) -> None:
+    """Waits until a replacement is up."""
+    _meet({name: process}, config.cluster.start_deadline_s, met)
+    collect({name: process.start.remote()}, stage="restart", deadline_s=config.cluster.start_deadline_s)
+
+
+def end_in_order(processes: dict[str, Any], engines: list[str]) -> None:
+    """Lets engines give back what they share with their workers, before all processes are killed.
+
+    One that does not answer is killed as it is: a run that has ended well does not fail for it.
+    """
+    try:
+        collect({name: processes[name].close.remote() for name in engines}, stage="end", deadline_s=END_DEADLINE_S)
+    except GTPOError as error:
+        logger.warning("an engine did not end in good order: %s", error)
+
+
+def _meet(processes: dict[str, Any], deadline_s: float, met: Met) -> None:
+    identities = collect(
+        {name: process.identity.remote() for name, process in processes.items()}, stage="start", deadline_s=deadline_s
+    )
+    for name, (host, pid) in identities.items():
+        logger.info("%s: process %d on %s", name, pid, host)
+        if host == socket.gethostname():
+            met(name, pid)

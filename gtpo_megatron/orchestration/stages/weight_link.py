@@ -1,0 +1,164 @@
+"""Connects trainer and sampler for pushes: who holds which weights, who wants them, and the transport between them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink, wire_dtype
+from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.transports.process_group import Meeting
+from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, remove_name
+from gtpo_megatron.weights.reshard import ShardPlace
+
+MIB = 1 << 20
+
+_REACH: dict[str, Literal["same_host", "anywhere", "own_rank_first"]] = {
+    "shared_memory": "same_host",
+    "process_group": "anywhere",
+    "relay": "own_rank_first",
+}
+
+
+class TrainerSide(Protocol):
+    """All ranks together."""
+
+    def places(self) -> Sequence[tuple[RankPlace, str]]:
+        """Every rank's place and host."""
+        ...
+
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding over all tensor-parallel ranks."""
+        ...
+
+    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
+        """Host and port of a store that both sides can meet at."""
+        ...
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every rank opens its end."""
+        ...
+
+
+class SamplerSide(Protocol):
+    """All engines together."""
+
+    def hosts(self) -> Sequence[str]:
+        """Of every engine."""
+        ...
+
+    def open_slots(self, shape: SlotShape) -> Mapping[int, SharedSlots]:
+        """Shared memory for every worker, on its machine."""
+        ...
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Every worker opens its end."""
+        ...
+
+    def remove_slot_names(self) -> None:
+        """Both sides have mapped the slots: their memory shall go when the processes go."""
+        ...
+
+
+def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool) -> WeightLink:
+    """Opens both ends of the run's pushes.
+
+    Raises:
+        WeightMappingError: the layouts cannot be mapped onto each other; names the tensor.
+        WeightSyncError: the sampler runs another model, or there is no memory for the buckets.
+    """
+    layout = _layout(config, trainer, sampler)
+    slots: Mapping[int, SharedSlots] = {}
+    try:
+        endpoint = _endpoint(config, layout, trainer, sampler, has_gpus=has_gpus)
+        slots = endpoint.slots if isinstance(endpoint, Relay) else endpoint if isinstance(endpoint, dict) else {}
+        link = WeightLink(
+            arch=read_architecture(Path(config.model.path)),
+            layout=layout,
+            dtype_name=wire_dtype(config.model.dtype, config.rollout.dtype),
+            endpoint=endpoint,
+        )
+        sampler.connect_weights(link)
+        trainer.connect_weights(link)
+    finally:  # also where only some of the workers got their slots
+        try:
+            if config.weight_sync.transport in ("shared_memory", "relay"):
+                sampler.remove_slot_names()
+        finally:
+            # an engine that has died meanwhile leaves its file; on this machine it can be removed for it
+            for left in slots.values():
+                remove_name(left)
+    return link
+
+
+def _endpoint(
+    config: RunConfig, layout: PushLayout, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool
+) -> Endpoint:
+    sync = config.weight_sync
+    match sync.transport:
+        case "shared_memory":
+            shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=sync.deadline_s)
+            return dict(sampler.open_slots(shape))
+        case "process_group":
+            if has_gpus and config.rollout.placement == "colocated":
+                raise WeightSyncError(
+                    "weight_sync.transport='process_group' with rollout.placement='colocated': NCCL refuses a rank "
+                    "and a worker on one GPU; use transport='relay'"
+                )
+            return _meeting(config, trainer, layout, num_workers=len(layout.targets), has_gpus=has_gpus)
+        case "relay":
+            # a process cannot open its own memory by CUDA IPC, so an engine in the trainer's gets it by the host
+            on_gpu = has_gpus and config.cluster.mode == "ray"
+            shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=sync.deadline_s, on_gpu=on_gpu)
+            meeting = _meeting(config, trainer, layout, num_workers=0, has_gpus=has_gpus)
+            return Relay(meeting=meeting, slots=dict(sampler.open_slots(shape)))
+
+
+def _meeting(
+    config: RunConfig, trainer: TrainerSide, layout: PushLayout, *, num_workers: int, has_gpus: bool
+) -> Meeting:
+    deadline_s = config.weight_sync.deadline_s
+    host, port = trainer.open_weight_store(deadline_s)
+    return Meeting(
+        host=host,
+        port=port,
+        num_ranks=len(layout.sources),
+        num_workers=num_workers,
+        backend="nccl" if has_gpus else "gloo",
+        deadline_s=deadline_s,
+    )
+
+
+def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide) -> PushLayout:
+    parallel, size = config.parallel, config.rollout.tensor_parallel_size
+    sources = tuple(
+        SourceRank(
+            rank=place.global_rank,
+            place=ShardPlace(
+                tensor_parallel=TensorParallel(parallel.tensor_parallel_size, place.tensor_index),
+                pipeline_size=parallel.pipeline_parallel_size,
+                pipeline_stage=place.pipeline_index,
+                virtual_size=parallel.virtual_pipeline_size,
+            ),
+            host=host,
+        )
+        for place, host in trainer.places()
+    )
+    targets = tuple(
+        TargetWorker(worker=engine * size + index, tensor_parallel=TensorParallel(size, index), host=host)
+        for engine, host in enumerate(sampler.hosts())
+        for index in range(size)
+    )
+    itemsize = 4 if wire_dtype(config.model.dtype, config.rollout.dtype) == "float32" else 2
+    return PushLayout(
+        sources=sources,
+        targets=targets,
+        padded_vocab_size=trainer.padded_vocab_size(),
+        itemsize=itemsize,
+        bucket_bytes=config.weight_sync.bucket_mib * MIB,
+        reach=_REACH[config.weight_sync.transport],
+    )

@@ -1,0 +1,1 @@
+"""Who of a run's processes died first, and what is swept after it."""

@@ -1,0 +1,388 @@
+"""A small process beside every run: it sees each of the run's processes on this machine end, and sweeps after the run.
+
+It is started by the driver and outlives it, so that a driver that is killed leaves nothing behind either. It imports
+little, so that it is up at once and small. Its input has lines of JSON: ``{"name": ..., "pid": ...}`` calls a process
+by a name, ``{"stage": ...}`` says what the run does now, ``{"expect": name}`` that an end is meant, ``{"closing":
+true}`` that all are, ``{"ask": number}`` wants ``{"answer": number}`` after everything that has been seen, and
+``{"end": true}`` ends it. Its output has the deaths.
+
+What belongs to a run, and nothing else is touched: its driver's descendants, processes that were named and theirs, and
+whoever writes below the run's temporary folder or has it as its own; files in ``/dev/shm`` that one of these had
+mapped; and the temporary folder.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.orchestration.watch.deaths import Death, first_death, how_ended, is_of
+from gtpo_megatron.orchestration.watch.process_names import name_of_child, name_of_ray
+from gtpo_megatron.proc_files import (
+    SHARED_MEMORY,
+    belongs_to,
+    command_line,
+    mapped_shared,
+    process_ids,
+    process_stat,
+    shared_files,
+)
+from gtpo_megatron.run_folder import state as run_state
+
+BEFORE_FILE = ".before.json"
+"""In the temporary folder: ``children`` that the driver had before the run, and names that were ``shared`` memory."""
+OWNED_FILE = ".shared_memory"
+"""In the temporary folder, a name a line: shared memory of the run, for a keeper that takes over."""
+
+TICK_S = 0.05
+"""Between two looks at the list of processes and at shared memory; a death is seen at once."""
+NAMES_EVERY_S = 0.5
+"""Between two looks at what processes call themselves, and whether they are stopped."""
+OWNER_LOOKS = 20
+"""A new file in shared memory that no process of the run has mapped in so many looks belongs to someone else."""
+SWEEP_S = 20.0
+"""Longest time for killing; processes that take longer are in the kernel's hands."""
+STOPPED_LOOKS = 4
+"""A process is called stopped after so many looks at it: two seconds that a debugger or a shell may need."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A process of the run.
+
+    Attributes:
+        pid: of it.
+        start_ticks: so that another one with the same number is not taken for it.
+        parent: process id.
+        descriptor: readable when it has ended.
+        name: as messages call it; empty where none needs to.
+        is_final: the name was told, or is one of Ray's.
+        is_of_run: it or one that it descends from has such a name; a child of the driver may also be a logger's.
+        stopped_looks: how often in a row it was seen stopped.
+        stopped_at: when that was first.
+        stopped_in: the stage then.
+    """
+
+    pid: int
+    start_ticks: int
+    parent: int
+    descriptor: int
+    name: str = ""
+    is_final: bool = False
+    is_of_run: bool = False
+    stopped_looks: int = 0
+    stopped_at: float = 0.0
+    stopped_in: str = ""
+
+
+class RunKeeper:
+    """Watches and sweeps.
+
+    Args:
+        driver: process id.
+        folder: temporary folder of the run, removed at the end; it holds what was there before the run.
+        is_driver_swept: what the driver itself has in shared memory goes at the end too, though it lives on.
+        run_folder: where a cause is written down that the driver could not.
+    """
+
+    def __init__(
+        self,
+        driver: int,
+        folder: Path,
+        run_folder: Path | None,
+        *,
+        is_driver_swept: bool = False,
+    ) -> None:
+        self._driver = driver
+        self._is_driver_swept = is_driver_swept
+        self._folder = folder
+        self._run_folder = run_folder
+        self._members: dict[int, _Member] = {}
+        before = json.loads((folder / BEFORE_FILE).read_text(encoding="utf-8"))
+        self._foreign: set[int] = set(before["children"])
+        self._told: dict[int, str] = {}
+        self._pids: dict[str, int] = {}
+        self._expected: set[str] = set()
+        self._deaths: list[Death] = []
+        self._stage = "start"
+        self._names_at = 0.0
+        self._shared_seen: dict[str, int] = dict.fromkeys(before["shared"], OWNER_LOOKS)
+        self._shared_owned = _lines(folder / OWNED_FILE)
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, _Member] = {}
+        self._input = b""
+        self._is_closing = False
+        self._has_ended = False
+        driver_stat = process_stat(driver)
+        self._driver_ticks = driver_stat.start_ticks if driver_stat else -1
+        self._is_driver_stopped = False
+
+    def run(self) -> None:
+        """Until the driver says so, or is gone."""
+        stdin = sys.stdin.fileno()
+        os.set_blocking(stdin, False)
+        self._poll.register(stdin, select.POLLIN)
+        while not self._has_ended and self._driver_lives():
+            ready = {descriptor for descriptor, _ in self._poll.poll(TICK_S * 1000)}
+            if stdin in ready:
+                self._listen(stdin)  # first: it may say that the ends are meant
+            self._note_ends(ready)
+            self._look()
+        if not self._has_ended:
+            self._note_ends({descriptor for descriptor, _ in self._poll.poll(0)})
+            self._speak_for_driver()
+        self.sweep()
+
+    # ------------------------------------------------------------------------------------------------------- watching
+    def _look(self) -> None:
+        fresh = process_ids() - self._members.keys() - self._foreign
+        while fresh:
+            self._meet(min(fresh), fresh)
+        if time.monotonic() - self._names_at > NAMES_EVERY_S:
+            self._names_at = time.monotonic()
+            self._foreign &= process_ids()  # numbers come again
+            for member in list(self._members.values()):
+                self._look_at(member)
+        self._look_at_shared_memory()
+
+    def _meet(self, pid: int, fresh: set[int]) -> None:
+        """A process that was not there before, after its parent: one of the run's, if its parent is."""
+        fresh.discard(pid)
+        stat = process_stat(pid)
+        if stat is None or pid == os.getpid():
+            return
+        if stat.parent in fresh:
+            self._meet(stat.parent, fresh)
+        if stat.parent not in self._members and stat.parent != self._driver and pid not in self._told:
+            self._foreign.add(pid)
+            return
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            return
+        member = _Member(pid=pid, start_ticks=stat.start_ticks, parent=stat.parent, descriptor=descriptor)
+        self._members[pid] = self._by_descriptor[descriptor] = member
+        self._poll.register(descriptor, select.POLLIN)
+        self._look_at(member)
+
+    def _look_at(self, member: _Member) -> None:
+        self._name(member)
+        stat = process_stat(member.pid)
+        if stat is None:
+            return
+        if not stat.is_stopped or self._is_driver_stopped:
+            if member.stopped_looks >= STOPPED_LOOKS:
+                self._say({"continued": member.pid})
+                self._deaths = [death for death in self._deaths if not (death.is_stop and death.pid == member.pid)]
+            member.stopped_looks = 0
+            return
+        member.stopped_looks += 1
+        if member.stopped_looks == 1:
+            member.stopped_at, member.stopped_in = time.monotonic(), self._stage
+        if member.stopped_looks == STOPPED_LOOKS:
+            self._report(member, "is stopped (SIGSTOP)", at=member.stopped_at, stopped_in=member.stopped_in)
+
+    def _name(self, member: _Member) -> None:
+        if member.pid in self._told:
+            member.name, member.is_final = self._told[member.pid], True
+        parent = self._members.get(member.parent)
+        member.is_of_run |= member.is_final or (parent is not None and parent.is_of_run)
+        if member.is_final:
+            return
+        command = command_line(member.pid)
+        if name := name_of_ray(command):
+            member.name, member.is_final, member.is_of_run = name, True, True
+        elif parent is not None:
+            member.name = name_of_child(parent.name, command) or member.name
+
+    def _note_ends(self, ready: set[int]) -> None:
+        for descriptor in ready & self._by_descriptor.keys():
+            self._note_end(self._by_descriptor[descriptor])
+
+    def _note_end(self, member: _Member) -> None:
+        stat = process_stat(member.pid)
+        code = stat.exit_code if stat is not None and stat.start_ticks == member.start_ticks else 0
+        self._poll.unregister(member.descriptor)
+        os.close(member.descriptor)
+        del self._by_descriptor[member.descriptor]
+        del self._members[member.pid]
+        self._foreign.add(member.pid)  # a zombie is met no more
+        if member.name and not any(is_of(member.name, name) for name in self._expected):
+            self._report(member, how_ended(code), at=time.monotonic())
+
+    def _report(self, member: _Member, how: str, *, at: float, stopped_in: str = "") -> None:
+        was_replaced = self._pids.get(member.name, member.pid) != member.pid
+        if member.name and not was_replaced:
+            self._say_death(member.name, member.pid, how, at=at, stopped_in=stopped_in)
+
+    def _say_death(self, name: str, pid: int, how: str, *, at: float, stopped_in: str = "") -> None:
+        if not self._is_closing:
+            stage = stopped_in or self._stage
+            death = Death(name=name, pid=pid, at=at, stage=stage, how=how, is_stop=bool(stopped_in))
+            self._deaths.append(death)
+            self._say({"death": asdict(death)})
+
+    def _look_at_shared_memory(self) -> None:
+        """Notes whose the new files are, while their owners live."""
+        there = shared_files().keys()
+        self._shared_seen = {name: looks for name, looks in self._shared_seen.items() if name in there}
+        self._shared_owned &= there
+        fresh = {name for name in there if self._shared_seen.get(name, 0) < OWNER_LOOKS} - self._shared_owned
+        if fresh:
+            self._claim(fresh)
+            for name in fresh:
+                self._shared_seen[name] = self._shared_seen.get(name, 0) + 1
+
+    def _claim(self, names: set[str]) -> None:
+        mapped = set().union(*(mapped_shared(pid) for pid in (self._driver, *self._members)))
+        found = {name for name, inode in shared_files().items() if inode in mapped} & names
+        if found:
+            self._shared_owned |= found
+            try:
+                with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
+                    file.writelines(f"{name}\n" for name in found)
+            except OSError:  # a full disk: this keeper knows them all the same
+                return
+
+    def _driver_lives(self) -> bool:
+        stat = process_stat(self._driver)
+        if stat is None or stat.has_ended or stat.start_ticks != self._driver_ticks:
+            return False
+        self._is_driver_stopped = stat.is_stopped  # a batch system stops all of a job's, and lets it go on later
+        return True
+
+    # -------------------------------------------------------------------------------------------- talking to the driver
+    def _listen(self, stdin: int) -> None:
+        content = os.read(stdin, 1 << 16)
+        if not content:  # the driver's end is closed: it is about to be gone
+            self._poll.unregister(stdin)
+            return
+        *lines, self._input = (self._input + content).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"name": name, "pid": pid}:
+                self._told[pid] = name
+                self._pids[name] = pid
+                self._expected.discard(name)
+                self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
+                self._foreign.discard(pid)
+                if pid in self._members:
+                    self._name(self._members[pid])
+                else:
+                    self._meet(pid, set())
+                if pid not in self._members:  # it was gone before anybody could look
+                    self._say_death(name, pid, how_ended(0), at=time.monotonic())
+            case {"stage": stage}:
+                self._stage = stage
+            case {"expect": name}:
+                self._expected.add(name)
+            case {"closing": _}:
+                self._deaths.clear()
+                self._is_closing = True
+            case {"ask": number}:
+                self._note_ends({descriptor for descriptor, _ in self._poll.poll(0)})
+                self._say({"answer": number})
+            case {"end": _}:
+                self._has_ended = True
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+        except (OSError, ValueError):  # nobody listens any more: the driver is about to be gone
+            return
+
+    def _speak_for_driver(self) -> None:
+        """Says why a driver is gone that went after one of its processes: Ray ends it at once in some calls."""
+        cause = first_death(self._deaths, now=time.monotonic())
+        if cause is None or self._run_folder is None:
+            return
+        line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"
+        # whatever becomes of the line, there is still a run to sweep
+        with contextlib.suppress(DataError):  # a damaged record says nothing of this driver
+            state = run_state.read_state(self._run_folder)
+            if state is not None and state.pid == self._driver and not state.outcome:
+                run_state.record_end(self._run_folder, line)
+        with contextlib.suppress(OSError):  # whoever read it is gone
+            sys.stderr.write(f"gtpo-megatron: {line}\n")
+            sys.stderr.flush()
+
+    # ------------------------------------------------------------------------------------------------------- sweeping
+    def sweep(self) -> None:
+        """Ends what is left of the run, but for the driver, and removes what it left in shared memory and on disk."""
+        self._look_at_shared_memory()
+        deadline = time.monotonic() + SWEEP_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            unclaimed = self._unclaimed()
+            for pid in left:
+                mapped = mapped_shared(pid)
+                self._shared_owned |= {name for name, inode in shared_files().items() if inode in mapped} & unclaimed
+                _kill(pid)
+            time.sleep(TICK_S)
+        kept = set() if self._is_driver_swept else mapped_shared(self._driver)
+        for name, inode in shared_files().items():
+            if name in self._shared_owned and inode not in kept:
+                (SHARED_MEMORY / name).unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _unclaimed(self) -> set[str]:
+        """Files that are not known to be another's."""
+        return {name for name in shared_files() if self._shared_seen.get(name, 0) < OWNER_LOOKS}
+
+    def _left(self) -> list[int]:
+        """Processes of the run that still run; while the driver lives, its other children are none of them."""
+        is_all_ours = self._is_driver_swept or not self._driver_lives()
+        left = []
+        for pid in sorted(process_ids() - {os.getpid(), self._driver}):
+            stat = process_stat(pid)
+            if stat is None or stat.has_ended:
+                continue
+            member = self._members.get(pid)
+            if member is not None and member.start_ticks != stat.start_ticks:
+                member = None
+            parent = self._members.get(stat.parent)
+            is_ours = member is not None and (member.is_of_run or is_all_ours)
+            is_childs = parent is not None and (parent.is_of_run or is_all_ours)
+            if is_ours or is_childs or belongs_to(pid, self._folder):
+                left.append(pid)
+                if member is None:
+                    self._members[pid] = _Member(
+                        pid=pid, start_ticks=stat.start_ticks, parent=stat.parent, descriptor=-1, is_of_run=True
+                    )
+        return left
+
+
+def _lines(path: Path) -> set[str]:
+    return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return
+
+
+def main() -> None:
+    """Entry point; started by :class:`~gtpo_megatron.orchestration.watch.run_watch.RunWatch`."""
+    parser = argparse.ArgumentParser(prog="run_keeper")
+    parser.add_argument("--driver", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--run-folder", type=Path)
+    parser.add_argument("--sweep-driver", action="store_true")
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # meant for the driver, whose end is what counts
+    RunKeeper(options.driver, options.folder, options.run_folder, is_driver_swept=options.sweep_driver).run()

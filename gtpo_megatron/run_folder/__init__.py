@@ -1,0 +1,1 @@
+"""Every kind of file of a run folder: who writes it, how it is read."""

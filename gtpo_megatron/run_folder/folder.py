@@ -1,0 +1,136 @@
+"""The folder of a run: what it holds, and which configuration it belongs to.
+
+::
+
+    config.yaml  data.json  metrics.jsonl  events.out.*  rollouts/  checkpoints/  hf/  report.html  log.txt
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import difference, load_config, to_yaml
+from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.run_folder import held_locks
+from gtpo_megatron.run_folder import state as run_state
+from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
+from gtpo_megatron.run_folder.data_file import DATA_FILE, TRAIN, DataContent, contents_text, read_contents
+
+SAME_NUMBERS = (
+    "num_steps:",
+    "logging.",
+    "checkpoint.",
+    *("cluster.address:", "cluster.num_nodes:", "cluster.num_cpus:", "cluster.object_store_mib:"),
+    *("cluster.start_deadline_s:", "cluster.stage_deadline_s:"),
+)
+"""Fields that may differ between a run and its continuation: they do not change what a step computes."""
+
+SAME_RUN = ("parallel.",)
+"""Fields that may differ too, at the price of the last bit: checkpoints load into every layout."""
+
+OTHER_FORMAT = ("parallel.distributed_optimizer:",)
+"""Of these, the ones that may not: Megatron writes a sharded optimizer's state in a form of its own."""
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.hf_folder = path / "hf"
+        self.report_file = path / "report.html"
+        self.checkpoints = CheckpointFolder(path / "checkpoints")
+        self._lock_descriptor: int | None = None
+        self._is_tentative = False
+
+    def open(self, config: RunConfig, *, resume: bool) -> None:
+        """Creates the folder for a new run, or checks that it belongs to this one, whose record it leaves as it is.
+
+        Raises:
+            ConfigError: it holds a run and ``resume`` is not asked for, or another run than this.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            if self.config_file.exists():
+                self._check_same_run(config, resume=resume)
+            else:
+                write_file(self.config_file, to_yaml(config))
+                self._is_tentative = True
+            run_state.record_start(self.path)
+        except ConfigError:
+            self.close()
+            raise
+        except OSError as error:
+            self.withdraw()
+            self.close()
+            raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
+
+    def accept(self, config: RunConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
+        """Writes down what the run is from now on; comes after all that may refuse it.
+
+        Args:
+            config: of the run.
+            contents: of its data sets, by name.
+            goes_on: from a checkpoint. What was measured before it must then be of the same held-out problems; the
+                training set is the sampler's to compare.
+
+        Raises:
+            ConfigError: a held-out set has other problems than those before.
+        """
+        try:
+            before = read_contents(self.path) if goes_on else {}
+        except DataError as error:
+            raise ConfigError(
+                f"{error}; it says on which problems the run was measured: bring it back, or remove it, and the run "
+                f"goes on without that check"
+            ) from error
+        changed = [
+            f"{name} was {before[name]}, is now {now}"
+            for name, now in contents.items()
+            if name != TRAIN and name in before and before[name].problems_sha256 != now.problems_sha256
+        ]
+        if changed:
+            raise ConfigError(
+                f"run folder {self.path} holds a run that was measured on other problems: {'; '.join(changed)}; bring "
+                f"them back, or choose another folder; if the change is meant, remove {self.path / DATA_FILE} first"
+            )
+        try:
+            write_file(self.path / DATA_FILE, contents_text(contents))
+            write_file(self.config_file, to_yaml(config))
+            self._is_tentative = False
+        except OSError as error:
+            raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
+
+    def withdraw(self) -> None:
+        """Forgets a new run that was refused before it was accepted, so that the folder does not hold one already."""
+        if self._is_tentative:
+            self._is_tentative = False
+            for path in (self.config_file, self.path / run_state.STATE_FILE):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Lets another process use the folder; the end of this process does so too, however it comes."""
+        if self._lock_descriptor is not None:
+            held_locks.let_go(self._lock_descriptor)
+            self._lock_descriptor = None
+
+    def _lock(self) -> None:
+        self.close()
+        self._lock_descriptor = run_state.acquire(self.path)
+        if self._lock_descriptor is None:
+            raise ConfigError(f"run folder {self.path} is in use by another process; wait for it or stop it")
+
+    def _check_same_run(self, config: RunConfig, *, resume: bool) -> None:
+        if not resume:
+            raise ConfigError(f"run folder {self.path} holds a run already; add --resume to go on, or choose another")
+        changes = difference(load_config(self.config_file), config)
+        free = (SAME_NUMBERS if config.optimizer.schedule == "constant" else SAME_NUMBERS[1:]) + SAME_RUN
+        forbidden = [row for row in changes if not row.startswith(free) or row.startswith(OTHER_FORMAT)]
+        if forbidden:
+            raise ConfigError(
+                f"run folder {self.path} holds a run with another configuration: {'; '.join(forbidden)}; "
+                f"go on with the old values, or choose another folder"
+            )

@@ -1,0 +1,203 @@
+"""Where a run stands, from its folder alone: no process of it is asked, so it works for dead and for remote runs."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.errors import CheckpointError, DataError
+from gtpo_megatron.run_folder.checkpoints import DRIVER_FILE, Checkpoint, CheckpointFolder
+from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.run_folder.provenance import LOG_FILE
+from gtpo_megatron.run_folder.state import FINISHED, RunState, is_held, read_state
+
+STEPS_FOR_TIME_LEFT = 10
+"""Steps averaged for the time left, as in the live display."""
+MIN_SILENCE_S = 600.0
+SILENCE_STEPS = 5.0
+"""A run whose last step is more than this many steps' time ago, and ten minutes, is called silent."""
+LOG_TAIL_BYTES = 1 << 20
+
+_ERROR = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) +(.*)$")
+_ACCURACY = re.compile(r"eval/(.+)_mean_at_k")
+_START = re.compile(r" gtpo_megatron\.observability\.provenance: versions: ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accuracy:
+    """On one held-out set.
+
+    Attributes:
+        label: of the set.
+        step: at which it was measured last.
+        value: mean over problems and samples.
+        before: before training; None if that was not measured.
+    """
+
+    label: str
+    step: int
+    value: float
+    before: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """What a person asks about a run.
+
+    Attributes:
+        name: of the recipe.
+        folder: of the run.
+        state: ``running``, ``silent``, ``finished``, ``stopped`` (saved on request), ``failed`` (it says why) or
+            ``gone`` (its process ended without a word), or ``not started``.
+        driver: the last driver's record; None before the first.
+        num_steps: of the whole run.
+        step: finished steps.
+        last_row: metrics of the last step.
+        last_row_age_s: time since the last step was written.
+        step_s: median time of the last steps; None before there is one.
+        checkpoint_step: what a resumed run starts from; None without a checkpoint.
+        checkpoint_age_s: time since it was finished.
+        accuracies: the last measurement on every held-out set.
+        num_errors: error lines of the log since the last start.
+        last_error: the last of them.
+        remarks: sentences on what could not be read.
+    """
+
+    name: str
+    folder: Path
+    state: str
+    driver: RunState | None
+    num_steps: int
+    step: int
+    last_row: dict[str, Any]
+    last_row_age_s: float | None
+    step_s: float | None
+    checkpoint_step: int | None
+    checkpoint_age_s: float | None
+    accuracies: tuple[Accuracy, ...]
+    num_errors: int
+    last_error: str
+    remarks: tuple[str, ...]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of a running run, by the pace of its last steps."""
+        if self.step_s is None or self.state not in ("running", "silent"):
+            return None
+        return self.step_s * (self.num_steps - self.step)
+
+
+def read_status(path: Path) -> RunStatus:
+    """Reads a run folder, of a run in any condition.
+
+    Raises:
+        DataError: there is no such folder, or no run in it.
+        ConfigError: its configuration cannot be read.
+    """
+    if not (path / "config.yaml").exists():
+        raise DataError(f"{path}: no run is in this folder (no config.yaml); give the folder of a run")
+    config, now, remarks = load_config(path / "config.yaml"), time.time(), []
+    rows: list[dict[str, Any]] = []
+    metrics_file = path / METRICS_FILE
+    if metrics_file.exists():
+        try:
+            rows = read_metrics(metrics_file)
+        except DataError as error:
+            remarks.append(str(error))
+    checkpoint = None
+    try:
+        checkpoint = _latest(RunFolder(path).checkpoints)
+        remarks += [checkpoint.note] if checkpoint and checkpoint.note else []
+    except CheckpointError as error:
+        remarks.append(str(error))
+    step = max((row["step"] for row in rows), default=0)
+    driver, held = None, is_held(path)
+    try:
+        driver = read_state(path)
+    except DataError as error:
+        remarks.append(str(error))
+    row_age = max(0.0, now - metrics_file.stat().st_mtime) if rows else None
+    seconds = [row["timing/step_s"] for row in rows[-STEPS_FOR_TIME_LEFT:] if row.get("timing/step_s")]
+    step_s = median(seconds) if seconds else None
+    errors = _errors(path / LOG_FILE)
+    return RunStatus(
+        name=config.name,
+        folder=path,
+        state=_state(driver, held=held, silence_s=row_age, step_s=step_s),
+        driver=driver,
+        num_steps=config.num_steps,
+        step=step,
+        last_row=rows[-1] if rows else {},
+        last_row_age_s=row_age,
+        step_s=step_s,
+        checkpoint_step=checkpoint.state.step if checkpoint else None,
+        checkpoint_age_s=max(0.0, now - _saved_at(checkpoint, now)) if checkpoint else None,
+        accuracies=_accuracies(rows),
+        num_errors=len(errors),
+        last_error=errors[-1] if errors else "",
+        remarks=tuple(remarks),
+    )
+
+
+def _latest(checkpoints: CheckpointFolder) -> Checkpoint | None:
+    """Asked twice, where the run may have dropped the one that is read, because it has just saved a newer one."""
+    try:
+        return checkpoints.latest()
+    except CheckpointError:
+        return checkpoints.latest()
+
+
+def _saved_at(checkpoint: Checkpoint, now: float) -> float:
+    """Seconds since 1970; now, where the run has dropped it since, because it has just saved a newer one."""
+    try:
+        return (checkpoint.path / DRIVER_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return now
+
+
+def _state(driver: RunState | None, *, held: bool, silence_s: float | None, step_s: float | None) -> str:
+    if held:
+        limit = max(MIN_SILENCE_S, SILENCE_STEPS * (step_s or 0.0))
+        since_start = time.time() - driver.started_at if driver else 0.0
+        quiet = since_start if silence_s is None else min(silence_s, since_start)
+        return "silent" if quiet > limit else "running"
+    if driver is None:
+        return "not started"
+    if driver.outcome == FINISHED:
+        return "finished"
+    if driver.outcome.startswith("stopped"):
+        return "stopped"
+    return "failed" if driver.outcome else "gone"
+
+
+def _accuracies(rows: list[dict[str, Any]]) -> tuple[Accuracy, ...]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None and (match := _ACCURACY.fullmatch(name)):
+                found.setdefault(match.group(1), []).append((row["step"], value))
+    return tuple(
+        Accuracy(
+            label=label,
+            step=points[-1][0],
+            value=points[-1][1],
+            before=points[0][1] if points[0][0] == 0 and len(points) > 1 else None,
+        )
+        for label, points in sorted(found.items())
+    )
+
+
+def _errors(path: Path) -> list[str]:
+    """Error lines of the log since the last start; of a long log only the end is read."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        lines = file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace").splitlines()
+    starts = [number for number, line in enumerate(lines) if _START.search(line)]
+    since = lines[starts[-1] :] if starts else lines
+    return [found.group(1).strip() for line in since if (found := _ERROR.match(line))]

@@ -1,0 +1,1 @@
+"""Folders of Megatron distributed checkpoints, without Megatron."""

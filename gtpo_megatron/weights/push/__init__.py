@@ -1,0 +1,1 @@
+"""A push: the plan of slices, both ends, and the transports between them."""

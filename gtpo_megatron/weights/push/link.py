@@ -1,0 +1,127 @@
+"""The connection between trainer ranks and sampler workers, as a value that travels to every process of both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.push.plan import PushLayout, Stream, plan_push
+from gtpo_megatron.weights.push.receiver import WeightReceiver
+from gtpo_megatron.weights.push.sender import Checksums, WeightSender
+from gtpo_megatron.weights.push.transports.channel import ReceivingEnd, SendingEnd
+from gtpo_megatron.weights.push.transports.process_group import Meeting, ProcessGroupReceiver, ProcessGroupSender
+from gtpo_megatron.weights.push.transports.relay import RelayReceiver, RelaySender
+from gtpo_megatron.weights.push.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender, SharedSlots
+from gtpo_megatron.weights.reshard import hf_shapes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relay:
+    """Where ranks meet, and where each of them hands on to the worker on its GPU.
+
+    Attributes:
+        meeting: of the ranks.
+        slots: by worker, each with one writer: the rank of the same number.
+    """
+
+    meeting: Meeting
+    slots: Mapping[int, SharedSlots]
+
+
+Endpoint = Mapping[int, SharedSlots] | Meeting | Relay
+"""What a transport needs to know: each worker's slots, a network meeting point, or both."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightLink:
+    """Both sides of every push of a run.
+
+    Attributes:
+        arch: of the model, on both sides.
+        layout: who holds and who wants what.
+        dtype_name: that elements travel in.
+        endpoint: of the transport.
+    """
+
+    arch: Architecture
+    layout: PushLayout
+    dtype_name: str
+    endpoint: Endpoint
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That elements travel in."""
+        found = getattr(torch, self.dtype_name)
+        assert isinstance(found, torch.dtype)
+        return found
+
+    def sender(self, rank: int) -> WeightSender:
+        """The end of a trainer rank."""
+        columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in hf_shapes(self.arch).items()}
+        streams = plan_push(self.arch, self.layout)
+        end = self._sending_end(rank, streams)
+        return WeightSender(rank, streams, end, dtype=self.dtype, columns=columns)
+
+    def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
+        """The end of a sampler worker.
+
+        Args:
+            worker: its number over all engines.
+            arch: of the model that the worker has loaded.
+            device: where its tensors are made.
+
+        Raises:
+            WeightSyncError: the worker's model is another than the trainer's; the message names what differs.
+        """
+        check_same_model(self.arch, arch)
+        stream = next(s for s in plan_push(self.arch, self.layout) if s.target.worker == worker)
+        end = self._receiving_end(stream)
+        return WeightReceiver(stream, end, shapes=hf_shapes(self.arch), dtype=self.dtype, device=device)
+
+    def _sending_end(self, rank: int, streams: Sequence[Stream]) -> SendingEnd:
+        match self.endpoint:
+            case Meeting() as meeting:
+                return ProcessGroupSender(rank, meeting)
+            case Relay(meeting=meeting, slots=slots):
+                return RelaySender(rank, meeting, slots)
+        mine = {stream.target.worker for stream in streams if any(rank in bucket.spans for bucket in stream.buckets)}
+        return SharedMemorySender(rank, {worker: slots for worker, slots in self.endpoint.items() if worker in mine})
+
+    def _receiving_end(self, stream: Stream) -> ReceivingEnd:
+        worker = stream.target.worker
+        match self.endpoint:
+            case Meeting() as meeting:
+                return ProcessGroupReceiver(worker, meeting, [bucket.spans for bucket in stream.buckets])
+            case Relay(slots=slots):
+                return RelayReceiver(worker, slots[worker])
+        return SharedMemoryReceiver(worker, self.endpoint[worker])
+
+
+def check_same_model(trainer: Architecture, sampler: Architecture) -> None:
+    """Raises WeightSyncError unless both sides have the same tensors."""
+    ours, theirs = hf_shapes(trainer), hf_shapes(sampler)
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if ours.get(name) != theirs.get(name):
+            raise WeightSyncError(
+                f"the sampler runs another model than the trainer: {name} is {ours.get(name, 'absent')} here and "
+                f"{theirs.get(name, 'absent')} there; give both the same model.path"
+            )
+
+
+def merged_checksums(shares: Sequence[Checksums]) -> Checksums:
+    """The ranks' shares of every worker's checksums, added up modulo 2^64."""
+    total: Checksums = {}
+    for share in shares:
+        for worker, sums in share.items():
+            mine = total.setdefault(worker, {})
+            for name, value in sums.items():
+                mine[name] = (mine.get(name, 0) + value) % 2**64
+    return total
+
+
+def wire_dtype(trainer: str, sampler: str) -> str:
+    """The narrower of both sides' dtypes: rounding before the way or after it gives the same weights."""
+    sizes = {"float32": 4, "bfloat16": 2}
+    return min((trainer, sampler), key=lambda name: sizes[name])

@@ -1,0 +1,85 @@
+"""(9) A sampler worker's side of a push: unpacks buckets into tensors as vLLM's own loader wants them."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.weights.checksum import slice_checksum
+from gtpo_megatron.weights.param_mapping import as_matrix
+from gtpo_megatron.weights.push.plan import Bucket, Stream
+from gtpo_megatron.weights.push.transports.channel import ReceivingEnd
+
+
+class WeightReceiver:
+    """Receives one worker's stream.
+
+    vLLM's loader takes full Hugging Face tensors and cuts its own part out. Each tensor here has the full shape, but
+    only the part that this worker keeps is ever written or travels: on a CPU the rest is address space without memory.
+
+    Args:
+        stream: of this worker.
+        end: of the transport.
+        shapes: full shape of every Hugging Face tensor.
+        dtype: that elements travel in.
+        device: that the tensors are made on.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        end: ReceivingEnd,
+        *,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._stream, self._end = stream, end
+        self._shapes, self._dtype, self._device = shapes, dtype, device
+        self._num_pushes = 0
+        self.checksums: dict[str, int] = {}
+
+    def tensors(self, *, with_checksums: bool) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of one push, in the order of the model, each as soon as it is whole.
+
+        A bucket is let go of before its tensors are handed on, so the trainer packs while vLLM loads. A tensor's memory
+        is freed when the caller drops it.
+
+        Args:
+            with_checksums: fill ``checksums`` with what was received.
+
+        Raises:
+            WeightSyncError: a rank did not send by the deadline.
+        """
+        self.checksums = {}
+        unfinished: dict[str, Tensor] = {}
+        missing = {name: box.num_elements for name, box in self._stream.kept.items()}
+        for index, bucket in enumerate(self._stream.buckets):
+            sequence = self._num_pushes * len(self._stream.buckets) + index
+            self._unpack(bucket, self._end.wait(sequence, bucket.spans), unfinished, missing)
+            self._end.release(sequence)
+            for name in [name for name in unfinished if not missing[name]]:
+                tensor = unfinished.pop(name)
+                if with_checksums:
+                    self.checksums[name] = self._checksum(name, tensor)
+                yield name, tensor
+                del tensor
+        self._num_pushes += 1
+
+    def close(self) -> None:
+        """Lets go of the transport."""
+        self._end.close()
+
+    def _unpack(self, bucket: Bucket, memory: Tensor, unfinished: dict[str, Tensor], missing: dict[str, int]) -> None:
+        for piece in bucket.pieces:
+            name, box = piece.copy.hf_name, piece.copy.hf_box
+            if name not in unfinished:
+                unfinished[name] = torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)
+            source = memory[piece.offset : piece.offset + box.num_elements * self._dtype.itemsize]
+            target = as_matrix(unfinished[name])[box.slices]
+            target.copy_(source.view(self._dtype).view(target.shape))
+            missing[name] -= box.num_elements
+
+    def _checksum(self, name: str, tensor: Tensor) -> int:
+        matrix, box = as_matrix(tensor), self._stream.kept[name]
+        return slice_checksum(matrix[box.slices], row=box.row, column=box.column, num_columns=matrix.shape[1])

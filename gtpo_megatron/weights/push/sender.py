@@ -1,0 +1,83 @@
+"""(9) A trainer rank's side of a push: packs its pieces into buckets, bucket by bucket over all workers."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.weights.checksum import slice_checksum
+from gtpo_megatron.weights.param_mapping import as_matrix
+from gtpo_megatron.weights.push.plan import Piece, Stream
+from gtpo_megatron.weights.push.transports.channel import SendingEnd
+
+Checksums = dict[int, dict[str, int]]
+"""Worker -> Hugging Face name -> checksum of what the worker keeps of the tensor."""
+
+
+class WeightSender:
+    """Sends this rank's share of every worker's stream.
+
+    Args:
+        rank: of this process in the trainer's world.
+        streams: of all workers.
+        end: of the transport.
+        dtype: that elements travel in.
+        columns: Hugging Face name -> columns of the full tensor.
+    """
+
+    def __init__(
+        self, rank: int, streams: Sequence[Stream], end: SendingEnd, *, dtype: torch.dtype, columns: Mapping[str, int]
+    ) -> None:
+        self._rank, self._streams, self._end, self._dtype, self._columns = rank, streams, end, dtype, columns
+        self._num_pushes = 0
+
+    def push(self, parameters: Mapping[str, Tensor], *, with_checksums: bool) -> Checksums:
+        """Sends the weights as they are now; all ranks and all workers at once.
+
+        Args:
+            parameters: this rank's shards, by the names of the weight plans.
+            with_checksums: also return this rank's shares of the checksums, taken from the parameters themselves.
+
+        Raises:
+            WeightSyncError: a worker did not take its buckets by the deadline.
+
+        Communication: that of the transport, to every worker.
+        """
+        sums: Checksums = {stream.target.worker: {} for stream in self._streams} if with_checksums else {}
+        self._end.start()
+        for index in range(max(len(stream.buckets) for stream in self._streams)):
+            for stream in self._streams:
+                if index >= len(stream.buckets):
+                    continue
+                bucket, worker = stream.buckets[index], stream.target.worker
+                if not self._end.is_needed(worker, bucket.spans):
+                    continue
+                sequence = self._num_pushes * len(stream.buckets) + index
+                memory = self._end.slot(worker, sequence, bucket.spans)
+                for piece in bucket.pieces:
+                    if piece.rank == self._rank:
+                        self._pack(piece, parameters, memory, bucket.spans[self._rank][0])
+                        if with_checksums:
+                            self._add_checksum(piece, parameters, sums[worker])
+                self._end.commit(worker, sequence, bucket.spans)
+        self._end.finish()
+        self._num_pushes += 1
+        return sums
+
+    def close(self) -> None:
+        """Lets go of the transport."""
+        self._end.close()
+
+    def _pack(self, piece: Piece, parameters: Mapping[str, Tensor], memory: Tensor, first: int) -> None:
+        box = as_matrix(parameters[piece.copy.megatron_name])[piece.copy.megatron_box.slices]
+        start = piece.offset - first
+        target = memory[start : start + box.numel() * self._dtype.itemsize].view(self._dtype).view(box.shape)
+        target.copy_(box)
+
+    def _add_checksum(self, piece: Piece, parameters: Mapping[str, Tensor], sums: dict[str, int]) -> None:
+        copy = piece.copy
+        box = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices].to(self._dtype)
+        share = slice_checksum(
+            box, row=copy.hf_box.row, column=copy.hf_box.column, num_columns=self._columns[copy.hf_name]
+        )
+        sums[copy.hf_name] = (sums.get(copy.hf_name, 0) + share) % 2**64

@@ -1,0 +1,67 @@
+"""(9) The push of new weights from the trainer's ranks into the sampler, verified."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from gtpo_megatron.config.rollout import WeightSyncConfig
+from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.push.sender import Checksums
+
+logger = logging.getLogger(__name__)
+
+
+class Transfer(Protocol):
+    """Runs both sides of a push at once."""
+
+    def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
+        """Returns what every worker should have, and has: the checksums of both sides, empty if not asked for."""
+        ...
+
+
+class WeightSync:
+    """Pushes, and compares both sides' checksums at a link's first push and every ``verify_every_steps`` versions.
+
+    Args:
+        config: how often to compare.
+        transfer: of one push.
+        before_push: looks after the link; returns whether it is a new one, over which no push has come yet.
+    """
+
+    def __init__(
+        self, config: WeightSyncConfig, transfer: Transfer, *, before_push: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._config = config
+        self._transfer = transfer
+        self._before_push = before_push
+        self._is_link_verified = False
+
+    def push(self, *, version: int) -> None:
+        """Replaces the sampler's weights by the trainer's; no request may be running but those that survive a push.
+
+        Args:
+            version: number of the policy, stored on both sides.
+
+        Raises:
+            WeightSyncError: a side failed, or the checksums differ; the message names the tensors.
+        """
+        if self._before_push():
+            self._is_link_verified = False
+        verify = not self._is_link_verified or version % self._config.verify_every_steps == 0
+        sent, received = self._transfer(version, with_checksums=verify)
+        if verify:
+            compare_checksums(sent, received, version=version)
+            self._is_link_verified = True
+
+
+def compare_checksums(sent: Checksums, received: Checksums, *, version: int) -> None:
+    """Raises WeightSyncError unless every worker received exactly what was sent to it."""
+    for worker in sorted(sent.keys() | received.keys()):
+        ours, theirs = sent.get(worker, {}), received.get(worker, {})
+        wrong = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        if wrong:
+            raise WeightSyncError(
+                f"policy version {version}: worker {worker} received other weights than were sent, in "
+                f"{len(wrong)} of {len(ours)} tensors, first {wrong[0]!r}; the sampler must not be used"
+            )
+    logger.info("policy version %d: checksums agree on both sides, for %d workers", version, len(sent))

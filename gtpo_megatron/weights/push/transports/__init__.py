@@ -1,0 +1,1 @@
+"""How bytes of a push travel; they know no names."""

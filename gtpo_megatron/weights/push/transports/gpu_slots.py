@@ -1,0 +1,60 @@
+"""Slots in the memory of a GPU that two processes share, one of which allocates them: CUDA IPC.
+
+The handle travels in the file that has the counters. It is opened as memory of the device that the opening process
+calls its own: the two may number the same GPU differently.
+"""
+
+import pickle
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from gtpo_megatron.errors import CheckpointError, WeightSyncError
+from gtpo_megatron.weights.megatron.restricted_pickle import load_gpu_slots
+from gtpo_megatron.weights.push.transports.channel import SLOTS
+from gtpo_megatron.weights.push.transports.shared_memory import SlotFile
+
+_DEVICE_ARGUMENT = 6
+"""Place of the device's number in the arguments of ``torch.multiprocessing.reductions.rebuild_cuda_tensor``."""
+
+
+_SLOTS: dict[int, Tensor] = {}
+"""This process's slots by their size. Shared memory is not freed while a reader that was killed still counts as one,
+so an engine that takes another one's place gets the same slots."""
+
+
+def share_gpu_slots(file: SlotFile) -> Tensor:
+    """The slots on this process's GPU, whose handle is published; they live as long as the process.
+
+    Returns:
+        ``[slots, bytes]`` uint8.
+    """
+    size = file.shape.slot_bytes
+    if size not in _SLOTS:
+        _SLOTS[size] = torch.empty(SLOTS, size, dtype=torch.uint8, device="cuda")
+    slots = _SLOTS[size]
+    file.publish(pickle.dumps(reduce_tensor(slots)))  # type: ignore[no-untyped-call]
+    return slots
+
+
+def open_gpu_slots(file: SlotFile) -> Tensor:
+    """The slots that another process has published.
+
+    Raises:
+        WeightSyncError: they are on another GPU, or that process has gone.
+    """
+    try:
+        rebuild, arguments = load_gpu_slots(file.published())
+    except CheckpointError as error:
+        raise WeightSyncError(f"transport relay: {error}") from error
+    here = torch.cuda.current_device()
+    arguments = (*arguments[:_DEVICE_ARGUMENT], here, *arguments[_DEVICE_ARGUMENT + 1 :])
+    try:
+        return cast("Tensor", rebuild(*arguments))
+    except RuntimeError as error:
+        raise WeightSyncError(
+            f"transport relay: the memory that the trainer's rank offers cannot be opened on GPU {here}: {error}; rank "
+            f"and worker of the same number must be on the same GPU"
+        ) from error

@@ -1,1 +1,0 @@
-"""How buckets of weights travel from trainer ranks to sampler workers."""

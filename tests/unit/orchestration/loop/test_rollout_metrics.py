@@ -1,0 +1,87 @@
+"""What the driver says of a batch, against counting by hand."""
+
+import math
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import RewardBatch
+from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.observability.metrics import Max, to_scalars
+from gtpo_megatron.orchestration.loop.policy_check import check_gap, check_version
+from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
+from gtpo_megatron.orchestration.stages.protocols import RolloutHandle
+
+
+def handle(group_ids, lengths, truncated=None, version=3, num_multi_version=0):
+    return RolloutHandle(
+        payload=None,
+        prompt_lengths=torch.full((len(lengths),), 5),
+        response_lengths=torch.tensor(lengths),
+        own_lengths=torch.tensor(lengths),
+        group_ids=torch.tensor(group_ids),
+        truncated=torch.tensor(truncated or [False] * len(lengths)),
+        is_multi_version=torch.arange(len(lengths)) < num_multi_version,
+        policy_version=version,
+    )
+
+
+def rewards(values, failed=None):
+    return RewardBatch(rewards=torch.tensor(values), failed=torch.tensor(failed or [False] * len(values)))
+
+
+def test_a_batch_by_hand():
+    rollouts = handle([7, 7, 9, 9, 8, 8], [10, 20, 30, 40, 50, 60], [False] * 5 + [True], num_multi_version=2)
+    found = to_scalars(rollout_metrics(rollouts, rewards([1.0, 0.0, 0.0, 0.0, 1.0, 1.0])))
+    assert found == {
+        "rollout/foreign_tokens_count": 0.0,
+        "rollout/groups_mixed_frac": pytest.approx(1 / 3),
+        "rollout/multi_version_count": 2.0,
+        "rollout/prompt_tokens": 5.0,
+        "rollout/response_length_max_tokens": 60.0,
+        "rollout/response_length_tokens": 35.0,
+        "rollout/response_tokens_count": 210.0,
+        "rollout/responses_count": 6.0,
+        "rollout/best_of_group_reward_mean": pytest.approx(2 / 3),
+        "rollout/reward_failed_count": 0.0,
+        "rollout/reward_mean": 0.5,
+        "rollout/reward_over_budget_count": 0.0,
+        "rollout/truncated_frac": pytest.approx(1 / 6),
+    }
+
+
+def test_a_response_without_a_verdict_is_counted_but_not_a_zero():
+    rollouts = handle([1, 1, 2, 2], [1, 1, 1, 1])
+    found = to_scalars(rollout_metrics(rollouts, rewards([1.0, 0.0, 0.0, 0.0], [False, True, True, True])))
+    assert found["rollout/reward_mean"] == 1.0
+    assert found["rollout/reward_failed_count"] == 3.0
+    assert found["rollout/best_of_group_reward_mean"] == 1.0  # group 2 has no verdict and is no group here
+    assert found["rollout/groups_mixed_frac"] == 0.0
+
+
+def test_the_best_32_and_16_are_taken_over_all_rounds_together():
+    first = rewards([1.0] * 10 + [0.0] * 12)
+    second = rewards([0.5] * 9 + [1.0], [False] * 9 + [True])  # the last has no verdict
+    found = to_scalars(best_rewards([first, second]))
+    assert found["rollout/reward_best_16_mean"] == pytest.approx((10 + 6 * 0.5) / 16)
+    assert "rollout/reward_best_32_mean" not in found  # 31 have a verdict
+    third = rewards([0.25])
+    assert to_scalars(best_rewards([first, second, third]))["rollout/reward_best_32_mean"] == pytest.approx(14.75 / 32)
+
+
+def test_no_verdict_at_all_is_not_a_number():
+    found = to_scalars(rollout_metrics(handle([1, 1], [1, 1]), rewards([0.0, 0.0], [True, True])))
+    assert math.isnan(found["rollout/reward_mean"])
+
+
+@pytest.mark.parametrize("gap", [2e-4, math.nan])
+def test_a_gap_beyond_the_limit_stops_the_run(gap):
+    with pytest.raises(WeightSyncError, match=r"policy version 3: sampler and trainer differ .*limit=0\.0001"):
+        check_gap({"sync/logprob_gap_max": Max(gap)}, version=3, limit=1e-4)
+    check_gap({"sync/logprob_gap_max": Max(9e-5)}, version=3, limit=1e-4)
+
+
+def test_another_version_stops_the_run():
+    with pytest.raises(WeightSyncError, match="come from policy version 3, the trainer has version 4"):
+        check_version(handle([1], [1]), version=4)
+    check_version(handle([1], [1]), version=3)

@@ -1,0 +1,100 @@
+"""The order of a step's stages, and what stops it before anything learned is used."""
+
+import dataclasses
+
+import pytest
+
+from gtpo_megatron.batch import PromptBatch
+from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.observability.metrics import Max
+from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
+from gtpo_megatron.orchestration.loop.training_step import training_step
+from gtpo_megatron.orchestration.stages.colocation import Apart
+from gtpo_megatron.orchestration.stages.protocols import StepParts
+from gtpo_megatron.weights.push.sync import WeightSync
+from recipes import tiny_cpu
+from tests.unit.orchestration.test_controller import PROBLEMS, World
+
+
+class Written(World):
+    """Writes down what it is asked; the gap is what the test says."""
+
+    def __init__(self, gap):
+        super().__init__()
+        self.gap = {"sync/logprob_gap_max": Max(gap)}
+        self.calls = []
+
+    def score_tokens(self, rollouts):
+        self.calls.append("score")
+        return self.gap
+
+    def adopt_scores(self, rollouts):
+        self.calls.append("adopt")
+        return {}
+
+    def assign_credit(self, rewards):
+        self.calls.append("credit")
+        return super().assign_credit(rewards)
+
+    def update(self, *, step):
+        self.calls.append("update")
+        return self.gap if "adopt" in self.calls else {}
+
+    def transfer(self, version, *, with_checksums):
+        self.calls.append("push")
+        return super().transfer(version, with_checksums=with_checksums)
+
+
+def one_step(source, gap=0.0, version=0):
+    world = Written(gap)
+    world.version = version
+    config = tiny_cpu.gtpo()
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, prompts_per_step=2),
+        rollout=dataclasses.replace(config.rollout, group_size=2, entropy_source=source),
+    )
+    parts = StepParts(
+        engine=world,
+        reward=world,
+        actor=world,
+        weight_sync=WeightSync(config.weight_sync, world.transfer),
+        turns=Apart(),
+        timers=StageTimers(),
+        logprob_gap_limit=1e-3,
+    )
+
+    def draw(num):
+        return PromptBatch(problems=tuple(PROBLEMS[:num]), group_ids=tuple(range(num)))
+
+    try:
+        return training_step(RolloutPipeline(draw, parts, config), parts, config, step=1), world.calls
+    except WeightSyncError as error:
+        return error, world.calls
+
+
+@pytest.mark.parametrize(("source", "scoring"), [("actor", "score"), ("rollout", "adopt")])
+def test_the_entropies_come_from_where_the_configuration_says(source, scoring):
+    report, calls = one_step(source, gap=1e-4)
+    assert calls == [scoring, "credit", "update", "push"]
+    assert report.metrics["sync/logprob_gap_max"] == Max(1e-4)
+
+
+def test_a_gap_stops_the_step_before_its_update():
+    error, calls = one_step("actor", gap=0.1)
+    assert "differ by up to 0.1 nats" in str(error)
+    assert calls == ["score"]
+
+
+def test_without_a_scoring_pass_a_gap_stops_the_step_before_its_push():
+    error, calls = one_step("rollout", gap=float("nan"))
+    assert "differ by up to nan nats" in str(error)
+    assert calls == ["adopt", "credit", "update"]
+
+
+@pytest.mark.parametrize("source", ["actor", "rollout"])
+def test_responses_of_other_weights_are_refused_before_anything(source):
+    error, calls = one_step(source, version=3)
+    assert "come from policy version 3, the trainer has version 0" in str(error)
+    assert calls == []

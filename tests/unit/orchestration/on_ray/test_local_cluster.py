@@ -1,0 +1,38 @@
+"""What a Ray of the run's own is started with; Ray itself is started in ``tests/integration/test_network.py``."""
+
+import os
+
+import pytest
+
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What ``ray.init`` was told, call by call, and what was in the environment then."""
+    import ray
+    from ray._private import ray_constants
+
+    calls = []
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "known to all"})
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append((options, dict(os.environ))))
+    return calls
+
+
+def test_the_environment_that_its_processes_inherit(started, tmp_path):
+    from ray._private import ray_constants
+
+    for _ in range(2):
+        start_own_ray(ClusterConfig(), tmp_path, log_to_driver=False)
+    (options, environment), (_, again) = started
+    assert options["address"] == "local"
+    assert options["_temp_dir"] == f"{tmp_path}/ray", "Ray opens the folder that it is given to everybody"
+    assert options["log_to_driver"] is False
+    assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    assert not ray_constants.ENABLE_RAY_CLUSTER, "it was imported before"
+    assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert "RAY_AUTH_MODE" not in environment, "Ray turns its token on where nobody has said anything"
+    assert len({environment["RAY_AUTH_TOKEN"], again["RAY_AUTH_TOKEN"], "known to all"}) == 3
+    assert len(environment["RAY_AUTH_TOKEN"]) == 64

@@ -1,0 +1,57 @@
+"""In which order processes come up; remote calls answer at once here."""
+
+from dataclasses import replace
+
+import pytest
+
+from gtpo_megatron.orchestration.on_ray import start as ray_start
+from gtpo_megatron.orchestration.on_ray.start import bring_up
+from recipes import tiny_cpu
+
+
+class Process:
+    """Writes down what it is asked."""
+
+    def __init__(self, name, calls):
+        self._name, self._calls = name, calls
+
+    def __getattr__(self, method):
+        return Remote(lambda: self._calls.append((self._name, method)))
+
+
+class Remote:
+    def __init__(self, write):
+        self._write = write
+
+    def remote(self, *_, **__):
+        self._write()
+        return "host", 1
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    monkeypatch.setattr(ray_start, "collect", lambda answers, **_: dict(answers))
+    return []
+
+
+def come_up(calls, **rollout):
+    config = tiny_cpu.gtpo()
+    config = replace(config, rollout=replace(config.rollout, **rollout))
+    engines = ["rollout engine"] if config.rollout.num_engines == 1 else ["rollout engine 0", "rollout engine 1"]
+    processes = {name: Process(name, calls) for name in ("rank 0", "rank 1", *engines, "reward")}
+    places = bring_up(config, processes, [processes["rank 0"], processes["rank 1"]], met=lambda *_: None)
+    assert len(places) == 2
+    return [call for call in calls if call[1] not in ("identity", "meeting_point")]
+
+
+def test_all_load_at_once_on_gpus_of_their_own(calls):
+    assert come_up(calls) == [(name, "start") for name in ("rank 0", "rank 1", "rollout engine", "reward")]
+
+
+def test_engines_on_the_ranks_gpus_load_first_and_sleep_while_the_ranks_do(calls):
+    engines = ("rollout engine 0", "rollout engine 1")
+    assert come_up(calls, placement="colocated", num_engines=2) == [
+        *((name, "start") for name in engines),
+        *((name, "sleep") for name in engines),
+        *((name, "start") for name in ("rank 0", "rank 1", "reward")),
+    ]

@@ -1,0 +1,150 @@
+"""A run folder belongs to one configuration and one process."""
+
+import dataclasses
+import multiprocessing
+
+import pytest
+
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.run_folder.data_file import DataContent, read_contents
+from gtpo_megatron.run_folder.folder import RunFolder
+from recipes import tiny_cpu
+
+
+@pytest.fixture
+def folder(tmp_path):
+    opened = RunFolder(tmp_path / "run")
+    opened.open(tiny_cpu.gtpo(), resume=False)
+    yield opened
+    opened.close()
+
+
+def test_the_configuration_is_written_whole(folder):
+    assert load_config(folder.config_file) == tiny_cpu.gtpo()
+
+
+def test_a_folder_with_a_run_needs_resume(folder):
+    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+        folder.open(tiny_cpu.gtpo(), resume=False)
+    folder.open(tiny_cpu.gtpo(), resume=True)
+
+
+def test_another_configuration_is_refused_and_the_old_one_kept(folder):
+    with pytest.raises(ConfigError, match="another configuration: seed: 0 -> 3"):
+        folder.open(tiny_cpu.gtpo(seed=3), resume=True)
+    assert load_config(folder.config_file).seed == 0
+
+
+def contents(**digits):
+    return {
+        name.replace("_", "/"): DataContent(origin=f"/data/{name}.jsonl", problems=3, problems_sha256=digit * 64)
+        for name, digit in digits.items()
+    }
+
+
+def test_a_run_that_goes_on_is_measured_on_the_problems_that_it_was_measured_on(folder):
+    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
+    assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
+    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=True)
+    other = contents(train="a", eval_heldout="d")
+    with pytest.raises(
+        ConfigError,
+        match=r"eval/heldout was /data/eval_heldout.jsonl with problems b{16}, is now .* d{16}; .*remove .*data",
+    ):
+        folder.accept(tiny_cpu.gtpo(num_steps=60), other, goes_on=True)
+    assert load_config(folder.config_file).num_steps == 40
+    assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
+    (folder.path / "data.json").unlink()  # it is meant, or the run is of an older version
+    folder.accept(tiny_cpu.gtpo(), other, goes_on=True)
+    assert read_contents(folder.path) == other
+
+
+def test_what_nothing_was_measured_on_may_change(folder):
+    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
+    folder.accept(tiny_cpu.gtpo(), contents(train="c", eval_heldout="d"), goes_on=False)
+    assert read_contents(folder.path) == contents(train="c", eval_heldout="d")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff\x00random",
+        b"[]",
+        b"3",
+        b'{"train": 3}',
+        b'{"train": {"origin": "x"}}',
+        b'{"train": {"problems": []}}',
+    ],
+)
+def test_a_damaged_record_of_data_does_not_switch_its_check_off(folder, text):
+    (folder.path / "data.json").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"data\.json: .*bring it back, or remove it"):
+        folder.accept(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
+    assert (folder.path / "data.json").read_bytes() == text
+    (folder.path / "data.json").unlink()
+    folder.accept(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
+    assert read_contents(folder.path) == contents(train="a")
+
+
+def test_a_longer_run_goes_on(folder):
+    folder.open(tiny_cpu.gtpo(num_steps=80), resume=True)
+    assert load_config(folder.config_file).num_steps == 40
+    folder.accept(tiny_cpu.gtpo(num_steps=80), {}, goes_on=True)
+    assert load_config(folder.config_file).num_steps == 80
+
+
+def test_a_longer_run_with_a_decaying_rate_is_another_run(tmp_path):
+    config = tiny_cpu.gtpo()
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, schedule="cosine"))
+    folder = RunFolder(tmp_path / "run")
+    folder.open(config, resume=False)
+    with pytest.raises(ConfigError, match="num_steps: 40 -> 80"):
+        folder.open(dataclasses.replace(config, num_steps=80), resume=True)
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "run").open(tiny_cpu.gtpo(), resume=False)
+
+
+def test_a_folder_in_use_is_refused(folder):
+    with pytest.raises(ConfigError, match="in use by another process"):
+        RunFolder(folder.path).open(tiny_cpu.gtpo(), resume=True)
+
+
+def test_a_forked_child_does_not_hold_the_folder(tmp_path):
+    """A checkpoint's writer may outlive a driver that was killed."""
+    first = RunFolder(tmp_path)
+    first.open(tiny_cpu.gtpo(), resume=False)
+    context = multiprocessing.get_context("fork")
+    up, leave = context.Event(), context.Event()
+
+    def outlive():
+        up.set()
+        leave.wait(30)
+
+    child = context.Process(target=outlive)
+    child.start()
+    assert up.wait(30)
+    first.close()
+    second = RunFolder(tmp_path)
+    second.open(tiny_cpu.gtpo(), resume=True)
+    second.close()
+    leave.set()
+    child.join()
+
+
+def test_another_layout_is_the_same_run_but_another_form_of_the_optimizer_is_not(folder):
+    config = tiny_cpu.gtpo()
+    other = dataclasses.replace(config, parallel=ParallelConfig(num_ranks=1))
+    folder.open(other, resume=True)
+    folder.accept(other, {}, goes_on=True)
+    assert load_config(folder.config_file).parallel.num_ranks == 1
+    sharded = ParallelConfig(num_ranks=2, tensor_parallel_size=2, distributed_optimizer=True)
+    with pytest.raises(ConfigError, match="parallel.distributed_optimizer: False -> True"):
+        folder.open(dataclasses.replace(config, parallel=sharded), resume=True)

@@ -1,0 +1,198 @@
+"""The push plan: every element that a worker keeps is written exactly once, from the right source element."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.weights.param_mapping import SAMPLER_VOCAB_MULTIPLE, TensorParallel, as_matrix
+from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker, kept_boxes, plan_push
+from gtpo_megatron.weights.reshard import load_plan
+from tests.unit.weights.test_reshard import TRAITS, architecture, filled, numbered_tensors, places
+
+ITEMSIZE = 4
+
+
+def push_layout(arch, *, tp=1, pp=1, virtual=1, replicas=1, workers=1, engines=1, bucket_bytes=1 << 12, **changes):
+    """Replicas of every shard, and engines of some workers each, all on one host."""
+    shards = places(tp, pp, virtual)
+    fields = {
+        "sources": tuple(
+            SourceRank(rank=replica * len(shards) + i, place=place)
+            for replica in range(replicas)
+            for i, place in enumerate(shards)
+        ),
+        "targets": tuple(
+            TargetWorker(worker=engine * workers + index, tensor_parallel=TensorParallel(workers, index))
+            for engine in range(engines)
+            for index in range(workers)
+        ),
+        "padded_vocab_size": -(-arch.vocab_size // tp) * tp,
+        "itemsize": ITEMSIZE,
+        "bucket_bytes": bucket_bytes,
+    }
+    return PushLayout(**fields | changes)
+
+
+def deliver(arch, layout):
+    """Plays the push on numbered tensors: what each worker has in the end, and how often each element was written."""
+    tensors = numbered_tensors(arch)
+    shards = {s.rank: filled(load_plan(arch, s.place, layout.padded_vocab_size), tensors) for s in layout.sources}
+    for stream in plan_push(arch, layout):
+        got = {name: torch.full_like(as_matrix(tensor), torch.nan) for name, tensor in tensors.items()}
+        times = {name: torch.zeros_like(matrix) for name, matrix in got.items()}
+        for bucket in stream.buckets:
+            assert bucket.num_bytes <= layout.bucket_bytes
+            end = 0
+            for piece in bucket.pieces:  # in order, apart, inside their rank's span
+                copy = piece.copy
+                first, num = bucket.spans[piece.rank]
+                assert end <= piece.offset
+                end = piece.offset + copy.hf_box.num_elements * ITEMSIZE
+                assert first <= piece.offset
+                assert end <= first + num
+                got[copy.hf_name][copy.hf_box.slices] = shards[piece.rank][copy.megatron_name][copy.megatron_box.slices]
+                times[copy.hf_name][copy.hf_box.slices] += 1
+        yield stream, tensors, got, times
+
+
+@settings(max_examples=60)
+@given(
+    tp=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
+    replicas=st.integers(1, 3),
+    workers=st.sampled_from([1, 2, 4, 8]),
+    engines=st.integers(1, 2),
+    tied=st.booleans(),
+    family=st.sampled_from(sorted(TRAITS)),
+    bucket_bytes=st.sampled_from([128, 320, 1 << 12, 1 << 20]),
+    vocab=st.integers(5, 150),
+)
+def test_every_kept_element_is_written_once(
+    tp, pipeline, replicas, workers, engines, tied, family, bucket_bytes, vocab
+):
+    arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab)
+    pp, virtual = pipeline
+    layout = push_layout(
+        arch,
+        tp=tp,
+        pp=pp,
+        virtual=virtual,
+        replicas=replicas,
+        workers=workers,
+        engines=engines,
+        bucket_bytes=bucket_bytes,
+    )
+    streams = 0
+    for stream, tensors, got, times in deliver(arch, layout):
+        streams += 1
+        for name, tensor in tensors.items():
+            expected = torch.zeros_like(times[name])
+            if name in stream.kept:
+                box = stream.kept[name].slices
+                expected[box] = 1
+                assert torch.equal(got[name][box], as_matrix(tensor)[box])
+            assert torch.equal(times[name], expected)
+    assert streams == workers * engines
+
+
+def test_workers_together_keep_everything():
+    """As vLLM splits: heads, gated rows, input columns, its own vocabulary padding; norms everywhere."""
+    arch = architecture(vocab_size=100)
+    tensors = numbered_tensors(arch)
+    for size in (1, 2, 4, 8):
+        counts = {name: torch.zeros_like(as_matrix(tensor)) for name, tensor in tensors.items()}
+        for index in range(size):
+            for name, box in kept_boxes(arch, TensorParallel(size, index)).items():
+                counts[name][box.slices] += 1
+        for name, count in counts.items():
+            if "norm" in name:
+                assert (count == size).all()
+            elif "k_proj" in name or "v_proj" in name:
+                assert (count == max(1, size // arch.num_query_groups)).all()
+            else:
+                assert (count == 1).all()
+
+
+def test_vocabulary_splits_as_vllm_pads_it():
+    arch = architecture(vocab_size=SAMPLER_VOCAB_MULTIPLE + 10)
+    kept = [kept_boxes(arch, TensorParallel(4, index)) for index in range(4)]
+    rows = [boxes["model.embed_tokens.weight"].num_rows for boxes in kept if "model.embed_tokens.weight" in boxes]
+    assert rows == [32, 32, 10]  # 74 rows, padded to 128; the last worker has padding only
+
+
+@pytest.mark.parametrize(("tp", "workers"), [(2, 1), (2, 2), (4, 2), (1, 4)])
+def test_replicas_share_the_work(tp, workers):
+    arch = architecture(vocab_size=64, ffn_size=64)
+    layout = push_layout(arch, tp=tp, replicas=3, workers=workers, engines=2, bucket_bytes=256)
+    sent = dict.fromkeys(range(3 * tp), 0)
+    for stream in plan_push(arch, layout):
+        for bucket in stream.buckets:
+            for piece in bucket.pieces:
+                sent[piece.rank] += piece.copy.hf_box.num_elements * ITEMSIZE
+    for shard in range(tp):
+        loads = [sent[replica * tp + shard] for replica in range(3)]
+        assert max(loads) - min(loads) <= 256, sent  # one piece
+
+
+def test_a_worker_far_away_needs_a_whole_replica_beside_it():
+    arch = architecture()
+    near, far = (
+        SourceRank(rank=rank, place=place, host=host)
+        for rank, place, host in ((0, places(1, 1)[0], "a"), (1, places(1, 1)[0], "b"))
+    )
+    worker = TargetWorker(worker=0, tensor_parallel=TensorParallel(1, 0), host="b")
+    layout = push_layout(arch, sources=(near, far), targets=(worker,))
+    assert {piece.rank for s in plan_push(arch, layout) for bucket in s.buckets for piece in bucket.pieces} == {1}
+    with pytest.raises(WeightMappingError, match=r"host 'b'.*rank 0 \('a'\).*process_group"):
+        plan_push(arch, push_layout(arch, sources=(near,), targets=(worker,)))
+    plan_push(arch, push_layout(arch, sources=(near,), targets=(worker,), reach="anywhere"))
+
+
+def test_a_worker_takes_from_its_own_rank_what_that_holds():
+    """Same layout on both sides: nothing but norms leaves a GPU, which rank 0 of a tensor-parallel group sends."""
+    arch = architecture(vocab_size=2 * SAMPLER_VOCAB_MULTIPLE)
+    layout = push_layout(arch, tp=2, replicas=2, workers=2, engines=2, reach="own_rank_first")
+    for stream in plan_push(arch, layout):
+        pieces = [piece for bucket in stream.buckets for piece in bucket.pieces]
+        assert {p.rank for p in pieces if "norm" not in p.copy.hf_name} == {stream.target.worker}
+    layout = push_layout(arch, tp=1, pp=2, workers=1, engines=2, reach="own_rank_first")
+    for stream in plan_push(arch, layout):
+        own = [p.rank == stream.target.worker for bucket in stream.buckets for p in bucket.pieces]
+        assert any(own)
+        assert not all(own)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sources": push_layout(architecture(), pp=2).sources[:1]}, "hold 0 of the 12 elements"),
+        ({"sources": push_layout(architecture(), tp=2).sources[:1], "padded_vocab_size": 14}, "do the sources cover"),
+        ({"bucket_bytes": 32}, r"a row of 48 bytes exceeds.*weight_sync.bucket_mib"),
+        ({"workers": 3}, "does not split over tensor_parallel_size=3"),
+    ],
+)
+def test_layouts_that_cannot_be_mapped(changes, message):
+    with pytest.raises(WeightMappingError, match=message):
+        plan_push(architecture(), push_layout(architecture(), **changes))
+
+
+def test_bytes_of_a_32b_model_are_the_least_possible():
+    """Qwen2.5-32B, TP 8 x PP 4 into TP 4: no more than each worker's own share travels."""
+    arch = architecture(
+        num_layers=64,
+        hidden_size=5120,
+        ffn_size=27648,
+        num_heads=40,
+        num_query_groups=8,
+        head_size=128,
+        vocab_size=152064,
+        qkv_bias=True,
+    )
+    layout = push_layout(arch, tp=8, pp=4, replicas=2, workers=4, bucket_bytes=256 << 20, itemsize=2)
+    streams = plan_push(arch, layout)
+    travelling = sum(bucket.num_bytes for stream in streams for bucket in stream.buckets)
+    needed = sum(box.num_elements * 2 for stream in streams for box in stream.kept.values())
+    assert 65e9 < needed < 66e9  # 32.8 billion parameters in bfloat16, norms four times
+    assert travelling <= 1.001 * needed
