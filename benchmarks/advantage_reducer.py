@@ -33,7 +33,7 @@ from benchmarks.credit_worker import make_batch
 from gtpo_megatron.algorithms import assign_credit, informative_groups
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.config.algorithm import GTPOConfig
-from gtpo_megatron.data.dealing import deal_contiguous
+from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
 from gtpo_megatron.observability.metrics import Max, merge
 from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle
@@ -66,7 +66,7 @@ def dealings(options: Options, lengths: Tensor) -> dict[str, list[list[int]]]:
     """Rows of each rank: neighbours by token count, and every group split over all ranks."""
     every = list(range(len(lengths)))
     return {
-        "contiguous": [list(rows) for rows in deal_contiguous(lengths.tolist(), options.ranks)],
+        "contiguous": [list(rows) for rows in shard_contiguous(lengths.tolist(), options.ranks)],
         "every_group_split": [every[rank :: options.ranks] for rank in range(options.ranks)],
     }
 
@@ -212,7 +212,7 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
         def stage(handle: RolloutHandle = handle, rewards: RewardBatch = rewards, report: Metrics = report) -> int:
             informative_groups(rewards.rewards, handle.group_ids)
             lengths = (handle.prompt_lengths + handle.response_lengths).tolist()
-            rows = deal_contiguous(lengths, options.ranks)
+            rows = shard_contiguous(lengths, options.ranks)
             calls = [pickle.dumps((reference, rank_rows, rewards)) for rank_rows in rows]
             answers = [pickle.dumps((reference, report)) for _ in rows]
             merge(pickle.loads(answer)[1] for answer in answers)

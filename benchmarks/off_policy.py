@@ -24,7 +24,7 @@ from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.loop.training_step import training_step
-from gtpo_megatron.orchestration.stages.colocation import Apart
+from gtpo_megatron.orchestration.stages.colocation import Disaggregated
 from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, StepParts, rollout_summary
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -127,7 +127,7 @@ def slept(options: Options, *, max_staleness: int) -> float:
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=Apart(),
+        turns=Disaggregated(),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )

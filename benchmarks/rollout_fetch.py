@@ -27,7 +27,7 @@ import tyro
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
-from gtpo_megatron.data.dealing import deal_contiguous
+from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.orchestration.on_ray.rollouts import PIECE_BYTES, RolloutParts, ShardParts, in_pieces, joined, shards
 from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, rollout_summary
 from gtpo_megatron.rollout.requests import SampleRequest, deal_to_engines
@@ -158,7 +158,7 @@ def measure_in_process(options: Options, piece_bytes: int, *, num_replicas: int,
     answers = [answer(make_batch(options, share), size, store.put) for share in engine_shares(options)]
     handle = handle_of(answers, options)
     lengths = (handle.prompt_lengths + handle.response_lengths).tolist()
-    dealt = deal_contiguous(lengths, num_replicas)
+    dealt = shard_contiguous(lengths, num_replicas)
     # replicas that gather everything all do the same
     chosen = range(1 if whole else num_replicas)
     found: list[dict[str, float]] = []

@@ -182,7 +182,7 @@ class MegatronActor:
         metrics = {} if scores is None else score_metrics(mine, scores)
         return metrics | self._stages.take()
 
-    def adopt_scores(self, shard: RolloutShard) -> Metrics:
+    def use_sampler_scores(self, shard: RolloutShard) -> Metrics:
         """The sampler's own log-probs and entropies as the old policy's: no pass over the model.
 
         The update then takes ratios to its own log-probs, which on policy are the old policy's, and measures how far
@@ -205,7 +205,7 @@ class MegatronActor:
                 f"sampler's scores stand for the trainer's only where both have the same weights"
             )
         self._stages.step_begins(self._policy_version + 1)
-        scores = self._hold_scores(shard, mine.rollout_logprobs, mine.token_entropy, stage="adopt_scores")
+        scores = self._hold_scores(shard, mine.rollout_logprobs, mine.token_entropy, stage="use_sampler_scores")
         return {} if scores is None else entropy_metrics(mine, scores)
 
     def _hold_scores(
@@ -226,7 +226,7 @@ class MegatronActor:
 
     # -------------------------------------------------------------------------------------------------- (5)(6) credit
     def assign_credit(self, rewards: RewardBatch) -> Metrics:
-        """Shaped rewards and advantages of this rank's responses, equal however the responses were dealt.
+        """Shaped rewards and advantages of this rank's responses, equal however the responses were sharded.
 
         A response without a verdict takes no part: it is in no set, in no pool and in no loss.
 
@@ -354,7 +354,7 @@ class MegatronActor:
         """
         self.held.release()
 
-    def park_memory(self) -> None:
+    def offload(self) -> None:
         """Gradients and optimizer state leave the GPU, so that an engine can have it; without a GPU nothing happens.
 
         Communication: none.
@@ -369,7 +369,7 @@ class MegatronActor:
         torch.cuda.empty_cache()
         logger.info("%.1f GiB of optimizer state are on the host", parked / 2**30)
 
-    def fetch_memory(self) -> None:
+    def onload(self) -> None:
         """They come back.
 
         Communication: none.

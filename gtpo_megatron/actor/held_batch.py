@@ -33,7 +33,7 @@ class HeldBatch:
             StageOrderError: another stage came before.
         """
         if not isinstance(self.batch, ScoredBatch):
-            raise self._out_of_order(stage, needed="score_tokens or adopt_scores")
+            raise self._out_of_order(stage, needed="score_tokens or use_sampler_scores")
         return self.batch
 
     def credited(self, stage: str, *, after: tuple[str, ...] = ("assign_credit",)) -> TrainBatch:

@@ -15,7 +15,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.stages.colocation import memory_turns
+from gtpo_megatron.orchestration.stages.colocation import gpu_turns
 from gtpo_megatron.orchestration.stages.grading import RewardGrader, build_grader
 from gtpo_megatron.orchestration.stages.protocols import (
     Metrics,
@@ -136,9 +136,9 @@ class LocalActor:
         """Scores all responses."""
         return merge([self._actor.score_tokens(_all_rows(rollouts))])
 
-    def adopt_scores(self, rollouts: RolloutHandle) -> Metrics:
+    def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
         """Takes the sampler's scores."""
-        return merge([self._actor.adopt_scores(_all_rows(rollouts))])
+        return merge([self._actor.use_sampler_scores(_all_rows(rollouts))])
 
     def assign_credit(self, rewards: RewardBatch) -> Metrics:
         """Advantages of all responses."""
@@ -156,13 +156,13 @@ class LocalActor:
         """Lets the step's responses go."""
         self._actor.release_batch()
 
-    def park_memory(self) -> None:
+    def offload(self) -> None:
         """Gradients and optimizer state leave the GPU."""
-        self._actor.park_memory()
+        self._actor.offload()
 
-    def fetch_memory(self) -> None:
+    def onload(self) -> None:
         """They come back."""
-        self._actor.fetch_memory()
+        self._actor.onload()
 
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
         """Takes a snapshot and starts to write the trainer's part of a checkpoint."""
@@ -224,7 +224,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
                 reward=LocalRewards(grader),
                 actor=actor,
                 weight_sync=WeightSync(config.weight_sync, _Transfer(trainer, sampler)),
-                turns=memory_turns(config.rollout, actor, engine),
+                turns=gpu_turns(config.rollout, actor, engine),
                 timers=timers,
                 logprob_gap_limit=config.weight_sync.logprob_gap_limit,
             )

@@ -40,7 +40,7 @@ _OF_TRAINING = (
         "Mean entropy of the sampling distribution over response tokens, in all and by outcome.",
         (Curve("policy/entropy_nats", "all", GREY),
          Curve("credit/entropy_correct_nats", "correct", BLUE, "dash"),
-         Curve("credit/entropy_wrong_nats", "incorrect", ORANGE, "dot"))),
+         Curve("credit/entropy_incorrect_nats", "incorrect", ORANGE, "dot"))),
     Figure(
         "length", "Response length", "tokens", "Mean and longest response of each step.",
         (Curve("rollout/response_length_tokens", "mean"),
@@ -63,12 +63,12 @@ _OF_TRAINING = (
         "Tokens whose advantage has not the sign of their outcome: of correct responses below zero, of incorrect ones "
         "above.",
         (Curve("credit/correct_tokens_negative_frac", "correct, below zero", BLUE, "dash"),
-         Curve("credit/wrong_tokens_positive_frac", "incorrect, above zero", ORANGE, "dot")), _SHARE),
+         Curve("credit/incorrect_tokens_positive_frac", "incorrect, above zero", ORANGE, "dot")), _SHARE),
     Figure(
         "weights", "Evenness of the entropy weights", "effective share of tokens",
         "(sum of x)² / (N · sum of x²) for the weights x that entropy gives to N tokens: 100% if all weigh the same.",
         (Curve("credit/effective_frac_correct", "correct", BLUE, "dash"),
-         Curve("credit/effective_frac_wrong", "incorrect", ORANGE, "dot")), _SHARE),
+         Curve("credit/effective_frac_incorrect", "incorrect", ORANGE, "dot")), _SHARE),
     Figure(
         "clip", "Clipped tokens", "share",
         "Response tokens whose ratio to the old policy left the clip interval. With one update per rollout the ratio "

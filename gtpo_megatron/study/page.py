@@ -21,7 +21,7 @@ _FIGURES: tuple[tuple[str, str, str, str], ...] = (
     ("credit/one_sided_groups_frac", "One-sided groups", "share", ".0%"),
     ("credit/effective_frac_correct", "Evenness of weights, correct", "effective share of tokens", ".0%"),
     ("credit/correct_tokens_negative_frac", "Correct tokens below zero", "share of tokens", ".0%"),
-    ("credit/wrong_tokens_positive_frac", "Incorrect tokens above zero", "share of tokens", ".0%"),
+    ("credit/incorrect_tokens_positive_frac", "Incorrect tokens above zero", "share of tokens", ".0%"),
 )
 """Metric, title, unit, and format of the axis."""
 

@@ -26,9 +26,9 @@ CURVES = (
     "policy/entropy_nats",
     "credit/one_sided_groups_frac",
     "credit/correct_tokens_negative_frac",
-    "credit/wrong_tokens_positive_frac",
+    "credit/incorrect_tokens_positive_frac",
     "credit/effective_frac_correct",
-    "credit/effective_frac_wrong",
+    "credit/effective_frac_incorrect",
 )
 """Metrics that are kept, step by step."""
 MAX_SEED = 10_000

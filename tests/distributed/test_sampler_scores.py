@@ -26,7 +26,7 @@ def one_step(rank, world_size, init_method, config, rollouts):
     from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
-    take = actor.score_tokens if config.rollout.entropy_source == "actor" else actor.adopt_scores
+    take = actor.score_tokens if config.rollout.entropy_source == "actor" else actor.use_sampler_scores
     metrics = take(RolloutShard.of(rollouts, range(8)))
     scores = actor.held.scored("assign_credit").scores
     actor.assign_credit(make_rewards(failed=(3,)))

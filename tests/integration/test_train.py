@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from gtpo_megatron.data.chat_template import load_tokenizer
-from gtpo_megatron.data.dealing import deal_contiguous
+from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.run_folder.rollout_log import iter_rollouts
@@ -151,7 +151,7 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     for step in (1, 2):
         records = list(iter_rollouts(run.folder / "rollouts" / f"step_{step:06d}.jsonl"))
         lengths = [len(tokenizer.encode(record.prompt)) + len(record.tokens) for record in records]
-        first, second = ({records[row].group_id for row in rows} for rows in deal_contiguous(lengths, 2))
+        first, second = ({records[row].group_id for row in rows} for rows in shard_contiguous(lengths, 2))
         assert len(records) == 28
         for record in records:  # formatting earns the outcome alone: alpha1 + alpha2 on either side
             formatting = [r for t, r in zip(record.tokens, record.shaped_rewards, strict=True) if t.startswith("<|")]

@@ -14,31 +14,31 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
     """Metrics of the batch, the same on every rank; one whose set is empty is left out.
 
     - ``credit/correct_tokens_negative_frac``: tokens of correct responses with a negative advantage;
-      ``credit/wrong_tokens_positive_frac``: the reverse.
-    - ``credit/one_sided_groups_frac``: groups all correct or all wrong.
-    - ``credit/entropy_correct_nats``, ``_wrong``: mean token entropy.
+      ``credit/incorrect_tokens_positive_frac``: the reverse.
+    - ``credit/one_sided_groups_frac``: groups all correct or all incorrect.
+    - ``credit/entropy_correct_nats``, ``_incorrect``: mean token entropy.
 
     And where entropies shape rewards (GTPO: of tokens; GRPO-S: of responses):
 
-    - ``credit/lone_survivor_tokens_frac``: correct ones with nothing to compare with (``d_t = 1``): their share is 1
+    - ``credit/singleton_position_frac``: correct ones with nothing to compare with (``d_t = 1``): their share is 1
       whatever their entropy.
-    - ``credit/effective_frac_correct``, ``_wrong``: ``(sum x)^2 / (N sum x^2)``: 1 if all weigh the same, ``1/N`` if
-      one has it all.
+    - ``credit/effective_frac_correct``, ``_incorrect``: ``(sum x)^2 / (N sum x^2)``: 1 if all weigh the same,
+      ``1/N`` if one has it all.
 
     Collectives: those of ``_Sides``, for tokens and for shares.
     """
     table = batch.table
     tokens = _Sides(batch.on_tokens(table.is_correct), batch.reduction)
     flipped = torch.where(tokens.is_correct, credit.advantages < 0, credit.advantages > 0)
-    wrong_flips, correct_flips = tokens.count(flipped)
-    wrong_nats, correct_nats = tokens.sum(batch.entropy)
+    incorrect_flips, correct_flips = tokens.count(flipped)
+    incorrect_nats, correct_nats = tokens.sum(batch.entropy)
     live_groups = torch.zeros(table.num_groups, dtype=torch.bool)
     live_groups[table.group_index[table.is_live]] = True
     ratios = {
         "correct_tokens_negative_frac": (correct_flips, tokens.sizes[1]),
-        "wrong_tokens_positive_frac": (wrong_flips, tokens.sizes[0]),
+        "incorrect_tokens_positive_frac": (incorrect_flips, tokens.sizes[0]),
         "entropy_correct_nats": (correct_nats, tokens.sizes[1]),
-        "entropy_wrong_nats": (wrong_nats, tokens.sizes[0]),
+        "entropy_incorrect_nats": (incorrect_nats, tokens.sizes[0]),
         "one_sided_groups_frac": (int((table.is_one_sided & live_groups).sum()), int(live_groups.sum())),
     }
     metrics = {f"credit/{name}": total / count for name, (total, count) in ratios.items() if count}
@@ -50,11 +50,11 @@ def _share_metrics(shares: Shares) -> dict[str, float]:
     totals, squares = sides.sum(shares.values), sides.sum(shares.values, term=torch.square)
     metrics = {
         f"credit/effective_frac_{name}": total * total / (size * square)
-        for name, size, total, square in zip(("wrong", "correct"), sides.sizes, totals, squares, strict=True)
+        for name, size, total, square in zip(("incorrect", "correct"), sides.sizes, totals, squares, strict=True)
         if size
     }
     if sides.sizes[1]:
-        metrics["credit/lone_survivor_tokens_frac"] = sides.count(shares.is_lone)[1] / sides.sizes[1]
+        metrics["credit/singleton_position_frac"] = sides.count(shares.is_lone)[1] / sides.sizes[1]
     return metrics
 
 

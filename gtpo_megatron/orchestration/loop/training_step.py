@@ -33,7 +33,7 @@ def training_step(pipeline: RolloutPipeline, parts: StepParts, config: RunConfig
     has_scoring_pass = config.rollout.entropy_source == "actor"
     parts.turns.to_trainer()
     with stage("score"):  # (4) old log-probs and entropies, by the trainer or as the sampler saw them
-        scores = (parts.actor.score_tokens if has_scoring_pass else parts.actor.adopt_scores)(sampled.rollouts)
+        scores = (parts.actor.score_tokens if has_scoring_pass else parts.actor.use_sampler_scores)(sampled.rollouts)
     if has_scoring_pass and staleness == 0:  # else sampler and trainer differ by right
         check_gap(scores, version=step - 1, limit=parts.logprob_gap_limit)
     with stage("credit"):  # (5) shaped rewards, (6) advantages

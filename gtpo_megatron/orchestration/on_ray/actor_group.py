@@ -68,9 +68,9 @@ class RayActorGroup:
         """Each replica scores its responses; a rank fetches the pieces that hold any of them."""
         return self._score("score_tokens", rollouts)
 
-    def adopt_scores(self, rollouts: RolloutHandle) -> Metrics:
+    def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
         """Each replica takes its responses with the sampler's scores."""
-        return self._score("adopt_scores", rollouts)
+        return self._score("use_sampler_scores", rollouts)
 
     def _score(self, method: str, rollouts: RolloutHandle) -> Metrics:
         parts = shards(rollouts, self._data_parallel_size)
@@ -122,13 +122,13 @@ class RayActorGroup:
         """On all ranks."""
         self._all("sampled texts", "release_batch", lambda _: ())
 
-    def park_memory(self) -> None:
+    def offload(self) -> None:
         """On all ranks."""
-        self._all("memory", "park_memory", lambda _: ())
+        self._all("memory", "offload", lambda _: ())
 
-    def fetch_memory(self) -> None:
+    def onload(self) -> None:
         """On all ranks."""
-        self._all("memory", "fetch_memory", lambda _: ())
+        self._all("memory", "onload", lambda _: ())
 
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
         """Every rank takes its snapshot."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch, RolloutShard, take_rows
-from gtpo_megatron.data.dealing import deal_contiguous
+from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, rollout_summary
 
@@ -34,7 +34,7 @@ def in_pieces(batch: RolloutBatch, *, piece_bytes: int = PIECE_BYTES) -> Iterato
     token_bytes = sum(matrix.element_size() for matrix in matrices if matrix is not None)
     row_bytes = batch.prompt_lengths * batch.prompt_ids.element_size() + batch.response_lengths * token_bytes
     num_pieces = max(1, int(row_bytes.sum()) // piece_bytes)
-    for rows in deal_contiguous(row_bytes.tolist(), num_pieces):
+    for rows in shard_contiguous(row_bytes.tolist(), num_pieces):
         if rows or num_pieces == 1:
             yield batch.select(rows)
 
@@ -129,7 +129,7 @@ def shards(rollouts: RolloutHandle, num_replicas: int) -> list[ShardParts]:
     groups = tuple(dict.fromkeys(rollouts.group_ids.tolist()))
     return [
         ShardParts(parts=parts.select(rows), rows=rows, prompt_groups=groups, policy_version=rollouts.policy_version)
-        for rows in deal_contiguous(lengths, num_replicas)
+        for rows in shard_contiguous(lengths, num_replicas)
     ]
 
 

@@ -16,7 +16,7 @@ from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
-from gtpo_megatron.orchestration.stages.colocation import memory_turns
+from gtpo_megatron.orchestration.stages.colocation import gpu_turns
 from gtpo_megatron.orchestration.stages.protocols import StepParts
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.orchestration.watch.run_watch import RunWatch
@@ -75,7 +75,7 @@ def ray_parts(
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
             actor=actor,
             weight_sync=weight_sync,
-            turns=memory_turns(config.rollout, actor, engine),
+            turns=gpu_turns(config.rollout, actor, engine),
             timers=timers,
             logprob_gap_limit=config.weight_sync.logprob_gap_limit,
         )

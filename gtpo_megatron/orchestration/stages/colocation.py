@@ -11,7 +11,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.orchestration.stages.protocols import Actor, Engine, MemoryTurns
 
 
-class Apart(MemoryTurns):
+class Disaggregated(MemoryTurns):
     """Engines have GPUs of their own: nobody has to move."""
 
     def to_trainer(self, *, keep_weights: bool = False) -> None:
@@ -24,7 +24,7 @@ class Apart(MemoryTurns):
         """Nothing."""
 
 
-class Shared(MemoryTurns):
+class Colocated(MemoryTurns):
     """Engines and trainer take turns on the same GPUs."""
 
     def __init__(self, actor: Actor, engine: Engine) -> None:
@@ -34,7 +34,7 @@ class Shared(MemoryTurns):
     def to_trainer(self, *, keep_weights: bool = False) -> None:
         """The engine lets its memory go, the trainer gets its own back."""
         self._engine.sleep(keep_weights=keep_weights)
-        self._actor.fetch_memory()
+        self._actor.onload()
 
     def to_push(self) -> None:
         """The engine makes room for its weights."""
@@ -42,10 +42,10 @@ class Shared(MemoryTurns):
 
     def to_engine(self) -> None:
         """Gradients and optimizer go to the host, the engine makes room for keys and values."""
-        self._actor.park_memory()
+        self._actor.offload()
         self._engine.wake("kv_cache")
 
 
-def memory_turns(config: RolloutConfig, actor: Actor, engine: Engine) -> MemoryTurns:
+def gpu_turns(config: RolloutConfig, actor: Actor, engine: Engine) -> MemoryTurns:
     """What the placement of the engines asks for."""
-    return Shared(actor, engine) if config.placement == "colocated" else Apart()
+    return Colocated(actor, engine) if config.placement == "colocated" else Disaggregated()

@@ -121,12 +121,12 @@ class Actor(Protocol):
         """Old log-probs and entropies of the policy that generated the responses."""
         ...
 
-    def adopt_scores(self, rollouts: RolloutHandle) -> Metrics:
+    def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
         """The sampler's log-probs and entropies as the old policy's, without a pass."""
         ...
 
     def assign_credit(self, rewards: RewardBatch) -> Metrics:
-        """Shaped rewards and advantages of what was scored last, equal however the responses were dealt."""
+        """Shaped rewards and advantages of what was scored last, equal however the responses were sharded."""
         ...
 
     def update(self, *, step: int) -> Metrics:
@@ -141,11 +141,11 @@ class Actor(Protocol):
         """Lets the batch go that the ranks have held since it was scored; the next scoring does too."""
         ...
 
-    def park_memory(self) -> None:
+    def offload(self) -> None:
         """Gradients and optimizer state leave the GPU."""
         ...
 
-    def fetch_memory(self) -> None:
+    def onload(self) -> None:
         """They come back."""
         ...
 

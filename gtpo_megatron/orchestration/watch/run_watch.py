@@ -1,4 +1,4 @@
-"""Who of a run's processes died first, and an end of the run that says so: the driver's side of ``run_keeper.py``.
+"""Who of a run's processes died first, and an end of the run that says so: the driver's side of ``keeper.py``.
 
 A rank's broken collective, a lost object, an engine that cannot be started are consequences as often as causes. So the
 keeper notes every process of the run on this machine as it ends, and when a stage fails, :meth:`RunWatch.explained`

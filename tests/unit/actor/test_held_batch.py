@@ -22,13 +22,13 @@ def after(*stages):
         if stage == "release_batch":
             held.release()
         else:
-            held.keep(SCORED if stage in ("score_tokens", "adopt_scores") else TRAIN, stage=stage)
+            held.keep(SCORED if stage in ("score_tokens", "use_sampler_scores") else TRAIN, stage=stage)
     return held
 
 
 def test_stages_in_order_find_the_batch():
     assert after("score_tokens").scored("assign_credit") is SCORED
-    assert after("adopt_scores").scored("assign_credit") is SCORED
+    assert after("use_sampler_scores").scored("assign_credit") is SCORED
     assert after("score_tokens", "assign_credit").credited("update") is TRAIN
     records = after("score_tokens", "assign_credit", "update")
     assert records.credited("sample_records", after=("assign_credit", "update")) is TRAIN
@@ -41,7 +41,7 @@ def test_stages_in_order_find_the_batch():
         (
             (),
             "assign_credit",
-            "assign_credit needs the batch that score_tokens or adopt_scores leaves, but nothing came",
+            "assign_credit needs the batch that score_tokens or use_sampler_scores leaves, but nothing came",
         ),
         (("score_tokens", "assign_credit"), "assign_credit", "but assign_credit came before it"),
         (("score_tokens", "release_batch"), "assign_credit", "but release_batch came before it"),
@@ -49,7 +49,11 @@ def test_stages_in_order_find_the_batch():
         (("score_tokens",), "update", "but score_tokens came before it"),
         (("score_tokens", "assign_credit", "update"), "update", "but update came before it"),  # off policy, unseen
         (("score_tokens", "assign_credit", "update", "release_batch"), "update", "but release_batch came before it"),
-        (("score_tokens", "assign_credit", "update", "adopt_scores"), "update", "but adopt_scores came before it"),
+        (
+            ("score_tokens", "assign_credit", "update", "use_sampler_scores"),
+            "update",
+            "but use_sampler_scores came before it",
+        ),
     ],
 )
 def test_a_stage_out_of_order_is_told_what_came_before(stages, ask, message):

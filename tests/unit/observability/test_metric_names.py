@@ -23,7 +23,7 @@ def test_documented_names_are_well_formed():
     assert len(names) > 40
     for name in names:
         check_name(name)
-    assert {"credit/effective_frac_wrong", "credit/entropy_wrong_nats", "timing/weight_sync_s"} <= names
+    assert {"credit/effective_frac_incorrect", "credit/entropy_incorrect_nats", "timing/weight_sync_s"} <= names
 
 
 def test_what_the_report_draws_is_documented():

@@ -270,7 +270,7 @@ def test_nan_in_the_metrics_leaves_a_gap_and_no_crash(tmp_path):
 
 def test_entropies_by_outcome_are_drawn_where_the_overall_one_is_missing(tmp_path):
     def by_outcome(step):
-        return {"credit/entropy_correct_nats": 0.4, "credit/entropy_wrong_nats": 0.6}
+        return {"credit/entropy_correct_nats": 0.4, "credit/entropy_incorrect_nats": 0.6}
 
     page = report(tmp_path, make_run(tmp_path / "run", metrics=by_outcome))
     assert {trace["name"]: trace["y"][0] for trace in page.figures["entropy"]["data"]} == {

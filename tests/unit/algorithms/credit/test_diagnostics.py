@@ -20,17 +20,17 @@ def test_metrics_by_hand() -> None:
     wrong = credit.advantages[2, :2]
     assert metrics["credit/correct_tokens_negative_frac"] == pytest.approx(float((correct < 0).double().mean()))
     assert 0 < metrics["credit/correct_tokens_negative_frac"] < 1
-    assert metrics["credit/wrong_tokens_positive_frac"] == float((wrong > 0).double().mean())
+    assert metrics["credit/incorrect_tokens_positive_frac"] == float((wrong > 0).double().mean())
     assert metrics["credit/one_sided_groups_frac"] == 0.5
-    assert metrics["credit/lone_survivor_tokens_frac"] == pytest.approx(3 / 5)  # two of group 0, one of group 1
+    assert metrics["credit/singleton_position_frac"] == pytest.approx(3 / 5)  # two of group 0, one of group 1
     assert metrics["credit/entropy_correct_nats"] == pytest.approx(11.0 / 5, rel=1e-6)
-    assert metrics["credit/entropy_wrong_nats"] == pytest.approx(2.0)
+    assert metrics["credit/entropy_incorrect_nats"] == pytest.approx(2.0)
     x = [0.05, 1.0, 1.0, 1.95, 1.0]
     assert metrics["credit/effective_frac_correct"] == pytest.approx(sum(x) ** 2 / 5 / sum(v * v for v in x), rel=1e-6)
-    assert metrics["credit/effective_frac_wrong"] == pytest.approx(1.0)
+    assert metrics["credit/effective_frac_incorrect"] == pytest.approx(1.0)
 
 
-LONE = "credit/lone_survivor_tokens_frac"
+LONE = "credit/singleton_position_frac"
 
 
 def test_lone_survivors_are_those_of_the_comparison_that_is_made() -> None:

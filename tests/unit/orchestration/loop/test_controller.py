@@ -13,7 +13,7 @@ from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.controller import Controller, RunInputs
-from gtpo_megatron.orchestration.stages.colocation import Apart
+from gtpo_megatron.orchestration.stages.colocation import Disaggregated
 from gtpo_megatron.orchestration.stages.protocols import MemoryTurns, StepParts
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.folder import RunFolder
@@ -114,7 +114,7 @@ def run(folder, world, checkpoint=None, turns=None, rollout=None, measure_every=
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=turns or Apart(),
+        turns=turns or Disaggregated(),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )

@@ -13,7 +13,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.loop.training_step import training_step
-from gtpo_megatron.orchestration.stages.colocation import Apart
+from gtpo_megatron.orchestration.stages.colocation import Disaggregated
 from gtpo_megatron.orchestration.stages.protocols import StepParts
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
@@ -79,7 +79,7 @@ def loop(world, *, max_staleness, partial=False, num_steps=5):
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=Apart(),
+        turns=Disaggregated(),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )

@@ -12,7 +12,7 @@ from gtpo_megatron.errors import RolloutError, ShapeError
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.sampling import sample_groups
-from gtpo_megatron.orchestration.stages.colocation import Apart
+from gtpo_megatron.orchestration.stages.colocation import Disaggregated
 from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, StepParts, rollout_summary
 from gtpo_megatron.weights.push.sync import WeightSync
 
@@ -93,7 +93,7 @@ def sample(outcomes, algorithm, num_prompts):
         reward=world,
         actor=None,
         weight_sync=WeightSync(None, None),
-        turns=Apart(),
+        turns=Disaggregated(),
         timers=StageTimers(),
         logprob_gap_limit=1.0,
     )

@@ -10,7 +10,7 @@ from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.loop.training_step import training_step
-from gtpo_megatron.orchestration.stages.colocation import Apart
+from gtpo_megatron.orchestration.stages.colocation import Disaggregated
 from gtpo_megatron.orchestration.stages.protocols import StepParts
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
@@ -29,7 +29,7 @@ class Written(World):
         self.calls.append("score")
         return self.gap
 
-    def adopt_scores(self, rollouts):
+    def use_sampler_scores(self, rollouts):
         self.calls.append("adopt")
         return {}
 
@@ -60,7 +60,7 @@ def one_step(source, gap=0.0, version=0):
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=Apart(),
+        turns=Disaggregated(),
         timers=StageTimers(),
         logprob_gap_limit=1e-3,
     )

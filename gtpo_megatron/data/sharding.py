@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def deal_contiguous(lengths: Sequence[int], num_ranks: int) -> list[tuple[int, ...]]:
+def shard_contiguous(lengths: Sequence[int], num_ranks: int) -> list[tuple[int, ...]]:
     """Rows of each rank: neighbours stay together, cut where the tokens so far pass each rank's equal share.
 
     Rows ordered by group are split in at most ``num_ranks - 1`` groups, so hardly any sum has to travel. Deterministic.
