@@ -24,7 +24,7 @@ LOG_TAIL_BYTES = 1 << 20
 
 _ERROR = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) +(.*)$")
 _ACCURACY = re.compile(r"eval/(.+)_mean_at_k")
-_START = re.compile(r" gtpo_megatron\.observability\.provenance: versions: ")
+_START = re.compile(r" gtpo_megatron\.run_folder\.provenance: versions: ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

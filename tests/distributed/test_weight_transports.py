@@ -29,7 +29,7 @@ from gtpo_megatron.weights.push.transports.shared_memory import (
 )
 from gtpo_megatron.weights.reshard import hf_shapes, load_plan
 from tests.dist_utils import run_processes
-from tests.unit.weights.test_push_plan import push_layout
+from tests.unit.weights.push.test_plan import push_layout
 from tests.unit.weights.test_reshard import architecture, filled, numbered_tensors
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]

@@ -41,7 +41,7 @@ def main(folder: Path, sampler_tp: int) -> None:
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
     from gtpo_megatron.weights.architecture import read_architecture
     from tests.integration.push_probe import BUCKET_BYTES, Link
-    from tests.unit.weights.test_push_plan import push_layout
+    from tests.unit.weights.push.test_plan import push_layout
 
     arch = read_architecture(folder)
     old = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

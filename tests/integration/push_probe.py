@@ -31,7 +31,7 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
     from gtpo_megatron.config.rollout import RolloutConfig
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
     from gtpo_megatron.weights.architecture import read_architecture
-    from tests.unit.weights.test_push_plan import push_layout
+    from tests.unit.weights.push.test_plan import push_layout
 
     arch = read_architecture(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

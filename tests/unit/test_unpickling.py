@@ -8,8 +8,8 @@ import pytest
 import gtpo_megatron
 
 ROOT = Path(gtpo_megatron.__file__).parents[1]
-THE_PLACE = ROOT / "gtpo_megatron" / "weights" / "restricted_pickle.py"
-MEGATRONS = ROOT / "gtpo_megatron" / "actor" / "restricted_load.py"
+THE_PLACE = ROOT / "gtpo_megatron" / "weights" / "megatron" / "restricted_pickle.py"
+MEGATRONS = ROOT / "gtpo_megatron" / "actor" / "checkpoint" / "restricted_load.py"
 FILES = sorted(
     path for folder in ("gtpo_megatron", "launchers", "recipes", "tools") for path in (ROOT / folder).rglob("*.py")
 )

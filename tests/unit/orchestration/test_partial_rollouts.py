@@ -11,8 +11,8 @@ from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.observability.metrics import Max, to_scalars
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import read_metrics
-from tests.unit.orchestration.test_controller import World, run
-from tests.unit.orchestration.test_pipeline import PATIENCE_S, groups, loop
+from tests.unit.orchestration.loop.test_controller import World, run
+from tests.unit.orchestration.loop.test_pipeline import PATIENCE_S, groups, loop
 
 
 class Mixing(World):

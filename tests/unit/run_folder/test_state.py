@@ -14,7 +14,7 @@ from gtpo_megatron.run_folder import state as run_state
 
 def test_the_lock_is_seen_from_outside_and_goes_with_its_process(tmp_path):
     assert not run_state.is_held(tmp_path)
-    code = "import sys, pathlib; from gtpo_megatron.orchestration import run_state as r; "
+    code = "import sys, pathlib; from gtpo_megatron.run_folder import state as r; "
     code += "r.acquire(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

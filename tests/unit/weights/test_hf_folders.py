@@ -77,10 +77,10 @@ def test_an_index_of_another_kind_is_named(tmp_path, weight_map):
 def test_a_shard_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
     indexed(tmp_path, {"matrix": "part0.safetensors"})
 
-    def forbidden(path, *_):
+    def forbidden(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("gtpo_megatron.untrusted.text.os.open", forbidden)
+    monkeypatch.setattr("pathlib.Path.open", forbidden)
     monkeypatch.setattr("gtpo_megatron.weights.hf.reader._weight_map", lambda _: {"matrix": "part0.safetensors"})
     with pytest.raises(ConfigError, match=r"part0\.safetensors: cannot be read: Permission denied"):
         WeightFolder(tmp_path)

@@ -21,7 +21,7 @@ from gtpo_megatron.run_folder.metrics_file import JsonlSink, read_metrics, trunc
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
 from tests.unit.orchestration.checkpoints import facts
-from tests.unit.orchestration.test_sampling import WrittenDown
+from tests.unit.orchestration.loop.test_sampling import WrittenDown
 
 EVALUATION_SEED = 5
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(6)]

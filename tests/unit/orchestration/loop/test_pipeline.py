@@ -17,7 +17,7 @@ from gtpo_megatron.orchestration.stages.colocation import Disaggregated
 from gtpo_megatron.orchestration.stages.protocols import StepParts
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
-from tests.unit.orchestration.test_controller import PROBLEMS, World
+from tests.unit.orchestration.loop.test_controller import PROBLEMS, World
 
 PATIENCE_S = 20
 
