@@ -83,7 +83,7 @@ def find(kind: str, driver: int, log: str) -> psutil.Process | None:
         return None
     if kind in _SCRIPTS:
         return next(
-            (process for process in family if any(re.search(_SCRIPTS[kind], a) for a in _command(process)[:4])), None
+            (process for process in family if any(re.search(_SCRIPTS[kind], a) for a in command_of(process)[:4])), None
         )
     named = {name: _last_pid(name, log) for name in ("rank 0", "rank 1", "rollout engine", "reward process")}
     if kind in named:
@@ -104,7 +104,7 @@ def find(kind: str, driver: int, log: str) -> psutil.Process | None:
             is_child = process.ppid() in owners
         except psutil.NoSuchProcess:
             continue
-        if is_child and any(re.search(pattern, argument) for argument in _command(process)):
+        if is_child and any(re.search(pattern, argument) for argument in command_of(process)):
             return process
     return None
 
@@ -114,10 +114,11 @@ def _untold(kind: str, family: list[psutil.Process]) -> psutil.Process | None:
     title = {"rank 0": "ray::RankProcess", "rank 1": "ray::RankProcess", "rollout engine": "ray::EngineProcess"}.get(
         kind, "ray::RewardProcess"
     )
-    return next((p for p in family if " ".join(_command(p)).startswith(title)), None)
+    return next((p for p in family if " ".join(command_of(p)).startswith(title)), None)
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
+    """Its arguments; none if it has ended."""
     try:
         return process.cmdline()
     except psutil.Error:

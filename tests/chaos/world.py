@@ -1,5 +1,6 @@
 """A run under attack: started, broken, looked after, and compared with one that nobody touched."""
 
+import contextlib
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.driver import WIDTH
-from tests.chaos.faults import Fault, find
+from tests.chaos.faults import Fault, command_of, find
 
 SMALL = [
     *("--data.prompts-per-step", "2", "--rollout.group-size", "4", "--rollout.sampling.max-response-tokens", "24"),
@@ -126,7 +127,7 @@ class BrokenRun:
             time.sleep(0.25)
 
     def _left(self) -> list[str]:
-        left = [f"process {p.pid} {' '.join(p.cmdline())[:80]}" for p in self._alive()]
+        left = [f"process {p.pid} {' '.join(command_of(p))[:80]}" for p in self._alive()]
         left += [f"temp {path.name}" for path in self.temp.iterdir() if not _is_torchs(path)]
         fresh = {path.name for path in Path("/dev/shm").iterdir()} - self._before
         return left + [f"shm {name}" for name in sorted(fresh) if not _is_used(name)]
@@ -150,7 +151,8 @@ class BrokenRun:
             self.process.kill()
             self.process.wait()
         for process in self._alive():
-            process.send_signal(signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
         subprocess.run(["rm", "-rf", str(self.temp)], check=False)
 
 
