@@ -125,6 +125,7 @@ class RunKeeper:
         driver_stat = process_stat(driver)
         self._driver_ticks = driver_stat.start_ticks if driver_stat else -1
         self._is_driver_stopped = False
+        self._num_before_driver = 0
 
     def run(self) -> None:
         """Until the driver says so, or is gone."""
@@ -135,7 +136,10 @@ class RunKeeper:
             ready = {descriptor for descriptor, _ in self._poll.poll(TICK_S * 1000)}
             if stdin in ready:
                 self._listen(stdin)  # first: it may say that the ends are meant
+            is_before = self._driver_lives()
             self._note_ends(ready)
+            if is_before:
+                self._num_before_driver = len(self._deaths)
             self._look()
         if not self._has_ended:
             self._note_ends({descriptor for descriptor, _ in self._poll.poll(0)})
@@ -305,8 +309,14 @@ class RunKeeper:
             return
 
     def _speak_for_driver(self) -> None:
-        """Says why a driver is gone that went after one of its processes: Ray ends it at once in some calls."""
-        cause = first_death(self._deaths, now=time.monotonic())
+        """Says why a driver is gone that went after one of its processes: Ray ends it at once in some calls.
+
+        If a signal has killed it, Ray's processes die with it at the same moment, and explain nothing.
+        """
+        stat = process_stat(self._driver)
+        was_killed = stat is not None and stat.has_ended and stat.exit_code & 0x7F == signal.SIGKILL
+        explaining = self._deaths[: self._num_before_driver] if was_killed else self._deaths
+        cause = first_death(explaining, now=time.monotonic())
         if cause is None or self._run_folder is None:
             return
         line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"

@@ -241,6 +241,28 @@ def test_a_driver_that_a_death_has_taken_along_is_spoken_for(tmp_path):
     assert out.read_text().count("gtpo-megatron:") == 1
 
 
+def test_what_dies_with_a_killed_driver_is_not_blamed_for_it(tmp_path):
+    """Ray has the kernel end its raylet with the driver: the line said that the raylet had died first."""
+    out = tmp_path / "out"
+    dies_along = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\n" + SHARES
+    with out.open("w") as stderr:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(tmp_path), dies_along], stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+    folder, child, _ = driver.stdout.readline().split()
+    (keeper,) = [p for p in psutil.Process(driver.pid).children() if "watch.keeper" in " ".join(p.cmdline())]
+    time.sleep(0.5)
+    keeper.suspend()  # busy elsewhere: it finds both dead
+    driver.kill()
+    dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    wait_until(lambda: not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() in dead, "both died")
+    keeper.resume()
+    wait_until(lambda: not Path(folder).exists(), "swept")
+    driver.wait()
+    driver.stdout.close()
+    assert out.read_text() == ""
+
+
 def test_a_line_that_nobody_reads_and_a_damaged_record_keep_no_keeper_from_sweeping(tmp_path):
     (tmp_path / run_state.STATE_FILE).write_text("[")
     reader, stderr = os.pipe()
