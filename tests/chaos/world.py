@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from gtpo_megatron.proc_files import mapped_shared, process_ids, shared_files
 from tests.chaos.driver import WIDTH
 from tests.chaos.faults import Fault, command_of, find
 
@@ -38,7 +39,7 @@ class BrokenRun:
         self.folder = folder
         self._options = options
         self.temp = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
-        self._before = {path.name for path in Path("/dev/shm").iterdir()}
+        self._before = shared_files().keys()
         self._stage_file = folder.parent / f"{folder.name}.stage"
         self._stage_file.write_bytes(b" " * WIDTH)
         self._out = folder.parent / f"{folder.name}.{time.monotonic_ns()}.out"
@@ -129,8 +130,9 @@ class BrokenRun:
     def _left(self) -> list[str]:
         left = [f"process {p.pid} {' '.join(command_of(p))[:80]}" for p in self._alive()]
         left += [f"temp {path.name}" for path in self.temp.iterdir() if not _is_torchs(path)]
-        fresh = {path.name for path in Path("/dev/shm").iterdir()} - self._before
-        return left + [f"shm {name}" for name in sorted(fresh) if not _is_used(name)]
+        used = set().union(*(mapped_shared(pid) for pid in process_ids()))  # by another program, which works meanwhile
+        fresh = {name: inode for name, inode in shared_files().items() if name not in self._before}
+        return left + [f"shm {name}" for name, inode in sorted(fresh.items()) if inode not in used]
 
     def _alive(self) -> list[psutil.Process]:
         alive = [process for process in self._family.values() if _is_running(process)]
@@ -166,14 +168,3 @@ def _is_running(process: psutil.Process) -> bool:
 def _is_torchs(path: Path) -> bool:
     """The folder, still empty, that torch makes for each user when it is imported."""
     return path.name.startswith("torchinductor_") and not any(path.iterdir())
-
-
-def _is_used(name: str) -> bool:
-    """By any process: another program's, which works meanwhile."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if f"/dev/shm/{name}" in maps.read_text(errors="replace"):
-                return True
-        except OSError:
-            continue
-    return False
