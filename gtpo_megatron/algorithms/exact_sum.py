@@ -106,9 +106,13 @@ def combine_by_key_(
 
 def parts(values: Tensor, key: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Values and int64 keys, some at a time."""
-    size = _PART.get(values.device.type, _PART["cpu"])
+    size = _part_size(values)
     for part, k in zip(torch.split(values, size), torch.split(key, size), strict=True):
         yield part, k.to(torch.int64)
+
+
+def _part_size(values: Tensor) -> int:
+    return _PART.get(values.device.type, _PART["cpu"])
 
 
 def significant(values: Tensor) -> Tensor:
@@ -116,8 +120,11 @@ def significant(values: Tensor) -> Tensor:
 
     Magnitudes above ``2 ** 1000`` overflow.
     """
-    shifted = values * (2.0**_DROPPED_BITS + 1.0)
-    return shifted.sub_(shifted - values)
+    rounded = torch.empty_like(values)
+    for part, out in zip(*(torch.split(tensor, _part_size(values)) for tensor in (values, rounded)), strict=True):
+        shifted = part * (2.0**_DROPPED_BITS + 1.0)
+        torch.sub(shifted, shifted - part, out=out)
+    return rounded
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:

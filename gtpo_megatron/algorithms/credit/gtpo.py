@@ -4,6 +4,7 @@
 """
 
 import torch
+from torch import Tensor
 
 from gtpo_megatron.algorithms.credit.comparison import compare
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
@@ -11,6 +12,7 @@ from gtpo_megatron.algorithms.credit.entropy_weights import clipped_and_floored,
 from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
 from gtpo_megatron.algorithms.credit.relative import relative_weight
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
+from gtpo_megatron.algorithms.exact_sum import combine_by_key_
 from gtpo_megatron.config.algorithm import GTPOConfig
 
 
@@ -36,7 +38,8 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
         bonus=config.alpha2,
         kappa=config.kappa,
     )
-    reward += batch.on_tokens(batch.penalties)  # R(i) [S 11; I App. D]
+    penalties = batch.penalties[batch.table.mine].to(reward.device)
+    combine_by_key_(reward, Tensor.add_, penalties, batch.tokens.row)  # R(i) [S 11; I App. D]
 
     pooled = pools(  # R+, R-; a one-sided group takes no part
         batch.table,
