@@ -20,7 +20,7 @@ quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two co
 	@[ "$(RUN_DIR)" != runs/quickstart ] || rm -rf runs/quickstart
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
-test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 5 minutes on two cores
+test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 6 minutes on two cores
 	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
 	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
 
