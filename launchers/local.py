@@ -19,8 +19,8 @@ from typing import Any
 from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, WorkerError
-from gtpo_megatron.run_folder.exit_status import EXIT_STOPPED
 from gtpo_megatron.run_folder.state import read_state
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 from launchers.checks import check_layout, check_paths
 from launchers.job_folder import DRY_RUN, check_writable
 from launchers.options import LaunchOptions

@@ -12,7 +12,7 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.run_folder.exit_status import EXIT_STOPPED
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from gtpo_megatron.study.plan import Study

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
-from gtpo_megatron.run_folder.exit_status import EXIT_STOPPED
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Literal, NoReturn
 import psutil
 
 from gtpo_megatron.errors import DataError, WorkerError
-from gtpo_megatron.run_folder.exit_status import EXIT_STOPPED
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 POLL_S = 0.05
 """Short against a step, so that a kill comes where it is meant to."""

@@ -20,6 +20,9 @@ STOP_FILE = "stop_requested"
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
+EXIT_STOPPED = 75
+"""Of a run that was asked to stop and is saved: start it again with ``--resume`` (``EX_TEMPFAIL`` of sysexits.h)."""
+
 
 class StopAtOnce(BaseException):
     """Asked to stop where nothing has begun that is to be finished first."""

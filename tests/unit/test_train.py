@@ -18,8 +18,8 @@ from gtpo_megatron.run_folder.data_file import read_contents
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.state import read_state
 from recipes import tiny_cpu
-from tests.unit.observability.run_folders import make_run
 from tests.unit.orchestration import checkpoints
+from tests.unit.report.run_folders import make_run
 
 TRAIN, HELDOUT = ("1+1?", "2+2?", "3+3?"), ("4+4?", "5+5?")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.cli import dispatch
-from tests.unit.observability.run_folders import make_run
+from tests.unit.report.run_folders import make_run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from gtpo_megatron.report.differences import differences
 from gtpo_megatron.report.page import content
 from gtpo_megatron.report.run_data import read_runs
 from gtpo_megatron.run_folder.data_file import DataContent
-from tests.unit.observability.run_folders import CONFIG, make_run
+from tests.unit.report.run_folders import CONFIG, make_run
 
 ALL = CONFIG | {
     "data": {"prompts_per_step": 8},

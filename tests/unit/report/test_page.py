@@ -10,7 +10,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.report.page import write_report
 from gtpo_megatron.report.traces import ALARM, PALETTE
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
-from tests.unit.observability.run_folders import ATTACK, CONFIG, make_run, response, step_metrics
+from tests.unit.report.run_folders import ATTACK, CONFIG, make_run, response, step_metrics
 
 MAX_BYTES = 8 << 20
 ALL_FIGURES = {

@@ -6,7 +6,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.report.run_data import read_runs
 from gtpo_megatron.run_folder.metrics_file import read_what_there_is
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
-from tests.unit.observability.run_folders import response
+from tests.unit.report.run_folders import response
 
 
 def _folder(

@@ -8,7 +8,7 @@ import pytest
 from gtpo_megatron.report import sampled_groups as module
 from gtpo_megatron.report.sampled_groups import MAX_TOKENS, Kind, read_groups, sampled_groups, shortened, spread
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord
-from tests.unit.observability.run_folders import response
+from tests.unit.report.run_folders import response
 
 
 def long_record(length, group_id=0, reward=1.0):

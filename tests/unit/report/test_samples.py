@@ -7,7 +7,7 @@ from gtpo_megatron.report.run_data import RunData
 from gtpo_megatron.report.sampled_groups import sampled_groups
 from gtpo_megatron.report.samples import num_bytes, samples
 from gtpo_megatron.run_folder.rollout_log import RolloutRecord
-from tests.unit.observability.run_folders import response
+from tests.unit.report.run_folders import response
 
 ENOUGH = 10**9
 

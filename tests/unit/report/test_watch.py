@@ -19,8 +19,8 @@ from gtpo_megatron.report import watch
 from gtpo_megatron.report.watch import LiveReport, ReportServer
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
 from recipes.tiny_cpu import gtpo
-from tests.unit.observability.run_folders import make_run, response
-from tests.unit.observability.test_report_in_browser import BROWSER
+from tests.unit.report.run_folders import make_run, response
+from tests.unit.report.test_in_browser import BROWSER
 
 PAUSE = watch.PAUSE_PER_DRAWING
 

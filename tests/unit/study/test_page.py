@@ -6,7 +6,7 @@ import pytest
 from gtpo_megatron.study.page import study_page
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.table import arm_rows
-from tests.unit.observability.test_report_in_browser import BROWSER, browse
+from tests.unit.report.test_in_browser import BROWSER, browse
 from tests.unit.study.makers import STUDY, summaries
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gtpo_megatron.report.page import write_report
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
-from tests.unit.observability.run_folders import make_run, response
+from tests.unit.report.run_folders import make_run, response
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PHONE_PX = 390

@@ -6,7 +6,7 @@ import pytest
 
 from gtpo_megatron.report.page import content, document
 from gtpo_megatron.report.run_data import read_runs
-from tests.unit.observability.run_folders import CONFIG, make_run
+from tests.unit.report.run_folders import CONFIG, make_run
 
 RECORD = {
     "group_id": 1, "policy_version": 0, "prompt": "p", "response": "ab", "tokens": ["a", "b"],
