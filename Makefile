@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart check
+.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -11,6 +11,7 @@ FILE_BY_FILE := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 FAST := not (slow or gpu or vllm or ray or megatron or network or slurm)
 RUN_DIR := runs/quickstart
+CODE_RUN_DIR := runs/code-quickstart
 MINUTES := 10
 
 setup:
@@ -20,7 +21,13 @@ quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two co
 	@[ "$(RUN_DIR)" != runs/quickstart ] || rm -rf runs/quickstart
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
 
-test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 6 minutes on two cores
+code-quickstart: setup  ## the tiny model learns to write programs that pass tests, in a sandbox: about 8 minutes on two cores
+	@tools/install_bubblewrap.sh
+	@[ "$(CODE_RUN_DIR)" != runs/code-quickstart ] || rm -rf runs/code-quickstart
+	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:code_gtpo --run-dir "$(CODE_RUN_DIR)"
+
+test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 7 minutes on two cores
+	@tools/install_bubblewrap.sh
 	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
 	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
 
@@ -28,6 +35,7 @@ test-dist: setup
 	$(PYTEST) -m distributed
 
 test-slow: setup  ## what make test leaves out: whole runs that are killed, all layouts, damaged files
+	@tools/install_bubblewrap.sh
 	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not (gpu or network)"
 
 test-gpu-stack:  ## Megatron and Triton tests on the versions of the gpu extra, without a GPU; PYTHON312=... names Python 3.12
@@ -45,6 +53,7 @@ test-slurm: setup  ## jobs on a real Slurm of two nodes on this machine; needs r
 
 test-rest: setup  ## test-slow beside test-slurm, whose jobs wait for Slurm most of the time
 	@tools/install_slurm.sh
+	@tools/install_bubblewrap.sh
 	$(PYTEST) $(SIDE_BY_SIDE) -m "(slow or slurm) and not (gpu or network)"
 
 test-gpu: setup

@@ -199,6 +199,7 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
             truncated=torch.zeros(num_responses, dtype=torch.bool),
             is_multi_version=torch.zeros(num_responses, dtype=torch.bool),
             policy_version=0,
+            engines=torch.zeros(num_responses, dtype=torch.int64),
         )
         credit = assign_credit(
             GTPOConfig(),

@@ -127,7 +127,7 @@ class Ranks:
         if self._rank == 0:  # in a run a thread of the driver does this while training goes on
             self._folder.finish(
                 Path(scratch),
-                DriverState(step=step, sampler={}, counters={}),
+                DriverState(step=step, sampler={}, counters={}, mismatch={"samples": []}),
                 run=self._facts,
                 checksums={name: checksum for part in parts for name, checksum in part.items()},
                 scores={},

@@ -22,10 +22,11 @@ from rich.console import Console
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, read_verdicts
+from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.evaluation_run import evaluate_model
 from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.request import RewardRequest
 from recipes.tiny_cpu import ASSETS
 
 
@@ -77,11 +78,12 @@ def measure(options: Options, output: Path) -> dict[str, Any]:
 
 def grading_seconds(options: Options, verdicts: Path) -> float:
     """Grades every response once more."""
-    rows = [(verdict.response, verdict.reference) for verdict in read_verdicts(verdicts)]
+    records = [json.loads(line) for line in verdicts.read_bytes().splitlines()]
+    rows = [(record["response"], record["reference"]) for record in records if "response" in record]
     function = "gtpo_megatron.rewards.math_answer:math_answer"
     with RewardPool(function, num_workers=options.num_workers, timeout_s=10.0) as pool:
         start = time.perf_counter()
-        pool.grade([text for text, _ in rows], [answer for _, answer in rows])
+        pool.grade([RewardRequest(response=text, answer=answer) for text, answer in rows])
         return time.perf_counter() - start
 
 

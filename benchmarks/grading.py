@@ -24,6 +24,7 @@ import psutil
 import tyro
 
 from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.request import RewardRequest
 
 MATH = "gtpo_megatron.rewards.math_answer:math_answer"
 HANGING = "So it is \\boxed{9^{9^{9^{9}}}+1}."
@@ -131,7 +132,7 @@ def cpu_seconds(pool: RewardPool) -> float:
 def grade(pool: RewardPool, rows: Rows) -> tuple[float, int]:
     """Seconds, and how many rows have no verdict."""
     start = time.perf_counter()
-    verdicts = pool.grade([response for response, _ in rows], [answer for _, answer in rows])
+    verdicts = pool.grade([RewardRequest(response=response, answer=answer) for response, answer in rows])
     seconds = time.perf_counter() - start
     return seconds, sum(verdict.failure is not None for verdict in verdicts)
 

@@ -20,12 +20,14 @@ import tyro
 
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.algorithm import GTPOConfig, OffPolicyConfig
-from gtpo_megatron.observability.metrics import Max
+from gtpo_megatron.mismatch.gate import MismatchGate
+from gtpo_megatron.mismatch.statistics import gap_metrics
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
+from gtpo_megatron.orchestration.loop.pipeline import rollout_pipeline
+from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck
 from gtpo_megatron.orchestration.loop.training_step import training_step
 from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, StepParts, rollout_summary
+from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, Stages, rollout_summary
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
@@ -85,8 +87,7 @@ class Sleeper:
         )
         return RolloutHandle(payload=batch, **rollout_summary(batch))
 
-    def unattended(self, *, step: int = 0) -> "Sleeper":
-        del step
+    def unattended(self) -> "Sleeper":
         return self
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
@@ -96,7 +97,7 @@ class Sleeper:
 
     def score_tokens(self, rollouts: RolloutHandle) -> dict[str, Any]:
         del rollouts
-        return {"sync/logprob_gap_max": Max(0.0)}
+        return gap_metrics(torch.zeros(1), torch.zeros(1))
 
     def assign_credit(self, rewards: RewardBatch) -> dict[str, Any]:
         del rewards
@@ -122,25 +123,26 @@ def slept(options: Options, *, max_staleness: int) -> float:
         rollout=dataclasses.replace(config.rollout, max_staleness=max_staleness),
     )
     world: Any = Sleeper(options.sleep_s)
-    parts = StepParts(
+    stages = Stages(
         engine=world,
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=Disaggregated(),
+        memory_sharing=Disaggregated(),
         timers=StageTimers(),
-        logprob_gap_limit=1.0,
     )
     problem = Problem(problem_id="0", prompt_ids=(1,), answer="")
 
     def draw(num: int) -> PromptBatch:
         return PromptBatch(problems=(problem,) * num, group_ids=tuple(range(num)))
 
-    pipeline = RolloutPipeline(draw, parts, config)
+    pipeline = rollout_pipeline(draw, stages, config)
+    gate = MismatchGate.of_run(config, has_experts=False)
+    mismatch = MismatchCheck(gate, world, Path(), world, verify_every_steps=config.weight_sync.verify_every_steps)
     seconds = []
     for step in range(1, options.num_steps + 1):
         start = time.perf_counter()
-        training_step(pipeline, parts, config, step=step)
+        training_step(pipeline, stages, config, mismatch, step=step)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:-1])
 

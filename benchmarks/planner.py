@@ -1,9 +1,11 @@
-"""How long a plan takes, and estimated steps beside two published ones.
+"""How long a plan takes, and estimated steps beside published ones.
 
     python -m benchmarks.planner --json planner.json
 
-Seconds are of this process on one core. Published: NeMo-RL's GRPO on H100, Qwen3-32B on 32 GPUs and Llama-3.1-8B on 16;
-the tokens of a step follow from its seconds and its tokens a second, and 64 prompts of 32 responses are assumed.
+Seconds are of this process on one core. Published: NeMo-RL's GRPO on H100, bfloat16, on policy. For dense models the
+tokens of a step follow from its seconds and its tokens per second, and 64 prompts of 32 responses are assumed. For
+mixtures of experts mean length, responses and updates of a step are published too (NeMo-RL 0.6); its 94 layers in 8
+stages are not equal stages, and are estimated as if they were.
 """
 
 import json
@@ -28,7 +30,11 @@ PROMPT_TOKENS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A step that somebody else has measured."""
+    """A step that somebody else has measured.
+
+    Attributes:
+        mean_tokens: of a prompt with its response; 0: not published, follows from the tokens per second.
+    """
 
     model: str
     gpus: int
@@ -36,8 +42,10 @@ class Published:
     engine_tensor: int
     seconds: float
     tokens_per_second_and_gpu: float
+    mean_tokens: float = 0.0
     sequence_tokens: int = 4096
     responses: int = 64 * 32
+    update_responses: int = 512
 
 
 PUBLISHED = (
@@ -56,6 +64,28 @@ PUBLISHED = (
         engine_tensor=1,
         seconds=92.8,
         tokens_per_second_and_gpu=1581,
+    ),
+    Published(
+        model="Qwen/Qwen3-30B-A3B",
+        gpus=32,
+        layout=Layout(num_ranks=32, expert=8),
+        engine_tensor=2,
+        seconds=192,
+        tokens_per_second_and_gpu=1102,
+        mean_tokens=3203,
+    ),
+    Published(
+        model="Qwen/Qwen3-235B-A22B",
+        gpus=128,
+        layout=Layout(
+            num_ranks=128, tensor=2, pipeline=8, context=2, expert=16, sequence_parallel=True, recompute="full"
+        ),
+        engine_tensor=16,
+        seconds=395,
+        tokens_per_second_and_gpu=58.9,
+        mean_tokens=5698,
+        sequence_tokens=8192,
+        responses=512,
     ),
 )
 
@@ -100,20 +130,27 @@ def plan_seconds(options: Options) -> dict[str, dict[str, float]]:
 
 def estimate(row: Published) -> dict[str, float]:
     """The planner's seconds for a published step."""
-    tokens = row.tokens_per_second_and_gpu * row.gpus * row.seconds / row.responses
+    tokens = row.mean_tokens or row.tokens_per_second_and_gpu * row.gpus * row.seconds / row.responses
     request = request_for(row.model, row.gpus, row.engine_tensor)
     batch = replace(
         request.batch,
         num_responses=row.responses,
-        num_update_responses=row.responses // 4,
-        num_updates=4,
+        num_update_responses=row.update_responses,
+        num_updates=row.responses // row.update_responses,
         max_sequence_tokens=row.sequence_tokens,
         max_response_tokens=row.sequence_tokens - PROMPT_TOKENS,
         mean_prompt_tokens=PROMPT_TOKENS,
         mean_response_tokens=tokens - PROMPT_TOKENS,
     )
     estimated = judge(replace(request, batch=batch), row.layout).time
-    return {"published_s": row.seconds, "estimated_s": estimated.total, "ratio": row.seconds / estimated.total}
+    per_gpu = row.responses * tokens / estimated.total / row.gpus
+    return {
+        "published_s": row.seconds,
+        "estimated_s": estimated.total,
+        "ratio": row.seconds / estimated.total,
+        "estimated_tokens_per_second_and_gpu": per_gpu,
+        **asdict(estimated),
+    }
 
 
 def main() -> None:

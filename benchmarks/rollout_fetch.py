@@ -30,7 +30,7 @@ from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.orchestration.on_ray.rollouts import PIECE_BYTES, RolloutParts, ShardParts, in_pieces, joined, shards
 from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, rollout_summary
-from gtpo_megatron.rollout.requests import SampleRequest, deal_to_engines
+from gtpo_megatron.rollout.requests import SampleRequest, assign_to_engines
 
 GROUP_SIZE = 16
 
@@ -86,7 +86,7 @@ def engine_shares(options: Options) -> list[list[int]]:
         SampleRequest(group_id=row // GROUP_SIZE, prompt_ids=prompt, sample=row % GROUP_SIZE)
         for row in range(options.responses)
     ]
-    dealt = deal_to_engines(requests, max_response_tokens=options.response_tokens, loads=[0] * options.engines)
+    dealt = assign_to_engines(requests, max_response_tokens=options.response_tokens, loads=[0] * options.engines)
     return [[row for row, engine in enumerate(dealt) if engine == index] for index in range(options.engines)]
 
 

@@ -1,7 +1,7 @@
 """Speed and bytes of a push: ours against a floor measured alongside, and the plan's bytes for large models.
 
-    python -m benchmarks.weight_push --json result.json           # a 500 MB model, TP 2 -> TP 1 and TP 2 -> TP 2
-    python -m benchmarks.weight_push --plan-only                  # bytes and predicted seconds of 32B and 72B
+    python -m benchmarks.weight_push --json result.json           # 500 MB: dense to TP 1 and TP 2, experts to TP 1
+    python -m benchmarks.weight_push --plan-only                  # bytes and predicted seconds of 30B to 235B
 
 The floor is what no push through shared memory can do without: one copy of all weights into shared memory, then vLLM's
 own reload of the same tensors from there. Ours has the trainer's ranks in processes of their own. Both alternate within
@@ -17,110 +17,174 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker, plan_push
 from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
-from gtpo_megatron.weights.reshard import ShardPlace, hf_shapes, load_plan
+from gtpo_megatron.weights.reshard import ShardPlace, hf_shapes, load_plan, shard_place
 
 MIB = 1 << 20
 DEADLINE_S = 300.0
+Kind = Literal["qwen2", "qwen3_moe"]
 LINKS_GB_S = {"NVLink 4, 450 GB/s a GPU": 450.0, "InfiniBand NDR, 50 GB/s a GPU": 50.0}
-LARGE = {  # public config.json values
-    "Qwen2.5-32B": {"num_layers": 64, "hidden_size": 5120, "ffn_size": 27648, "num_heads": 40, "vocab_size": 152064},
-    "Qwen2.5-72B": {"num_layers": 80, "hidden_size": 8192, "ffn_size": 29568, "num_heads": 64, "vocab_size": 152064},
+_QWEN3 = {"vocab_size": 151936, "num_query_groups": 4, "qk_norm": True, "qkv_bias": False}
+LARGE: dict[str, tuple[dict[str, Any], ParallelConfig, int, int]] = {
+    "Qwen2.5-32B": (
+        {"num_layers": 64, "hidden_size": 5120, "ffn_size": 27648, "num_heads": 40, "vocab_size": 152064},
+        ParallelConfig(num_ranks=64, tensor_parallel_size=8, pipeline_parallel_size=4),
+        1,
+        4,
+    ),
+    "Qwen2.5-72B": (
+        {"num_layers": 80, "hidden_size": 8192, "ffn_size": 29568, "num_heads": 64, "vocab_size": 152064},
+        ParallelConfig(num_ranks=64, tensor_parallel_size=8, pipeline_parallel_size=4),
+        1,
+        4,
+    ),
+    "Qwen3-30B-A3B": (
+        _QWEN3 | {"num_layers": 48, "hidden_size": 2048, "ffn_size": 6144, "num_heads": 32, "experts": (768, 48)},
+        ParallelConfig(num_ranks=32, tensor_parallel_size=2, sequence_parallel=True, expert_parallel_size=8),
+        8,
+        4,
+    ),
+    "Qwen3-235B-A22B": (
+        _QWEN3 | {"num_layers": 94, "hidden_size": 4096, "ffn_size": 12288, "num_heads": 64, "experts": (1536, 94)},
+        ParallelConfig(
+            num_ranks=128,
+            tensor_parallel_size=4,
+            sequence_parallel=True,
+            pipeline_parallel_size=2,
+            expert_parallel_size=16,
+        ),
+        16,
+        8,
+    ),
 }
+"""Public config.json values, of experts their width and the number of layers with 128 of them, 8 per token; the
+trainer's ranks; engines, and workers of each."""
+MEASURED: tuple[tuple[Kind, ParallelConfig, int], ...] = (
+    ("qwen2", ParallelConfig(num_ranks=2, tensor_parallel_size=2), 1),
+    ("qwen2", ParallelConfig(num_ranks=2, tensor_parallel_size=2), 2),
+    ("qwen3_moe", ParallelConfig(num_ranks=2, expert_parallel_size=2), 1),
+)
+"""Model, the trainer's ranks, workers of the engine."""
 PEERS = (  # published figures; see docs/rollouts.md
     "Qwen2.5-32B, 2 + 2 nodes of H100: 14.2 s over NCCL, 6.2 s as a delta (verl)",
     "Qwen3-32B, 16 + 16 H200: about 2 s (TRL)",
 )
 
 
-def layout_of(arch: Architecture, *, tp: int, pp: int, replicas: int, workers: int, bucket_mib: int) -> PushLayout:
-    places = [
-        ShardPlace(tensor_parallel=TensorParallel(tp, index), pipeline_size=pp, pipeline_stage=stage)
-        for stage in range(pp)
-        for index in range(tp)
-    ]
+def layout_of(
+    arch: Architecture, parallel: ParallelConfig, *, workers: int, engines: int = 1, bucket_mib: int
+) -> PushLayout:
+    tensor = parallel.tensor_parallel_size
     return PushLayout(
-        sources=tuple(
-            SourceRank(rank=replica * len(places) + i, place=place)
-            for replica in range(replicas)
-            for i, place in enumerate(places)
+        sources=tuple(SourceRank(rank=rank, place=shard_place(parallel, rank)) for rank in range(parallel.num_ranks)),
+        targets=tuple(
+            TargetWorker(worker=i, tensor_parallel=TensorParallel(workers, i % workers))
+            for i in range(engines * workers)
         ),
-        targets=tuple(TargetWorker(worker=i, tensor_parallel=TensorParallel(workers, i)) for i in range(workers)),
-        padded_vocab_size=-(-arch.vocab_size // tp) * tp,
+        padded_vocab_size=-(-arch.vocab_size // tensor) * tensor,
         itemsize=2,
         bucket_bytes=bucket_mib * MIB,
     )
 
 
+def layout_name(parallel: ParallelConfig, workers: int) -> str:
+    """The usual short form."""
+    sizes = {
+        "TP": parallel.tensor_parallel_size,
+        "PP": parallel.pipeline_parallel_size,
+        "EP": parallel.expert_parallel_size,
+        "DP": parallel.data_parallel_size,
+    }
+    return " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) + f" -> TP{workers}"
+
+
 # ------------------------------------------------------------------------------------------------------ large models
+def architecture_of(sizes: dict[str, Any]) -> Architecture:
+    """A large model's."""
+    common: dict[str, Any] = {
+        "family": "qwen2",
+        "num_query_groups": 8,
+        "qkv_bias": True,
+        "head_size": 128,
+        "max_positions": 32768,
+    }
+    common |= {"norm_eps": 1e-6, "rope_theta": 1e6, "tied_embeddings": False}
+    if "experts" not in sizes:
+        return Architecture(**common | sizes)
+    width, num_layers = sizes["experts"]
+    experts = Experts(num_experts=128, experts_per_token=8, ffn_size=width, layers=(True,) * num_layers)
+    return Architecture(**common | sizes | {"family": "qwen3_moe", "experts": experts})
+
+
 def plan_rows() -> list[dict[str, Any]]:
     rows = []
-    for name, sizes in LARGE.items():
-        arch = Architecture(
-            family="qwen2",
-            num_query_groups=8,
-            head_size=128,
-            max_positions=32768,
-            norm_eps=1e-6,
-            rope_theta=1e6,
-            tied_embeddings=False,
-            qkv_bias=True,
-            **sizes,
-        )
-        layout = layout_of(arch, tp=8, pp=4, replicas=2, workers=4, bucket_mib=512)
-        start = time.perf_counter()
+    for name, (sizes, parallel, engines, workers) in LARGE.items():
+        arch = architecture_of(sizes)
+        layout = layout_of(arch, parallel, workers=workers, engines=engines, bucket_mib=512)
+        start = time.process_time()
         streams = plan_push(arch, layout)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         moved = [sum(bucket.num_bytes for bucket in stream.buckets) for stream in streams]
         least = [sum(2 * box.num_elements for box in stream.kept.values()) for stream in streams]
-        sent: dict[int, int] = {}
+        sent = dict.fromkeys(range(parallel.num_ranks), 0)
         for stream in streams:
             for bucket in stream.buckets:
                 for rank, (_, num) in bucket.spans.items():
-                    sent[rank] = sent.get(rank, 0) + num
+                    sent[rank] += num
         rows.append(
             {
                 "model": name,
-                "layout": "TP8 PP4 DP2 -> TP4",
+                "layout": layout_name(parallel, workers),
+                "engines": engines,
                 "moved_gb": sum(moved) / 1e9,
                 "over_least": sum(moved) / sum(least),
                 "largest_worker_gb": max(moved) / 1e9,
                 "largest_rank_gb": max(sent.values()) / 1e9,
-                "plan_s": seconds,
-                "predicted_s": {link: max(moved) / 1e9 / speed for link, speed in LINKS_GB_S.items()},
+                "smallest_rank_gb": min(sent.values()) / 1e9,
+                "pieces": sum(len(bucket.pieces) for stream in streams for bucket in stream.buckets),
+                "plan_cpu_s": seconds,
+                "predicted_s": {link: max(*moved, *sent.values()) / 1e9 / speed for link, speed in LINKS_GB_S.items()},
             }
         )
     return rows
 
 
 # ---------------------------------------------------------------------------------------------------- a 500 MB model
-def make_folder(folder: Path, megabytes: int) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def make_folder(folder: Path, kind: Kind, megabytes: int) -> None:
+    """A random model; of a mixture of experts each layer has 32, of 256."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    hidden, ffn, layers = 1024, 2816, max(2, round(megabytes * 1e6 / 2 / (4 * 1024**2 * 0.75 + 3 * 1024 * 2816)))
-    config = Qwen2Config(
-        vocab_size=4096,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-    )
+    mlp = 3 * 1024 * 2816 if kind == "qwen2" else 32 * 3 * 1024 * 256
+    common = {
+        "vocab_size": 4096,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": max(2, round(megabytes * 1e6 / 2 / (4 * 1024**2 * 0.75 + mlp))),
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }
+    experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "norm_topk_prob": True}
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    if kind == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**common))
+    else:
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts, head_dim=64))
+    model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = Path(__file__).resolve().parents[1] / "assets" / "tiny_qwen2"
     for path in tokenizer.glob("*token*"):
         (folder / path.name).write_bytes(path.read_bytes())
@@ -216,6 +280,8 @@ def reload_from_shared_memory(worker: Any, path: str, num_bytes: int, first: int
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+    from gtpo_megatron.rollout.weight_engine import _forget_expert_kernels
+
     flat = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
     model = worker.model_runner.model
 
@@ -228,14 +294,16 @@ def reload_from_shared_memory(worker: Any, path: str, num_bytes: int, first: int
 
     start = time.perf_counter()
     with set_current_vllm_config(worker.vllm_config):
+        _forget_expert_kernels(model)
         initialize_layerwise_reload(model)
         model.load_weights(tensors())
         finalize_layerwise_reload(model, worker.model_config)
     return time.perf_counter() - start
 
 
-def measure(folder: Path, workers: int, rounds: int, bucket_mib: int) -> dict[str, Any]:
+def measure(folder: Path, case: int, rounds: int, bucket_mib: int) -> dict[str, Any]:
     """Run in a process of its own, since one process holds one vLLM."""
+    family, parallel, workers = MEASURED[case]
     from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"})
@@ -245,7 +313,7 @@ def measure(folder: Path, workers: int, rounds: int, bucket_mib: int) -> dict[st
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
     arch = read_architecture(folder)
-    layout = layout_of(arch, tp=2, pp=1, replicas=1, workers=workers, bucket_mib=bucket_mib)
+    layout = layout_of(arch, parallel, workers=workers, bucket_mib=bucket_mib)
     slots = {
         worker: create_slots(SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=2, deadline_s=DEADLINE_S))
         for worker in range(workers)
@@ -277,7 +345,8 @@ def measure(folder: Path, workers: int, rounds: int, bucket_mib: int) -> dict[st
     moved = sum(bucket.num_bytes for stream in streams for bucket in stream.buckets)
     least = sum(2 * box.num_elements for stream in streams for box in stream.kept.values())
     return {
-        "layout": f"TP2 -> TP{workers}",
+        "model": family,
+        "layout": layout_name(parallel, workers),
         "model_mb": sum(2 * torch.Size(shape).numel() for shape in shapes.values()) / 1e6,
         "bucket_mib": bucket_mib,
         "seconds": {kind: statistics.median(values) for kind, values in seconds.items()},
@@ -295,27 +364,27 @@ def main() -> None:
     parser.add_argument("--plan-only", action="store_true")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder:
-        result = measure(Path(arguments.folder), arguments.workers, arguments.rounds, arguments.bucket_mib)
+        result = measure(Path(arguments.folder), arguments.case, arguments.rounds, arguments.bucket_mib)
         print("RESULT " + json.dumps(result))
         return
     result = {"arguments": {k: str(v) for k, v in vars(arguments).items()}, "large": plan_rows(), "measured": []}
     if not arguments.plan_only:
-        with tempfile.TemporaryDirectory() as name:
-            make_folder(Path(name), arguments.megabytes)
-            for workers in (1, 2):
-                result["measured"].append(_in_a_process_of_its_own(name, workers, arguments))
+        for case, (kind, _, _) in enumerate(MEASURED):
+            with tempfile.TemporaryDirectory() as name:
+                make_folder(Path(name), kind, arguments.megabytes)
+                result["measured"].append(_in_a_process_of_its_own(name, case, arguments))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
     print_tables(result)
 
 
-def _in_a_process_of_its_own(folder: str, workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def _in_a_process_of_its_own(folder: str, case: int, arguments: argparse.Namespace) -> dict[str, Any]:
     import subprocess
 
-    command = [sys.executable, "-m", "benchmarks.weight_push", "--folder", folder, "--workers", str(workers)]
+    command = [sys.executable, "-m", "benchmarks.weight_push", "--folder", folder, "--case", str(case)]
     command += ["--rounds", str(arguments.rounds), "--bucket-mib", str(arguments.bucket_mib)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -329,7 +398,8 @@ def print_tables(result: dict[str, Any]) -> None:
     for row in result["measured"]:
         seconds = row["seconds"]
         print(
-            f"{row['layout']}  {row['model_mb']:.0f} MB  floor {seconds['floor']:.2f} s  push {seconds['push']:.2f} s  "
+            f"{row['model']} {row['layout']}  {row['model_mb']:.0f} MB  floor {seconds['floor']:.2f} s  "
+            f"push {seconds['push']:.2f} s  "
             f"with checksums {seconds['push_with_checksums']:.2f} s  floor/push {row['floor_over_push']:.2f}  "
             f"bytes over least {row['over_least_bytes']:.4f}  growth of a rank {row['rank_growth_mib']:.0f} MiB"
         )
@@ -337,8 +407,9 @@ def print_tables(result: dict[str, Any]) -> None:
         predicted = ", ".join(f"{link}: {value:.2f} s" for link, value in row["predicted_s"].items())
         print(
             f"{row['model']} {row['layout']}  moved {row['moved_gb']:.1f} GB ({row['over_least']:.5f} of the least)  "
-            f"largest worker {row['largest_worker_gb']:.1f} GB  largest rank {row['largest_rank_gb']:.2f} GB  plan "
-            f"{row['plan_s']:.2f} s  {predicted}"
+            f"{row['engines']} engine(s), {row['pieces']:,} pieces  largest worker {row['largest_worker_gb']:.1f} GB  "
+            f"ranks {row['smallest_rank_gb']:.2f} to {row['largest_rank_gb']:.2f} GB  plan {row['plan_cpu_s']:.2f} s  "
+            f"{predicted}"
         )
     for line in PEERS:
         print(f"published: {line}")

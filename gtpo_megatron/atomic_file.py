@@ -1,4 +1,4 @@
-"""Replaces a file at once: whoever reads it, after a crash too, finds the old content or the new one."""
+"""Replaces a file atomically: a reader finds the old or the new content, also after a crash."""
 
 import os
 import stat
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 SCRATCH_ENDING = ".tmp"
-"""Of the file that the new content is written to first, beside the old one."""
+"""Suffix of the temporary file with the new content, in the same folder."""
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write the new content to; it takes the place of ``path`` when the block ends without an error.
+    """Opens a temporary file that replaces ``path`` when the block ends without an error.
 
-    A link is followed. What is no regular file (a device, a pipe) cannot be replaced: it is written to.
+    Links are followed. A device or pipe is written to directly.
 
     Raises:
-        OSError: it cannot be written; the old content stays, and nothing is left beside it.
+        OSError: it cannot be written; the old content stays, and the temporary file is removed.
     """
     try:
         mode = path.stat().st_mode
@@ -39,7 +39,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         scratch.replace(target)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to hear of
+        with suppress(OSError):  # the first error is raised
             scratch.unlink(missing_ok=True)
         raise
 
@@ -48,9 +48,9 @@ def write_file(path: Path, content: str | bytes, *, errors: str = "strict") -> N
     """Replaces a file by this content; see :func:`replaced_file`.
 
     Args:
-        path: of the file.
+        path: the file.
         content: text is written as UTF-8.
-        errors: what happens to half a surrogate pair, as for :meth:`str.encode`.
+        errors: how :meth:`str.encode` treats surrogates.
 
     Raises:
         OSError: it cannot be written.

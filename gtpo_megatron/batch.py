@@ -1,4 +1,4 @@
-"""What travels between the stages of a step: frozen containers that grow by type, never by filling in optional fields.
+"""The frozen containers that the stages of a step exchange; each stage adds a type.
 
 ::
 
@@ -8,8 +8,8 @@
 Shapes: ``B`` responses, ``T`` response tokens (padded on the right), ``Tp`` prompt tokens (padded on the right).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,14 +24,18 @@ class Problem:
     Attributes:
         problem_id: unique within its dataset.
         prompt_ids: the rendered prompt, without special padding.
-        answer: the reference answer that the reward compares with.
+        answer: the reference answer that the reward compares with; empty if the row has none.
         source: name of the dataset the row came from.
+        prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``.
+        columns_json: the row's other columns as one JSON object, for the reward.
     """
 
     problem_id: str
     prompt_ids: tuple[int, ...]
     answer: str
     source: str = ""
+    prompt: str | tuple[Mapping[str, str], ...] = ""
+    columns_json: str = "{}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +43,7 @@ class PromptBatch:
     """The prompts of one step; prompt ``n`` is sampled ``group_size`` times.
 
     Attributes:
-        problems: one a prompt.
+        problems: one per prompt.
         group_ids: int64 label of each prompt's group, unique in the run.
     """
 
@@ -58,24 +62,27 @@ def mask_of_lengths(lengths: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBatch:
-    """Sampled responses, as the sampler saw them.
+    """Sampled responses.
 
     Attributes:
         prompt_ids: ``[B, Tp]`` int64, right-padded with 0.
         prompt_lengths: ``[B]`` int64.
         response_ids: ``[B, T]`` int64, right-padded with 0: what follows the prompt, whoever wrote it.
         response_lengths: ``[B]`` int64.
-        loss_mask: ``[B, T]`` bool, True on the tokens that the policy wrote. The others (the output of a tool, an
-            environment's turn) are read as context; they are not scored and nothing is learned from them.
+        loss_mask: ``[B, T]`` bool, True on the tokens that the policy wrote. The others (tool output, an environment's
+            turn) are context only; they are neither scored nor trained on.
         rollout_logprobs: ``[B, T]`` float32, nats, of the sampling distribution; 0 outside ``loss_mask``.
         group_ids: ``[B]`` int64.
-        truncated: ``[B]`` bool, True where the length limit cut the response.
-        policy_version: of the weights that generated every token here; where there are ``token_versions``, none is
-            older.
+        truncated: ``[B]`` bool, True if the length limit cut the response.
+        policy_version: version of the weights that generated all tokens; with ``token_versions``, the oldest one.
         token_entropy: ``[B, T]`` float32, nats over the full vocabulary, by the sampler; 0 outside ``loss_mask``. None
-            where the sampler was not asked for it.
-        token_versions: ``[B, T]`` int64, policy version that generated each token, never falling along a response;
-            without meaning outside ``loss_mask``. None where ``policy_version`` generated all tokens.
+            if the sampler was not asked for it.
+        token_versions: ``[B, T]`` int64, policy version that generated each token, non-decreasing along a response;
+            undefined outside ``loss_mask``. None if ``policy_version`` generated all tokens.
+        routed_experts: ``[N, M, k]`` uint8 or int16: the experts that the sampler's ``M`` routers sent each of its
+            ``N`` tokens to, in the order of the router. Rows follow one another without padding, each with the tokens
+            that the sampler has run: all of prompt and response but the last (:attr:`routed_lengths`). None if the
+            sampler was not asked for it.
     """
 
     prompt_ids: Tensor
@@ -89,6 +96,7 @@ class RolloutBatch:
     policy_version: int
     token_entropy: Tensor | None = None
     token_versions: Tensor | None = None
+    routed_experts: Tensor | None = None
 
     def __post_init__(self) -> None:
         batch = self.response_ids.shape[0]
@@ -117,6 +125,18 @@ class RolloutBatch:
                 f"token_versions {tuple(self.token_versions.shape)}, response_ids {tuple(self.response_ids.shape)}: "
                 f"one version a token is needed"
             )
+        if self.routed_experts is not None:
+            num_run = int(self.routed_lengths.sum())
+            if self.routed_experts.ndim != 3 or len(self.routed_experts) != num_run:
+                raise ShapeError(
+                    f"routed_experts {tuple(self.routed_experts.shape)}: expected [{num_run}, routers, k], "
+                    f"a row for every token of prompts and responses but the last of each"
+                )
+
+    @property
+    def routed_lengths(self) -> Tensor:
+        """``[B]`` int64, tokens that the sampler has run: nothing was sampled after the last one."""
+        return self.prompt_lengths + self.response_lengths - 1
 
     @property
     def num_responses(self) -> int:
@@ -143,31 +163,31 @@ class RolloutBatch:
 
     @property
     def is_multi_version(self) -> Tensor:
-        """``[B]`` bool, True where several versions of the weights generated a response."""
+        """``[B]`` bool, True if several versions of the weights generated the response."""
         if self.token_versions is None:
             return torch.zeros(self.num_responses, dtype=torch.bool)
         is_newer = (self.token_versions != self.oldest_versions[:, None]) & self.loss_mask
         return is_newer.any(dim=1)
 
     def select(self, rows: Sequence[int]) -> "RolloutBatch":
-        """The responses at ``rows``, padding trimmed to the longest of them."""
+        """The responses at ``rows``, padding trimmed to the longest."""
         return take_rows([self], [(0, row) for row in rows])
 
 
 def take_rows(
     batches: Sequence[RolloutBatch], places: Sequence[tuple[int, int]], *, may_mix: bool = False
 ) -> RolloutBatch:
-    """Rows of several batches of one policy as one batch, padding trimmed to the longest of them.
+    """Gathers rows of several batches into one batch, padding trimmed to the longest.
 
-    Only the chosen rows are copied, into tensors of their final size.
+    Each chosen row is copied once.
 
     Args:
-        batches: to take rows from; also if no row is taken, since they say whether there are entropies.
-        places: per row of the result, its batch and its row there.
-        may_mix: batches of different policies are welcome; the result says of each token which one generated it.
+        batches: at least one, also if no row is taken: they determine whether the result has entropies.
+        places: batch and row of each row of the result.
+        may_mix: allow batches of different policy versions; the result then has ``token_versions``.
 
     Raises:
-        ShapeError: no batch, batches of different policies, or some with the sampler's entropies and some without.
+        ShapeError: no batch, different policy versions, or only some batches have the sampler's entropies or routing.
     """
     _check_fit(batches, may_mix=may_mix)
     found: list[tuple[list[int], list[int]]] = [([], []) for _ in batches]
@@ -213,11 +233,22 @@ def take_rows(
         token_versions=per_token([_token_versions(batch) for batch in batches], response_lengths, padding=oldest)
         if is_mixed
         else None,
+        routed_experts=_take_routed(batches, places),
     )
 
 
+def _take_routed(batches: Sequence[RolloutBatch], places: Sequence[tuple[int, int]]) -> Tensor | None:
+    """``[N, M, k]`` of the chosen rows, one after the other."""
+    routed = [batch.routed_experts for batch in batches]
+    if routed[0] is None:
+        return None
+    ends = [[0, *batch.routed_lengths.cumsum(0).tolist()] for batch in batches]
+    chosen = [routed[batch][ends[batch][row] : ends[batch][row + 1]] for batch, row in places]  # type: ignore[index]
+    return torch.cat(chosen) if chosen else routed[0][:0]
+
+
 def _index(rows: list[int]) -> slice | Tensor:
-    """Neighbours as a slice, which copies nothing."""
+    """Consecutive rows as a slice, which indexes without a copy."""
     if rows and rows == list(range(rows[0], rows[0] + len(rows))):
         return slice(rows[0], rows[0] + len(rows))
     return torch.tensor(rows, dtype=torch.int64)
@@ -229,6 +260,8 @@ def _check_fit(batches: Sequence[RolloutBatch], *, may_mix: bool) -> None:
         raise ShapeError(f"batches of policy versions {sorted(versions)}: exactly one is needed")
     if len({batch.token_entropy is not None for batch in batches}) != 1:
         raise ShapeError("some batches carry the sampler's entropies and some do not")
+    if len({batch.routed_experts is not None for batch in batches}) != 1:
+        raise ShapeError("some batches carry the sampler's routing and some do not")
 
 
 def _token_versions(batch: RolloutBatch) -> Tensor:
@@ -239,13 +272,13 @@ def _token_versions(batch: RolloutBatch) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutShard:
-    """The responses of a rollout batch that one data-parallel replica works on.
+    """The responses of a rollout batch that one data-parallel replica holds.
 
     Attributes:
         rollouts: the responses.
-        rows: where they stand in the whole batch.
-        prompt_groups: every group of the whole batch, in its order; the same on all ranks.
-        policy_version: of the oldest weights that generated a token of the whole batch; the same on all ranks.
+        rows: their rows in the whole batch.
+        prompt_groups: every group of the whole batch in order; the same on all ranks.
+        policy_version: oldest version that generated a token of the whole batch; the same on all ranks.
     """
 
     rollouts: RolloutBatch
@@ -255,7 +288,7 @@ class RolloutShard:
 
     @classmethod
     def of(cls, whole: RolloutBatch, rows: Sequence[int]) -> "RolloutShard":
-        """Some rows of a batch that is in this process."""
+        """The shard with these rows of ``whole``."""
         return cls(
             rollouts=whole.select(rows),
             rows=tuple(rows),
@@ -266,36 +299,77 @@ class RolloutShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardBatch:
-    """Outcome rewards, one a response.
+    """Outcome rewards, one per response.
 
     Attributes:
         rewards: ``[B]`` float32, raw outcome reward.
-        failed: ``[B]`` bool, True where the reward function raised or ran out of time: no verdict, not a zero.
-        num_over_budget: how many of those had no time left, because other rows of the batch took it.
+        failed: ``[B]`` bool, True if the reward function raised or timed out; the reward then has no meaning.
+        num_over_budget: number of failed rows that were not graded because the batch's time was used up.
+        parts: ``[B]`` float32 by name: parts of the reward that the function stated; NaN for rows without it.
+        info: what the function said about each response, as a JSON object or ""; empty if it said nothing of any.
     """
 
     rewards: Tensor
     failed: Tensor
     num_over_budget: int = 0
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    info: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rewards.shape != self.failed.shape or self.rewards.ndim != 1:
             raise ShapeError(
                 f"rewards {tuple(self.rewards.shape)}, failed {tuple(self.failed.shape)}: both must be [B]"
             )
+        for name, part in self.parts.items():
+            if part.shape != self.rewards.shape:
+                raise ShapeError(
+                    f"part {name!r} {tuple(part.shape)}, rewards {tuple(self.rewards.shape)}: both are [B]"
+                )
+        if self.info and len(self.info) != len(self.rewards):
+            raise ShapeError(f"{len(self.info)} texts of info for {len(self.rewards)} rewards: one each, or none")
+
+    def select(self, rows: Sequence[int]) -> "RewardBatch":
+        """The rewards of these responses; ``num_over_budget`` is that of the whole batch."""
+        index = torch.tensor(rows, dtype=torch.int64)
+        return RewardBatch(
+            rewards=self.rewards[index],
+            failed=self.failed[index],
+            num_over_budget=self.num_over_budget,
+            parts={name: part[index] for name, part in self.parts.items()},
+            info=tuple(self.info[row] for row in rows) if self.info else (),
+        )
+
+    @classmethod
+    def joined(cls, batches: Sequence["RewardBatch"]) -> "RewardBatch":
+        """Several batches as one, in their order; a part that one lacks is NaN there."""
+        names = dict.fromkeys(name for batch in batches for name in batch.parts)
+        return cls(
+            rewards=torch.cat([batch.rewards for batch in batches]),
+            failed=torch.cat([batch.failed for batch in batches]),
+            num_over_budget=sum(batch.num_over_budget for batch in batches),
+            parts={
+                name: torch.cat([batch.parts.get(name, torch.full_like(batch.rewards, torch.nan)) for batch in batches])
+                for name in names
+            },
+            info=tuple(text for batch in batches for text in (batch.info or ("",) * len(batch.rewards)))
+            if any(batch.info for batch in batches)
+            else (),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyScores:
-    """What the old policy says of the sampled tokens; known once, before the first update.
+    """Log-probs and entropies of the sampled tokens under the old policy.
 
     Attributes:
-        old_logprobs: ``[B, T]`` float32, nats; 0 where the policy wrote no token. By the trainer, or by the sampler if
-            there is no scoring pass.
-        token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 where the policy wrote no token.
-        policy_version: of the weights that made them.
-        temperature: logits were divided by it.
-        vocab_size: columns that took part.
+        old_logprobs: ``[B, T]`` float32, nats; 0 outside ``loss_mask``. By the trainer, or by the sampler without a
+            scoring pass.
+        token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 outside ``loss_mask``.
+        policy_version: version of the weights that computed them.
+        temperature: divisor of the logits.
+        vocab_size: number of logits of the softmax, without padding.
+        ref_logprobs: ``[B, T]`` float32, nats, of the same tokens under the reference policy; 0 outside ``loss_mask``.
+            None if the run has none.
     """
 
     old_logprobs: Tensor
@@ -303,6 +377,7 @@ class PolicyScores:
     policy_version: int
     temperature: float
     vocab_size: int
+    ref_logprobs: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.old_logprobs.shape != self.token_entropy.shape or self.old_logprobs.ndim != 2:
@@ -310,11 +385,16 @@ class PolicyScores:
                 f"old_logprobs {tuple(self.old_logprobs.shape)}, token_entropy {tuple(self.token_entropy.shape)}: "
                 f"both must be [B, T]"
             )
+        if self.ref_logprobs is not None and self.ref_logprobs.shape != self.old_logprobs.shape:
+            raise ShapeError(
+                f"ref_logprobs {tuple(self.ref_logprobs.shape)}, old_logprobs {tuple(self.old_logprobs.shape)}: "
+                f"one value a token is needed"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredBatch:
-    """A rank's responses, scored.
+    """A rank's responses with their scores.
 
     Attributes:
         shard: the responses.
@@ -327,12 +407,12 @@ class ScoredBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCredit:
-    """What the response tokens earned; fixed before the first update.
+    """Credit of the response tokens, computed before the first update.
 
     Attributes:
         shaped_rewards: ``[B, T]`` float32, zero at padding.
         advantages: ``[B, T]`` float32, zero at padding.
-        loss_mask: ``[B, T]`` bool: the tokens that enter the loss, which may be fewer than the policy wrote.
+        loss_mask: ``[B, T]`` bool, the tokens that enter the loss: those that the policy wrote, or fewer.
     """
 
     shaped_rewards: Tensor
@@ -355,11 +435,11 @@ class TrainBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRecord:
-    """One response with what the algorithm saw of its tokens; plain lists, for people to look at.
+    """One response with entropies and credit of its tokens as plain lists, for the rollout log.
 
     Attributes:
-        policy_version: of the oldest weights that generated a token of it.
-        loss_mask: ``|o|`` values: whether the policy wrote the token; where it did not, the numbers are 0.
+        policy_version: oldest version that generated a token of it.
+        loss_mask: ``|o|`` values: whether the policy wrote the token; if not, the numbers below are 0.
         token_entropy: ``|o|`` values, nats.
         shaped_rewards: ``|o|`` values.
         advantages: ``|o|`` values.

@@ -1,31 +1,32 @@
-"""Every error this package raises on purpose.
+"""The errors of this package.
 
 ::
 
     GTPOError
-    +-- ConfigError (ValueError)          a configuration no run can have
+    +-- ConfigError (ValueError)          an invalid configuration
     +-- ShapeError (ValueError)           tensors whose shapes or dtypes do not fit
     +-- DataError (ValueError)            a value or a data row that cannot be used
     +-- WeightMappingError (KeyError)     a parameter without its counterpart
     +-- RolloutError (RuntimeError)       generation failed
     +-- WeightSyncError (RuntimeError)    a push failed, or the sampler is not the trainer's policy
-    +-- NumericsError (ArithmeticError)   gradients are not finite, again and again
+    +-- NumericsError (ArithmeticError)   gradients are not finite, repeatedly
     +-- CheckpointError (RuntimeError)    a checkpoint cannot be written or read
-    +-- StageOrderError (RuntimeError)    a stage of a step was called before the one that it needs
+    +-- StageOrderError (RuntimeError)    a stage was called before the one that it needs
     +-- WorkerError (RuntimeError)        a rank or an engine died, hung or raised
         +-- EngineLostError               an engine died that can be replaced
+    +-- SandboxError (RuntimeError)       a program could not be run
 
-A message says what, got, expected, and what to do. Each class also is its standard-library counterpart. None has an
-``__init__`` of its own, so that all of them survive pickling between processes.
+A message says what, got, expected, and what to do. Each class also inherits from its standard-library counterpart. None
+defines ``__init__``, so that all can be pickled.
 """
 
 
 class GTPOError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors of this package."""
 
 
 class ConfigError(GTPOError, ValueError):
-    """A configuration that no run can have; raised before any process starts."""
+    """An invalid configuration; raised before any process starts."""
 
 
 class ShapeError(GTPOError, ValueError):
@@ -40,7 +41,7 @@ class WeightMappingError(GTPOError, KeyError):
     """A parameter without its counterpart on the other side."""
 
     def __str__(self) -> str:
-        """KeyError shows the repr of its argument; a sentence should be shown as it is."""
+        """The message itself; KeyError would return its repr."""
         return Exception.__str__(self)
 
 
@@ -69,4 +70,8 @@ class WorkerError(GTPOError, RuntimeError):
 
 
 class EngineLostError(WorkerError):
-    """An engine died while nobody could give a new one its weights; whoever can replaces it and asks again."""
+    """An engine died; the caller that can push weights replaces it and repeats the requests."""
+
+
+class SandboxError(GTPOError, RuntimeError):
+    """A program could not be run: no sandbox, no compiler, or a sandbox that failed."""

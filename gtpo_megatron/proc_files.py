@@ -1,4 +1,4 @@
-"""What ``/proc`` says about the processes of this machine; nothing here raises because a process has just ended."""
+"""Reads ``/proc``; no function raises if a process has just ended."""
 
 import os
 import re
@@ -9,7 +9,7 @@ PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 
 _MAPPED = re.compile(rb" (\d+) +/dev/shm/", re.MULTILINE)
-"""The number of a mapped file: a semaphore is mapped under another name than it has in the end."""
+"""Inode number of a mapped file; a semaphore is mapped under another name than its final one."""
 
 _FLAGS = re.compile(rb"^flags:\s+0*([0-7]+)$", re.MULTILINE)
 
@@ -21,8 +21,8 @@ class ProcessStat:
     Attributes:
         parent: process id of the parent.
         state: one letter; ``T`` is stopped by a signal, ``Z`` has ended and waits for its parent.
-        start_ticks: since the machine started; with the process id it names a process for good.
-        exit_code: as ``waitpid`` gives it; 0 while it runs, and where only its parent may know.
+        start_ticks: start time in ticks since boot; with the process id it identifies a process.
+        exit_code: as of ``waitpid``; 0 while it runs, and if only its parent can read it.
     """
 
     parent: int
@@ -32,22 +32,22 @@ class ProcessStat:
 
     @property
     def has_ended(self) -> bool:
-        """It runs no more, whether or not its parent has looked."""
+        """Whether it has ended, even if its parent has not waited for it."""
         return self.state in "ZX"
 
     @property
     def is_stopped(self) -> bool:
-        """By a signal."""
+        """Whether a signal has stopped it."""
         return self.state == "T"
 
 
 def process_ids() -> set[int]:
-    """Of all processes."""
-    return {int(name) for name in os.listdir(PROC) if name.isdigit()}  # noqa: PTH208 - several times a second
+    """Ids of all processes."""
+    return {int(name) for name in os.listdir(PROC) if name.isdigit()}  # noqa: PTH208 - faster, called often
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """None where there is no such process."""
+    """The line of a process; None if there is no such process."""
     content = _read(pid, "stat")
     if not content:
         return None
@@ -58,7 +58,7 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments, or the title that the process has given itself; empty where there is none."""
+    """The arguments, or the title that the process has set; may be empty."""
     content = _read(pid, "cmdline") or b""
     return [part.decode("utf-8", "replace") for part in content.rstrip(b"\0").split(b"\0") if part]
 
@@ -80,7 +80,7 @@ def shared_files() -> dict[str, int]:
 def belongs_to(pid: int, folder: Path) -> bool:
     """Whether the process writes to a file below the folder, or has it as its temporary folder.
 
-    Who only reads there (a person who looks at a log) does not belong.
+    Processes that only read there (such as a pager of a log) are not included.
     """
     prefix = f"{folder}/"
     if any(
@@ -93,7 +93,7 @@ def belongs_to(pid: int, folder: Path) -> bool:
         return False
     for number in numbers:
         try:
-            target = os.readlink(PROC / str(pid) / "fd" / number)  # noqa: PTH115 - a target may be no path
+            target = os.readlink(PROC / str(pid) / "fd" / number)  # noqa: PTH115 - the target may not be a path
         except OSError:
             continue
         if target.startswith(prefix):

@@ -1,4 +1,4 @@
-"""``gtpo-megatron train``: checks everything that can be checked, starts the processes, drives the run, exports."""
+"""``gtpo-megatron train``: checks all inputs, starts the processes, trains, exports."""
 
 import logging
 from contextlib import ExitStack
@@ -20,13 +20,13 @@ from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.host import check_host
-from gtpo_megatron.orchestration.in_process import local_parts
-from gtpo_megatron.orchestration.loop.controller import Controller, RunInputs, RunSummary
+from gtpo_megatron.orchestration.in_process import local_stages
+from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
-from gtpo_megatron.orchestration.loop.inputs import read_inputs
-from gtpo_megatron.orchestration.on_ray.run import ray_parts
+from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
+from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.report.page import write_report
-from gtpo_megatron.rewards.function import resolve_reward
+from gtpo_megatron.rewards.function import check_threshold, resolve_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
 from gtpo_megatron.run_folder.folder import RunFolder
@@ -34,27 +34,28 @@ from gtpo_megatron.run_folder.manifest import RunFacts, check_model, layout_chan
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
 from gtpo_megatron.run_folder.provenance import log_provenance
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.sandbox.choose import check_sandbox
+from gtpo_megatron.weights.architecture import check_same_model, read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
 
 logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -> RunSummary:
-    """Runs a configuration to its last step.
+    """Trains to the last step.
 
     Args:
-        config: of the run.
-        run_dir: its folder; made if it does not exist.
-        resume: go on from the folder's last checkpoint, or start there if it has none.
-        console: where the person looks.
+        config: the run's configuration.
+        run_dir: its folder; created if it does not exist.
+        resume: resume from the folder's last checkpoint, or start if it has none.
+        console: the terminal.
 
     Returns:
         Held-out accuracy before and after; or the step at which the run was asked to stop.
 
     Raises:
-        GTPOError: a configuration, data or model that cannot be used, before any process starts; or the stage that
-            failed. The last checkpoint stays valid.
+        GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
+            last checkpoint stays valid.
     """
     inputs = check_inputs(config)
     folder = RunFolder(run_dir)
@@ -76,7 +77,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         if checkpoint:
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
             check_metrics(run_dir / METRICS_FILE)
-        folder.accept(config, inputs.contents, goes_on=checkpoint is not None)
+        folder.record_run(config, inputs.contents, goes_on=checkpoint is not None)
         last_row = checkpoint.last_row if checkpoint else -1 if resume else None
         sinks = stack.enter_context(open_sinks(run_dir, config.logging, run_config=to_plain(config), last_row=last_row))
         display = stack.enter_context(
@@ -84,7 +85,6 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
                 num_steps=config.num_steps,
                 title=config.name,
                 first_step=first,
-                gap_limit=config.weight_sync.logprob_gap_limit,
                 console=console,
             )
         )
@@ -93,16 +93,16 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             display.note(note)
         timers = StageTimers(display.stage)
         is_ray = config.cluster.mode == "ray"
-        make_parts = partial(ray_parts, take_signals=stop.listen) if is_ray else local_parts
+        make_stages = partial(ray_stages, take_signals=stop.listen) if is_ray else local_stages
         try:
             with stop.at_once():
-                parts = stack.enter_context(make_parts(config, run_dir, timers))
-                stop.listen()  # libraries that were loaded may have taken signals for themselves
+                stages = stack.enter_context(make_stages(config, run_dir, timers))
+                stop.listen()  # imported libraries may have replaced signal handlers
         except StopAtOnce:
             logger.info("asked to stop (%s) before the processes were up", stop.reason())
             summary = RunSummary(before=None, after=None, stopped_after=first, stop_reason=stop.reason())
         else:
-            controller = Controller(config, folder, facts, inputs, parts, sinks, display, stop_reason=stop.reason)
+            controller = Controller(config, folder, facts, inputs, stages, sinks, display, stop_reason=stop.reason)
             summary = controller.run(checkpoint)
         ending.outcome = _outcome(summary)
         if config.checkpoint.export_hf and summary.stopped_after is None:
@@ -112,17 +112,17 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
 
 
 def leave_report(folder: RunFolder) -> Path | None:
-    """Writes the run's report; a run that has ended well does not fail for want of a page.
+    """Writes the run's report; a failure is only a warning.
 
     Args:
-        folder: of a run that has ended.
+        folder: folder of a finished run.
 
     Returns:
-        The file; None, after a warning that says how to make it later, if that failed.
+        The file; None after a failure.
     """
     try:
         write_report([folder.path], folder.report_file)
-    except Exception as error:  # a bug of ours, too: the run and its checkpoints are whole, whatever the page lacks
+    except Exception as error:  # any error, also our own bugs: the run itself is complete
         logger.warning(
             "the report was not written (%s: %s); to make it later: gtpo-megatron report %s",
             type(error).__name__,
@@ -135,7 +135,7 @@ def leave_report(folder: RunFolder) -> Path | None:
 
 
 def _export(config: RunConfig, folder: RunFolder) -> None:
-    """The last checkpoint in Hugging Face format; no rank takes part."""
+    """Exports the last checkpoint in Hugging Face format, in this process."""
     latest = folder.checkpoints.latest(config.checkpoint.verify)
     assert latest is not None, "the last step is always saved"
     megatron_to_hf(
@@ -156,10 +156,10 @@ def _outcome(summary: RunSummary) -> str:
 
 
 def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
-    """What a person should know who goes on from this checkpoint.
+    """Notes about resuming from this checkpoint.
 
     Raises:
-        CheckpointError: it is of another model.
+        CheckpointError: it is from another model.
     """
     notes = [checkpoint.note] if checkpoint.note else []
     if checkpoint.manifest is None:
@@ -177,16 +177,22 @@ def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
 
 
 def check_inputs(config: RunConfig) -> RunInputs:
-    """Reads what the run works on, and finds what would stop it; ``config`` and ``train`` both come through here.
+    """Reads and checks the run's inputs, for ``config`` and ``train``.
 
     Raises:
-        ConfigError: the model folder, its values, the layout, the algorithm, this machine, the loggers, the reward
-            function or the number of prompts cannot be used.
+        ConfigError: the model folder or the reference's, their values, the layout, the algorithm, this machine, the
+            loggers, the reward function or the number of prompts cannot be used.
         DataError: a data set is missing, empty or malformed.
     """
     model = Path(config.model.path)
     architecture = read_architecture(model)
     architecture.check_layout(config.parallel)
+    architecture.check_sampler(config.rollout)
+    experts = architecture.experts
+    config.balance.check_model(has_experts=experts is not None, has_bias=experts is not None and experts.has_bias)
+    if experts is None:
+        config.update.check_dense()
+        config.model.check_dense()
     if config.model.max_sequence_tokens > architecture.max_positions:
         raise ConfigError(
             f"model.max_sequence_tokens={config.model.max_sequence_tokens} exceeds the model's "
@@ -195,8 +201,15 @@ def check_inputs(config: RunConfig) -> RunInputs:
     algorithm_of(config.algorithm)
     check_loggers(config.logging)
     check_host(config.cluster, config.rollout, architecture)
-    resolve_reward(config.reward.function)
+    rewards = resolve_rewards(config.reward.function)
+    check_threshold(rewards, config.algorithm.success_threshold, option="--algorithm.success-threshold")
+    if any(one.statement.needs_sandbox for one in rewards):
+        check_sandbox(config.reward.sandbox)
     check_weights(model, architecture)
+    if config.reference.path:
+        reference = Path(config.reference.path)
+        check_same_model(reference, architecture)
+        check_weights(reference, architecture)
     tokenizer = load_tokenizer(config.model.path)
     if config.rollout.sampling.stop_strings and is_sentencepiece_only(model):
         raise ConfigError(

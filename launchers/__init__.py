@@ -1,1 +1,1 @@
-"""Launchers: the only importers of nemo_run, and the only readers of the environment."""
+"""Launchers: the only modules that import nemo_run or read the environment."""

@@ -1,4 +1,4 @@
-"""What can be known before a job is submitted: world size, layout, paths, time. No cluster is asked."""
+"""Checks of a job before its submission, without a cluster: world size, layout, paths, time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from launchers.walltime import check_room
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedJob:
-    """A job that nothing speaks against.
+    """The result of the checks.
 
     Attributes:
-        placement: of every process, on nodes by their number.
-        memory: the plan.
-        remarks: what could not be checked here, and why.
+        placement: the node of every process.
+        memory: the memory plan.
+        remarks: sentences about what could not be checked.
     """
 
     placement: Placement
@@ -43,7 +43,7 @@ class CheckedJob:
 
 
 def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
-    """Everything.
+    """Runs all checks.
 
     Raises:
         ConfigError: the job would fail.
@@ -69,13 +69,13 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
 
 
 def check_paths(config: RunConfig, *, is_dry_run: bool) -> list[str]:
-    """Local files are there; in a dry run the model may be a name.
+    """Checks that local files exist; in a dry run the model may be a name.
 
     Returns:
-        Remarks.
+        Remarks about files that could not be checked.
 
     Raises:
-        ConfigError: something is not there.
+        ConfigError: a file is missing.
     """
     for field, path in local_paths(config).items():
         if not path.exists():
@@ -89,7 +89,7 @@ def check_paths(config: RunConfig, *, is_dry_run: bool) -> list[str]:
 
 
 def check_world(options: SlurmOptions) -> Placement:
-    """Ranks and engines fit on the nodes, and no node stays empty.
+    """Checks that ranks and engines fit on the nodes, and that no node is empty.
 
     Returns:
         The placement.
@@ -134,7 +134,7 @@ def check_world(options: SlurmOptions) -> Placement:
 
 
 def check_transport(config: RunConfig, placement: Placement) -> None:
-    """A push reaches every engine: shared memory needs every shard on its node, NCCL needs it on GPUs of its own.
+    """Checks the transport: shared memory needs every shard on the engine's node, NCCL needs separate GPUs.
 
     Raises:
         ConfigError: it does not.
@@ -166,14 +166,14 @@ def check_transport(config: RunConfig, placement: Placement) -> None:
 
 
 def planned_nodes(options: SlurmOptions) -> list[Node]:
-    """The nodes that the job asks for."""
+    """The nodes that the job requests."""
     return [
         Node(node_id=str(index), host=f"node {index}", num_gpus=options.gpus_per_node) for index in range(options.nodes)
     ]
 
 
 def check_layout(config: RunConfig) -> None:
-    """The layout divides the model; where the weights are not here, the memory plan checks it for models it knows.
+    """Checks that the layout divides the model; without local weights the memory plan checks known models.
 
     Raises:
         ConfigError: it does not.
@@ -183,7 +183,7 @@ def check_layout(config: RunConfig) -> None:
 
 
 def check_container(job: JobFolder, options: SlurmOptions) -> None:
-    """An image that is a file is there, and everything that the container must see can be mounted.
+    """Checks that an image file exists, and that all needed folders can be mounted.
 
     Raises:
         ConfigError: it is not, or cannot.
@@ -198,7 +198,7 @@ def check_container(job: JobFolder, options: SlurmOptions) -> None:
 
 
 def known_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """What the run has measured so far; nothing where it has not begun or cannot be read."""
+    """The run's metrics so far; empty if it has not begun or cannot be read."""
     try:
         return read_metrics(run_dir / METRICS_FILE)
     except DataError:
@@ -206,7 +206,7 @@ def known_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def known_step_s(rows: Sequence[Mapping[str, Any]], memory: MemoryPlan) -> tuple[float, str]:
-    """How long a step takes, and from where that is known: from this run's own steps, else from the memory plan."""
+    """Seconds per step and their source: this run's own steps, else the memory plan."""
     seconds = [row["timing/step_s"] for row in rows[-10:] if row.get("timing/step_s")]
     if seconds:
         return median(seconds), "median of this run's last steps"

@@ -1,4 +1,4 @@
-"""How long a measurement on the held-out sets takes, from this run's own or from the memory plan's estimate."""
+"""Time of a measurement on the held-out sets, measured by this run or estimated by the memory plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +13,17 @@ from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.search import judge
 
 ESTIMATE_MARGIN = 1.7
-"""A published run's time over its estimate (docs/planning.md): what a limit must leave room for."""
+"""Factor on estimates: a published run's time over its estimate (docs/planning.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationTime:
-    """Of one measurement.
+    """Time of one measurement.
 
     Attributes:
-        by_set: seconds by label of the held-out set; empty where nothing is known.
-        source: where they are known from.
-        is_measured: by the run itself, which has begun: what it measures on is settled.
+        by_set: seconds by label of the held-out set; empty if unknown.
+        source: source of the numbers, for messages.
+        is_measured: measured by this run, whose held-out sets can no longer be changed.
     """
 
     by_set: Mapping[str, float]
@@ -32,12 +32,12 @@ class EvaluationTime:
 
     @property
     def total_s(self) -> float:
-        """Of all sets."""
+        """Seconds of all sets."""
         return sum(self.by_set.values())
 
     @property
     def longest(self) -> tuple[str, float]:
-        """The set that takes longest, and its seconds; a request to stop is heard between two sets."""
+        """The set that takes longest, and its seconds; a run can stop only between two sets."""
         return max(self.by_set.items(), key=lambda item: item[1], default=("", 0.0))
 
 
@@ -72,11 +72,11 @@ def estimated_s(request: PlanRequest, layout: Layout, config: RunConfig) -> dict
 def evaluation_time(
     rows: Sequence[Mapping[str, Any]], estimated: Mapping[str, float], config: RunConfig
 ) -> EvaluationTime:
-    """This run's longest measurement, shared out by the sets' responses, else the estimate.
+    """This run's longest measurement, divided by the sets' responses, else the estimate.
 
     Args:
-        rows: of the run's ``metrics.jsonl``, if it has begun.
-        estimated: by label; empty where there are no GPUs.
+        rows: rows of the run's ``metrics.jsonl``, if it has begun.
+        estimated: estimates by label; empty without GPUs.
         config: of the run.
     """
     measured = max((row.get("timing/evaluation_s") or 0.0 for row in rows), default=0.0)

@@ -1,4 +1,4 @@
-"""The job as nemo-run knows it: makes the batch script and hands it to Slurm."""
+"""Writes the batch script with nemo-run and submits it to Slurm."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ TITLE = "gtpo"
 
 
 def batch_script(job: JobFolder, options: SlurmOptions) -> Path:
-    """Writes ``sbatch.sh``, exactly as it is submitted (of a chain the first); starts nothing."""
+    """Writes ``sbatch.sh`` as it is submitted (the first of a chain), without submitting it."""
     run = _nemo_run(job)
     experiment = _experiment(run, job)
     with experiment:
@@ -58,7 +58,7 @@ def submit(job: JobFolder, options: SlurmOptions) -> tuple[str, ...]:
 
 
 def _nemo_run(job: JobFolder) -> Any:
-    """Imported late: it takes seconds, and reads its home from the environment as it is imported."""
+    """Imports nemo-run late, because it takes seconds and reads its home from the environment at import."""
     os.environ["NEMORUN_HOME"] = str(job.folder)
     with warnings.catch_warnings(), _quick_imports():
         warnings.simplefilter("ignore")  # of what nemo-run imports
@@ -70,11 +70,7 @@ def _nemo_run(job: JobFolder) -> Any:
 
 @contextmanager
 def _quick_imports() -> Iterator[None]:
-    """Two thirds of nemo-run's import are not its own: torch, and the garbage collector.
-
-    It can write torch's types where there is a torch; our jobs have none, and None is how Python is told that there is
-    no such module. The collector would look at everything imported so far again and again.
-    """
+    """Speeds up nemo-run's import threefold: hides torch, which it imports if present, and stops garbage collection."""
     has_torch = "torch" in sys.modules
     if not has_torch:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -126,12 +122,12 @@ def _executor(run: Any, job: JobFolder, options: SlurmOptions, *, place: int) ->
         signal=f"B:USR1@{options.stop_before_s}",
         job_details=run.core.execution.slurm.SlurmJobDetails(job_name=job.job_name, folder=str(job.logs)),
         additional_parameters=further or None,
-        # cores are Ray's to share out; a site's default for MPI has nothing to do here
+        # Ray assigns cores; a site's default for MPI must not apply
         srun_args=["--cpu-bind=none", "--mpi=none"],
         setup_lines=f"set +vx\nCHAIN_PLACE={place}\nsource {settings}\nsource {batch}",
         container_image=container_image(options) or None,
         container_mounts=mounts(job, options) if options.container else [],
         tunnel=run.LocalTunnel(job_dir=""),
-        packager=run.Packager(),  # nothing is shipped: package and run folder are on a shared disk, or in the image
+        packager=run.Packager(),  # package and run folder are on a shared disk, or in the image
         poll_estimated_start_time=False,
     )

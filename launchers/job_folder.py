@@ -1,12 +1,12 @@
-"""The folder of one submission: everything that the job will read, written before it is submitted.
+"""The folder of one submission with all files that the job reads.
 
 ::
 
     RUN/launch/NAME/   config.yaml  settings.sh  sbatch.sh  batch.sh  node.sh  node_network.py
                        layout.txt  memory.txt
-    RUN/logs/          what the jobs print, one file a job and restart
+    RUN/logs/          output of the jobs, one file per job and restart
 
-The scripts are copies, so a checkout that changes while a job waits does not change the job.
+The scripts are copies, so that changes of the checkout do not affect a waiting job.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ DRY_RUN = "dry-run"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFolder:
-    """Where a submission lies.
+    """The folders of a submission.
 
     Attributes:
-        run_dir: of the run.
-        folder: of this submission.
-        logs: of all jobs of the run.
-        job_name: the same for every submission to this run folder, so that they can wait for each other.
+        run_dir: folder of the run.
+        folder: folder of this submission.
+        logs: folder of the logs of all jobs of the run.
+        job_name: equal for all submissions to this run folder, so that they can wait for each other.
     """
 
     run_dir: Path
@@ -45,10 +45,10 @@ class JobFolder:
 
 
 def job_folder(options: SlurmOptions, *, submission: str) -> JobFolder:
-    """Names the folders; makes none.
+    """The folders of a submission, without creating them.
 
     Args:
-        options: of the launch.
+        options: options of the launch.
         submission: name of this submission's folder.
     """
     run_dir = Path(options.run_dir or f"runs/{options.config.name}").absolute()
@@ -62,7 +62,7 @@ def job_folder(options: SlurmOptions, *, submission: str) -> JobFolder:
 
 
 def write_job_folder(job: JobFolder, options: SlurmOptions, *, layout: str, memory: str) -> None:
-    """Writes all but the batch script, into a fresh folder.
+    """Writes all files except the batch script into a new folder.
 
     Raises:
         ConfigError: the run folder cannot be written.
@@ -82,7 +82,7 @@ def write_job_folder(job: JobFolder, options: SlurmOptions, *, layout: str, memo
 
 
 def settings(job: JobFolder, options: SlurmOptions) -> str:
-    """``settings.sh``: what the scripts need to know, as shell variables."""
+    """``settings.sh``: the scripts' settings as shell variables."""
     cluster = options.config.cluster
     variables: dict[str, object] = {
         "RUN_DIR": job.run_dir,
@@ -113,7 +113,7 @@ def settings(job: JobFolder, options: SlurmOptions) -> str:
 
 
 def interpreter(options: SlurmOptions) -> str:
-    """Python on the nodes: of this environment, or whatever the image has."""
+    """Python on the nodes: of this environment, or of the image."""
     return options.python or ("python" if options.container else sys.executable)
 
 

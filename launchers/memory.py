@@ -1,4 +1,4 @@
-"""The memory plan of a job on GPUs, and the time of a step that it estimates."""
+"""The memory plan of a job on GPUs, with estimated times."""
 
 import io
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ PAGE_WIDTH = 120
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Of the recipe's own layout.
+    """The memory plan of the recipe's layout.
 
     Attributes:
-        text: bytes by part and phase, for people.
-        step_s: estimated; 0 where there are no GPUs.
-        evaluation_s: estimated, by held-out set; empty where there are no GPUs.
+        text: table of bytes by part and phase.
+        step_s: estimated seconds per step; 0 without GPUs.
+        evaluation_s: estimated seconds by held-out set; empty without GPUs.
     """
 
     text: str
@@ -64,7 +64,7 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
         )
         raise ConfigError(f"{own.layout} does not fit: {own.reason()}{hint}; see gtpo-megatron plan")
     page = io.StringIO()
-    # one layout is judged, not hundreds: this is a check, and gtpo-megatron plan is for choosing
+    # only the recipe's layout is checked; gtpo-megatron plan compares layouts
     plan = Plan(request=request, own=own, fitting=[own], misses=[], suggestions=[])
     print_plan(plan, Console(file=page, width=PAGE_WIDTH))
     return MemoryPlan(

@@ -1,4 +1,4 @@
-"""What the launchers take on the command line, besides every field of the recipe."""
+"""Command-line options of the launchers, besides the fields of the recipe."""
 
 import re
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from launchers.script_values import check_name, check_options
 
 IMAGE = re.compile(r"[\w./+@:~=][\w./+@:#~=-]*")
 MOUNT = re.compile(r"[\w./+@:=-]+")
-"""What goes unquoted into srun's options."""
+"""Characters that srun's options can have without quotes."""
 
 MEMORY = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 MEMORY_UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-"""Of Slurm: mebibytes, where none is given."""
+"""Slurm's units of memory; mebibytes by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(RecipeOptions):
-    """What every launcher takes.
+    """Options of every launcher.
 
     Attributes:
-        run_dir: folder of the run, on a disk that every node sees; empty means ``runs/<name>``.
+        run_dir: folder of the run, on a disk shared by all nodes; empty means ``runs/<name>``.
         dry_run: write and check everything, start nothing.
     """
 
@@ -32,7 +32,7 @@ class LaunchOptions(RecipeOptions):
     dry_run: bool = False
 
     def check(self) -> None:
-        """What no script can hold.
+        """Checks that options can be written into scripts.
 
         Raises:
             ConfigError: an option, or the recipe's name, cannot be written into one, or looks like a secret.
@@ -43,33 +43,33 @@ class LaunchOptions(RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions(LaunchOptions):
-    """What the Slurm launcher takes.
+    """Options of the Slurm launcher.
 
     Attributes:
-        account: that the hours are charged to.
-        partition: of the cluster.
-        nodes: machines.
+        account: account that is charged.
+        partition: partition of the cluster.
+        nodes: number of nodes.
         gpus_per_node: 0 for a run on CPUs.
         time: limit of one job: minutes, hours:minutes:seconds, or days-hours.
         stop_before_s: how long before the time limit the driver is asked to save and stop; at least a step, or the
             measurement of a held-out set, and a save.
         restarts: how often a job may be put back into the queue.
-        chain: jobs submitted at once, each going on where the one before stopped; for clusters without requeueing.
+        chain: jobs submitted at once, each resuming the previous one; for clusters without requeueing.
         detach: return after the submission instead of waiting for the end.
         container: image that the job runs in (pyxis): a file, or a name in a registry.
         container_mount: further ``SOURCE:TARGET`` folders inside the container.
         gpu: kind of GPU, for the memory plan.
-        gpu_memory_gib: of one GPU; 0: that of ``gpu``.
+        gpu_memory_gib: memory per GPU; 0: that of ``gpu``.
         cpus_per_task: cores of a node for the job; 0 leaves it to Slurm.
         mem: memory of a node for the job, such as ``900G``; empty leaves it to Slurm.
-        host_memory_gib: of a node, for the memory plan; 0: what ``mem`` says, and not checked where it says nothing.
+        host_memory_gib: memory of a node, for the memory plan; 0: that of ``mem``, or not checked if empty.
         exclusive: no other job on these nodes.
         sbatch: further ``name=value`` options of sbatch, such as ``qos=high``.
         env: ``NAME=VALUE`` for every process that the job starts; written into the scripts, so no secrets: those travel
             with the environment that you submit from.
         python: interpreter on the nodes; empty: this one, or ``python`` inside a container.
-        network_interface: that gloo and NCCL talk over; empty: gloo takes the one that nodes see each other by.
-        ray_port: of the Ray head; 0: any free one.
+        network_interface: interface for gloo and NCCL; empty: the one by which nodes reach each other.
+        ray_port: port of the Ray head; 0: any free one.
     """
 
     account: str = ""
@@ -96,12 +96,12 @@ class SlurmOptions(LaunchOptions):
     ray_port: int = 0
 
     def check(self) -> None:
-        """What no cluster could do.
+        """Checks options that are invalid on every cluster.
 
         Raises:
-            ConfigError: an option lacks its value, or has one that means nothing.
+            ConfigError: an option lacks its value, or has an invalid one.
         """
-        check_env(self.env)  # says more of a secret than what follows
+        check_env(self.env)  # first, since its message about secrets is better
         super().check()
         check_sbatch(self.sbatch, is_chain=self.chain > 1)
         if self.python.startswith("-"):
@@ -129,7 +129,7 @@ class SlurmOptions(LaunchOptions):
 
     @property
     def host_memory_bytes(self) -> float:
-        """Of a node; 0 where it is not known: Slurm takes ``--mem 0`` for all that a node has."""
+        """Memory of a node; 0 if unknown: ``--mem 0`` means all memory of a node."""
         written = MEMORY.fullmatch(self.mem)
         if self.host_memory_gib or written is None:
             return self.host_memory_gib * GIB

@@ -1,4 +1,4 @@
-"""What a user may add to a job with ``--env`` and ``--sbatch``, and what is the job's own."""
+"""Checks of ``--env`` and ``--sbatch``, which must not override the job's own settings."""
 
 import functools
 import re
@@ -19,7 +19,7 @@ OWN_VARIABLES = frozenset(
     }
 )
 ALLOWED = frozenset({"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
-"""The scripts set these for who has not."""
+"""Variables that the scripts set only if the user has not."""
 
 OWN_OPTIONS = {
     "account": "--account",
@@ -46,14 +46,14 @@ OWN_OPTIONS = {
     "wait": "",
     "wrap": "",
 }
-"""Of sbatch, and what sets them."""
+"""Options of sbatch that are set otherwise, and by what."""
 
 ABBREVIATIONS = frozenset({"gpus"})
-"""Options of their own that others begin with; sbatch takes any other beginning of an option for the option."""
+"""Options that are prefixes of others; sbatch accepts any other prefix as an abbreviation."""
 
 
 def check_env(variables: tuple[str, ...]) -> None:
-    """``NAME=VALUE``, each once, neither a secret nor the job's own.
+    """Checks ``NAME=VALUE``: each once, not a secret, not a variable of the job.
 
     Raises:
         ConfigError: one is not.
@@ -77,10 +77,10 @@ def check_env(variables: tuple[str, ...]) -> None:
 
 
 def check_sbatch(options: tuple[str, ...], *, is_chain: bool) -> None:
-    """``name=value``, each once, none of them the job's own or the launcher's.
+    """Checks ``name=value``: each once, not an option of the job or the launcher.
 
     Args:
-        options: as they were given.
+        options: the given options.
         is_chain: the jobs depend on each other.
 
     Raises:
@@ -110,7 +110,7 @@ def check_sbatch(options: tuple[str, ...], *, is_chain: bool) -> None:
 
 @functools.cache
 def own_variables() -> frozenset[str]:
-    """Whatever the job's scripts set, by their text: a variable that a script is given later is protected as well."""
+    """All variables that the job's scripts set, found in their text."""
     scripts = [(SCRIPTS / name).read_text(encoding="utf-8") for name in SCRIPT_NAMES if name.endswith(".sh")]
     assigned = {name for text in scripts for name in ASSIGNED.findall(text)}
     return frozenset(assigned | OWN_VARIABLES | SETTINGS) - ALLOWED

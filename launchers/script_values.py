@@ -1,7 +1,6 @@
-"""What may be written into a job's scripts: every value of a launcher comes through here, whatever its option.
+"""Checks and quotes every value that is written into a job's scripts.
 
-A script is read line by line by Slurm and word by word by bash. A value with a line break of its own would make lines
-of its own, and one that stands unquoted (nemo-run writes the job's name and paths so) would be run.
+A value with a line break would add lines for Slurm, and nemo-run writes the job's name and paths without quotes.
 """
 
 import dataclasses
@@ -15,21 +14,21 @@ from launchers.secret_signs import secret_in
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@-]{0,99}")
 PLAIN_PATH = re.compile(r"[\w./+@-]+")
-"""Words that need no quotes, in any place."""
+"""Words that need no quotes."""
 
 NO_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode's categories of control characters, halves of characters, and breaks of lines and paragraphs."""
 
 NEMO_RUN_FOLDER = "/nemo_run"
-"""nemo-run puts a path of its own wherever this stands in the batch script."""
+"""nemo-run replaces this path in the batch script."""
 
 
 def quoted(what: str, value: object) -> str:
-    """One word for bash, whatever is in it.
+    """Quotes a value as one word for bash.
 
     Args:
-        what: names the value in the message.
-        value: to write.
+        what: name of the value in messages.
+        value: the value.
 
     Raises:
         ConfigError: it cannot be written into one line.
@@ -38,7 +37,7 @@ def quoted(what: str, value: object) -> str:
 
 
 def check_text(what: str, value: str) -> str:
-    """The value itself.
+    """Checks a text, and returns it.
 
     Raises:
         ConfigError: it holds a line break or another control character.
@@ -53,7 +52,7 @@ def check_text(what: str, value: str) -> str:
 
 
 def check_name(what: str, value: str) -> None:
-    """A name that job, log files and run folder can share.
+    """Checks a name for job, log files and run folder.
 
     Raises:
         ConfigError: it would need quotes somewhere, or is a folder's.
@@ -66,7 +65,7 @@ def check_name(what: str, value: str) -> None:
 
 
 def check_options(options: object) -> None:
-    """Every text among the options of a launcher, those of later versions too.
+    """Checks every text among the options of a launcher.
 
     Raises:
         ConfigError: one cannot be written into a script, or looks like a secret, which must not be.

@@ -1,4 +1,4 @@
-"""What a secret looks like, by its name and by itself. A guess: it refuses too much rather than too little."""
+"""Heuristics that recognise secrets by name and value; they may refuse harmless values."""
 
 import os
 import re
@@ -39,12 +39,12 @@ _VALUES = (
 
 
 def secret_in(value: str) -> str:
-    """What the value looks like; empty where it looks harmless."""
+    """The kind of secret that the value looks like; empty if none."""
     return next((f"looks like {kind}" for kind, pattern in _VALUES if pattern.search(value)), "")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """A variable whose name says that its value is a secret; the path of a file that is there is none itself."""
+    """Whether the variable's name suggests a secret; the path of an existing file is not one."""
     path = os.path.expanduser(value)  # noqa: PTH111  # Path's own raises for an unknown user
     if not value or (os.path.isabs(path) and os.path.exists(path)):  # noqa: PTH110, PTH117  # nor for what is no path
         return False

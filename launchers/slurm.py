@@ -21,7 +21,7 @@ from launchers.options import SlurmOptions
 PROGRAM = "python -m launchers.slurm"
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 FINISHED_FILE, GIVEN_UP_FILE = "finished", "given_up"
-"""Of the batch script, in the submission's folder."""
+"""Files of the batch script, in the submission's folder."""
 
 TEST_TIMEOUT_S = 60.0
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Status 0 for a run that came to its end (or a dry run that found nothing wrong)."""
+    """Returns status 0 for a finished run, or for a dry run without errors."""
     try:
         return launch(parse("", SlurmOptions, arguments, program=PROGRAM))
     except ConfigError as error:
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def launch(options: SlurmOptions) -> int:
-    """Checks, writes, submits, waits."""
+    """Checks, writes and submits the job, and waits for it."""
     if not options.dry_run and shutil.which("sbatch") is None:
         raise ConfigError("there is no sbatch on this machine; run this where you submit jobs, or add --dry-run")
     submission = DRY_RUN if options.dry_run else datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
@@ -53,7 +53,7 @@ def launch(options: SlurmOptions) -> int:
     checked = check_job(job, options)
     layout = layout_text(options, checked.placement)
     write_job_folder(job, options, layout=layout, memory=checked.memory.text)
-    from launchers.experiment import batch_script, submit  # seconds of imports, after a mistake has been found
+    from launchers.experiment import batch_script, submit  # takes seconds, so options are checked first
 
     script = batch_script(job, options)
     print(layout, end="")
@@ -73,10 +73,10 @@ def launch(options: SlurmOptions) -> int:
 
 
 def _check_with_slurm(script: Path) -> None:
-    """Asks Slurm whether it would take the job: account, partition, sizes, limits.
+    """Asks Slurm whether it accepts the job: account, partition, sizes, limits.
 
     Raises:
-        ConfigError: it would not.
+        ConfigError: it does not.
     """
     try:
         answer = subprocess.run(
@@ -111,7 +111,7 @@ def _last_state(job: JobFolder, job_ids: Sequence[str]) -> tuple[JobState | None
     """Waits for the jobs of a chain in turn, until one has finished the run or given it up.
 
     Returns:
-        That job's state, and the jobs after it, which would wait for their nodes only to end at once.
+        That job's state, and the later jobs, which are not needed.
     """
     state = None
     for number, job_id in enumerate(job_ids, start=1):
@@ -122,7 +122,7 @@ def _last_state(job: JobFolder, job_ids: Sequence[str]) -> tuple[JobState | None
 
 
 def _given_up(job: JobFolder) -> str:
-    """Why the run is not to go on; empty if nobody has said that."""
+    """The reason why the run was given up; empty if it was not."""
     try:
         return (job.folder / GIVEN_UP_FILE).read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Slurm's notations of time, and whether a job's limit leaves room for a step and a measurement."""
+"""Slurm's notations of time, and the check of a job's time limit."""
 
 import re
 
@@ -9,10 +9,10 @@ SECONDS = (1, 60, 3600)
 DAY_S = 86400
 
 START_UP_S = 60.0
-"""Least time from a job's start to its first step, for Ray, Megatron and vLLM."""
+"""Shortest time from a job's start to its first step."""
 
 ROOM_TO_SAVE = 1.2
-"""The driver must save after the set during which it is asked."""
+"""Factor on the longest held-out set, after which the driver saves."""
 
 
 def to_seconds(text: str) -> int:
@@ -25,7 +25,7 @@ def to_seconds(text: str) -> int:
         raise ConfigError(f"--time {text!r}: must be minutes, hours:minutes:seconds or days-hours, such as 04:00:00")
     days, dash, rest = text.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
-    if dash:  # from the hours down
+    if dash:  # then hours come first
         seconds = sum(part * unit for part, unit in zip(parts, reversed(SECONDS), strict=False))
     elif len(parts) == 1:
         seconds = parts[0] * 60
@@ -40,14 +40,14 @@ def to_seconds(text: str) -> int:
 def check_room(
     text: str, *, stop_before_s: int, step_s: float, source: str, evaluation: EvaluationTime | None = None
 ) -> None:
-    """A job must start up, measure, do one step and save before its time ends.
+    """Checks that a job can start, measure, do one step and save within its time limit.
 
     Args:
         text: the limit.
-        stop_before_s: the warning comes so long before the limit; step and save must fit into it.
-        step_s: time of a step; 0 where it is not known.
-        source: where it is known from.
-        evaluation: time of a measurement, where it is known.
+        stop_before_s: time of the warning before the limit; a step and a save must fit into it.
+        step_s: time of a step; 0 if unknown.
+        source: source of ``step_s``, for messages.
+        evaluation: time of a measurement, if known.
 
     Raises:
         ConfigError: the job would end without having saved anything.

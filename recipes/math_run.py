@@ -1,4 +1,4 @@
-"""What the recipes for mathematics share: the paper's setting (arXiv 2508.04349v6, sec. 5) with any model on any GPUs.
+"""The common settings of the recipes for mathematics: the paper's (arXiv 2508.04349v6, sec. 5), for any model and GPUs.
 
 Each value is marked: *paper's*, or *ours* where the paper says nothing. A recipe adds a model, its GPUs and, for models
 that think before they answer, a longer response.
@@ -17,11 +17,15 @@ from gtpo_megatron.config.algorithm import (
     GRPOSConfig,
     GTPOConfig,
 )
+from gtpo_megatron.config.algorithm.length_penalty import (
+    GroupRelativeLengthPenalty,
+    NoLengthPenalty,
+    SoftOverlongPenalty,
+)
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
 from gtpo_megatron.config.evaluation import EvaluationConfig
-from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -34,6 +38,8 @@ P = ParamSpec("P")
 
 MAX_PROMPT_TOKENS = 2048  # paper's
 MAX_RESPONSE_TOKENS = 4096  # paper's
+LONG_RESPONSE_TOKENS = 32768  # ours
+LONGEST_RESPONSE_TOKENS = 65536  # ours
 THINKING_RESPONSE_TOKENS = 16384  # ours, for models that think first: at the paper's length few would get to an answer
 
 TRAINING_SET = "dapo-math-17k"  # ours, DAPO's set; a name stands for a pinned commit, NAME=FILE for a local copy
@@ -42,7 +48,7 @@ BENCHMARKS = ("aime24", "aime25", "math500", "amc23", "minerva", "olympiadbench"
 LENGTH_PENALTY = GroupRelativeLengthPenalty(
     easy_threshold=0.75,  # ours: the paper gives no value
     hard_group_penalty=NoLengthPenalty(),  # paper's "none"; its alternative is the soft overlong penalty
-    correct_minority="none",  # ours: the paper says nothing of groups with no more correct than wrong responses
+    correct_minority="none",  # ours: the paper does not define n <= m
 )
 """The paper's penalty (App. D), on."""
 
@@ -63,23 +69,31 @@ OPTIMIZER = OptimizerConfig(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnGPUs:
-    """How a model lies on GPUs of 80 GB, which ranks and engines use in turns: ours, from ``gtpo-megatron plan``.
+    """The layout of a model on GPUs of 80 GB that ranks and engines share: ours, from ``gtpo-megatron plan``.
 
     Attributes:
-        num_gpus: in all.
+        num_gpus: total number of GPUs.
         tensor_parallel_size: of the trainer.
         pipeline_parallel_size: of the trainer.
         context_parallel_size: of the trainer.
-        engine_size: GPUs of a vLLM engine; there are as many engines as fill the GPUs.
-        max_concurrent_sequences: that an engine decodes together; its cache holds about as many of middling length.
+        expert_parallel_size: of the trainer; 1 for a dense model.
+        expert_tensor_parallel_size: of the trainer.
+        recompute: activations that the trainer makes again.
+        engine_size: GPUs per vLLM engine; the engines use all GPUs.
+        max_concurrent_sequences: sequences that an engine decodes together.
+        kv_cache_gib: on each GPU.
     """
 
     num_gpus: int
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
+    recompute: Literal["none", "selective", "full"] = "none"
     engine_size: int
     max_concurrent_sequences: int
+    kv_cache_gib: int = 40
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -89,6 +103,8 @@ class OnGPUs:
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
             context_parallel_size=self.context_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
             sequence_parallel=self.tensor_parallel_size > 1,
             distributed_optimizer=True,
         )
@@ -113,16 +129,18 @@ def math_run(
     num_steps: int,
     seed: int,
     max_response_tokens: int = MAX_RESPONSE_TOKENS,
+    stage_deadline_s: float = 7200.0,
 ) -> RunConfig:
     """One run; with another method only name and algorithm differ.
 
     Args:
-        model: on the hub. Where its weights lie is for the run to say: ``--model.path FOLDER``.
+        model: name on the hub; the run gives the weights: ``--model.path FOLDER``.
         method: one of the paper's tables.
         on: the GPUs.
         num_steps: rollout batches.
         seed: of prompts, samples and mini-batches.
         max_response_tokens: a longer response is cut.
+        stage_deadline_s: twice the estimate for the largest benchmark, at least; ours.
     """
     length = "" if max_response_tokens == MAX_RESPONSE_TOKENS else f"{max_response_tokens // 1024}k_"
     short_name = model.partition("/")[2].lower().replace(".", "_").replace("-", "_")
@@ -136,6 +154,7 @@ def math_run(
             dtype="bfloat16",  # ours
             max_sequence_tokens=MAX_PROMPT_TOKENS + max_response_tokens,
             head_chunk_tokens=1024,
+            recompute=on.recompute,
         ),
         data=DataConfig(
             train_path=TRAINING_SET,
@@ -159,7 +178,7 @@ def math_run(
             num_engines=on.num_gpus // on.engine_size,
             dtype="bfloat16",
             tensor_parallel_size=on.engine_size,
-            kv_cache_mib=40960,
+            kv_cache_mib=on.kv_cache_gib << 10,
             max_concurrent_sequences=on.max_concurrent_sequences,
         ),
         update=UpdateConfig(
@@ -171,10 +190,11 @@ def math_run(
             transport="relay",
             deadline_s=600.0,
             verify_every_steps=50,
-            logprob_gap_limit=1.0,
         ),
         checkpoint=CheckpointConfig(every_steps=20, keep=2, export_hf=True),
-        cluster=ClusterConfig(mode="ray", object_store_mib=16384, start_deadline_s=1800.0, stage_deadline_s=7200.0),
+        cluster=ClusterConfig(
+            mode="ray", object_store_mib=16384, start_deadline_s=1800.0, stage_deadline_s=stage_deadline_s
+        ),
     )
 
 
@@ -182,7 +202,7 @@ def algorithm(method: Method, *, max_response_tokens: int) -> AlgorithmConfig:
     """The methods of the paper's tables.
 
     ``gtpo`` and ``grpo_s`` are v6; ``dapo`` has clip-higher, dynamic sampling, a token-level loss and the soft overlong
-    penalty; ``grpo`` has no KL term.
+    penalty; ``grpo`` has no KL term (``--algorithm.reference-kl.coef 0.04`` is GRPO's).
     """
     match method:
         case "gtpo":

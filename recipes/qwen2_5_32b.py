@@ -6,8 +6,9 @@
 from dataclasses import replace
 
 from gtpo_megatron.config.algorithm import DAPOConfig, DynamicSamplingConfig
-from gtpo_megatron.config.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
 from gtpo_megatron.config.run import RunConfig
+from recipes.code_run import code_run
 from recipes.math_run import Method, OnGPUs, by_method, math_run
 
 MODEL = "Qwen/Qwen2.5-32B"  # paper's
@@ -26,7 +27,13 @@ def paper_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0)
     return math_run(MODEL, method, ON_64_GPUS, num_steps=num_steps, seed=seed)
 
 
+def code_64gpu(method: Method = "gtpo", *, num_steps: int = 300, seed: int = 0) -> RunConfig:
+    """Programs on the paper's GPUs: TACO, graded by its tests in a sandbox (``recipes/code_run.py``)."""
+    return code_run(MODEL, method, ON_64_GPUS, num_steps=num_steps, seed=seed)
+
+
 gtpo_64gpu, grpo_s_64gpu, dapo_64gpu, grpo_64gpu = by_method(paper_64gpu)
+gtpo_code_64gpu, grpo_s_code_64gpu, dapo_code_64gpu, grpo_code_64gpu = by_method(code_64gpu)
 
 DAPO_UPDATES_A_STEP = 16  # DAPO's: mini-batches of 512 responses
 

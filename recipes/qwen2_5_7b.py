@@ -1,10 +1,13 @@
 """Qwen2.5-7B in the paper's setting: on its 64 GPUs, and on one node, where a step takes longer and is the same.
 
+And with responses of 65,536 tokens, where four ranks share each sequence.
+
 ``recipes/math_run.py`` has what is not said here, each value marked as the paper's or ours.
 """
 
 from gtpo_megatron.config.run import RunConfig
-from recipes.math_run import Method, OnGPUs, by_method, math_run
+from recipes.code_run import code_run
+from recipes.math_run import LONGEST_RESPONSE_TOKENS, Method, OnGPUs, by_method, math_run
 
 MODEL = "Qwen/Qwen2.5-7B"  # paper's
 
@@ -22,6 +25,14 @@ ON_64_GPUS = OnGPUs(
     max_concurrent_sequences=256,
 )
 
+ON_64_GPUS_LONGEST = OnGPUs(
+    num_gpus=64,
+    tensor_parallel_size=4,
+    context_parallel_size=4,
+    engine_size=2,
+    max_concurrent_sequences=128,
+)
+
 
 def math_8gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
     """The paper's batch on one node."""
@@ -33,5 +44,25 @@ def paper_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0)
     return math_run(MODEL, method, ON_64_GPUS, num_steps=num_steps, seed=seed)
 
 
+def code_8gpu(method: Method = "gtpo", *, num_steps: int = 300, seed: int = 0) -> RunConfig:
+    """Programs on one node: TACO, graded by its tests in a sandbox (``recipes/code_run.py``)."""
+    return code_run(MODEL, method, ON_8_GPUS, num_steps=num_steps, seed=seed)
+
+
+def math_64k_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
+    """Sequences of 67,584 tokens, within the 131,072 positions that the base model's ``config.json`` has."""
+    return math_run(
+        MODEL,
+        method,
+        ON_64_GPUS_LONGEST,
+        num_steps=num_steps,
+        seed=seed,
+        max_response_tokens=LONGEST_RESPONSE_TOKENS,
+        stage_deadline_s=28800.0,
+    )
+
+
 gtpo_8gpu, grpo_s_8gpu, dapo_8gpu, grpo_8gpu = by_method(math_8gpu)
 gtpo_64gpu, grpo_s_64gpu, dapo_64gpu, grpo_64gpu = by_method(paper_64gpu)
+gtpo_code_8gpu, grpo_s_code_8gpu, dapo_code_8gpu, grpo_code_8gpu = by_method(code_8gpu)
+gtpo_64k_64gpu, grpo_s_64k_64gpu, dapo_64k_64gpu, grpo_64k_64gpu = by_method(math_64k_64gpu)

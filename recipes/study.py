@@ -18,7 +18,7 @@ from gtpo_megatron.config.algorithm import (
     GTPOConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.study.plan import Arm, Recipe, Study
 from recipes import tiny_cpu
@@ -99,22 +99,27 @@ def study() -> Study:
 
 def _recipe(name: str) -> Recipe:
     def recipe(*, num_steps: int, seed: int) -> RunConfig:
-        base = tiny_cpu.gtpo(num_steps=num_steps, seed=seed)
-        arithmetic = tiny_cpu.ASSETS / "arithmetic"
-        return replace(
-            base,
-            name=f"study_{name}",
-            algorithm=_ALGORITHMS[name][2](seed),
-            data=replace(base.data, train_path=str(arithmetic / "train_hard.jsonl"), prompts_per_step=PROMPTS_PER_STEP),
-            evaluation=replace(
-                base.evaluation,
-                path=str(arithmetic / "heldout_hard.jsonl"),
-                every_steps=num_steps,
-                num_problems=0,
-                samples=EVALUATION_SAMPLES,
-            ),
-            checkpoint=replace(base.checkpoint, every_steps=max(1, num_steps // 3), keep=1, export_hf=False),
-            logging=replace(base.logging, tensorboard=False),
-        )
+        return study_run(name, _ALGORITHMS[name][2](seed), num_steps=num_steps, seed=seed)
 
     return recipe
+
+
+def study_run(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: int) -> RunConfig:
+    """One run of the budget that all arms have."""
+    base = tiny_cpu.gtpo(num_steps=num_steps, seed=seed)
+    arithmetic = tiny_cpu.ASSETS / "arithmetic"
+    return replace(
+        base,
+        name=f"study_{name}",
+        algorithm=algorithm,
+        data=replace(base.data, train_path=str(arithmetic / "train_hard.jsonl"), prompts_per_step=PROMPTS_PER_STEP),
+        evaluation=replace(
+            base.evaluation,
+            path=str(arithmetic / "heldout_hard.jsonl"),
+            every_steps=num_steps,
+            num_problems=0,
+            samples=EVALUATION_SAMPLES,
+        ),
+        checkpoint=replace(base.checkpoint, every_steps=max(1, num_steps // 3), keep=1, export_hf=False),
+        logging=replace(base.logging, tensorboard=False),
+    )

@@ -35,7 +35,11 @@ def megatron():
 def loggers_as_new():
     """A command, or a library that it imports, sets loggers up for a whole process, and so for later tests."""
     logging.disable(logging.NOTSET)
-    logging.getLogger().setLevel(logging.WARNING)  # as Python has it; Megatron and others raise it
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)  # as Python has it; Megatron and others raise it
+    for handler in [found for found in root.handlers if not type(found).__module__.startswith("_pytest.")]:
+        root.removeHandler(handler)  # else it writes to a closed stream, or a folder that is gone
+        handler.close()
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.partition(".")[0] in ("gtpo_megatron", "launchers", "tools"):
             logger.disabled, logger.propagate = False, True

@@ -30,7 +30,11 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.length_penalty import (
+    GroupRelativeLengthPenalty,
+    NoLengthPenalty,
+    SoftOverlongPenalty,
+)
 
 Rows = list[list[Any]]
 FOREIGN = [0.0, math.nan, math.inf, -math.inf, -9.0, 1e30, 1.0]

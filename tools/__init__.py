@@ -1,1 +1,1 @@
-"""Maintenance scripts; each runs by itself."""
+"""Standalone maintenance scripts, and the arithmetic task that they generate."""

@@ -1,4 +1,4 @@
-"""Fails when a Python file grows past the cap: a file holds one idea, and one idea fits in 500 lines."""
+"""Fails if a Python file has more than 500 lines."""
 
 import subprocess
 import sys

@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,27 +31,42 @@ from gtpo_megatron.weights.megatron.reader import is_checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class HFToMegatron:
-    """Makes a folder that the trainer starts from: a Megatron checkpoint beside configuration and tokenizer.
+    """Makes a folder that the trainer can start from: a Megatron checkpoint with configuration and tokenizer.
 
     Attributes:
         src: folder in Hugging Face format, with safetensors.
         dst: folder to make; must not exist, or be empty.
         tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
         pipeline_parallel_size: of the ranks that will load it; any other layout can load it too.
+        expert_parallel_size: of the ranks that will load it; any other layout can load it too.
+        expert_tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
     """
 
     src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
     dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
-        require_positive(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+        require_positive(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
+        )
 
     def _parallel(self) -> ParallelConfig:
-        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
-        return ParallelConfig(num_ranks=tensor * pipeline, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+        tensor, expert = self.tensor_parallel_size, self.expert_parallel_size * self.expert_tensor_parallel_size
+        return ParallelConfig(
+            num_ranks=math.lcm(tensor, expert) * self.pipeline_parallel_size,
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            sequence_parallel=tensor > 1,
+            expert_parallel_size=self.expert_parallel_size,
+            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
+        )
 
     def run(self, console: Console) -> None:
         """Converts."""
@@ -132,11 +148,11 @@ class _Bar(ConversionProgress):
         self._task = progress.add_task("checking", total=None)
 
     def start(self, num_bytes: int) -> None:
-        """Checks are done."""
+        """Starts the bar after the checks."""
         self._progress.update(self._task, description="converting", total=num_bytes)
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes more."""
+        """Advances the bar."""
         self._progress.advance(self._task, num_bytes)
 
 
@@ -148,8 +164,8 @@ def _progress_bar(console: Console) -> Iterator[_Bar]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one conversion; what is wrong with it is one line, not a traceback."""
-    sys.path.insert(0, str(Path.cwd()))  # a run's configuration may name an algorithm of the user's own
+    """Runs one conversion; errors are printed as one line."""
+    sys.path.insert(0, str(Path.cwd()))  # a run's configuration may name a module of the user
     console = Console(stderr=True)
     given = sys.argv[1:] if arguments is None else arguments
     command = options_or_exit(Command, given, program="convert_checkpoint.py", description=__doc__)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import options_or_exit
-from gtpo_megatron.data.arithmetic import (
+from tools.arithmetic import (
     ArithmeticTask,
     Expression,
     canonical,
@@ -30,7 +30,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets" / "arithmetic"
 
 
 def distinct_expressions(task: ArithmeticTask, seed: int) -> Iterator[Expression]:
-    """Endless expressions, no two of them equal up to the order of terms and factors."""
+    """Yields endless expressions that differ by more than the order of terms and factors."""
     rng = random.Random(seed)
     seen = set()
     while True:
@@ -52,7 +52,7 @@ def problem_row(expression: Expression, row_id: str) -> dict[str, object]:
 
 
 def write_split(path: Path, expressions: list[Expression], prefix: str) -> None:
-    """Writes one JSON object a line."""
+    """Writes one JSON object per line."""
     rows = (problem_row(expression, f"{prefix}-{index:05d}") for index, expression in enumerate(expressions))
     write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -65,7 +65,7 @@ def make_splits(num_train: int, num_heldout: int, seed: int) -> tuple[list[Expre
 
 
 def hard(expressions: list[Expression]) -> list[Expression]:
-    """Those with as many terms as the task has at most."""
+    """The expressions with the maximum number of terms."""
     return [expression for expression in expressions if len(expression) == ArithmeticTask().max_terms]
 
 

@@ -1,5 +1,8 @@
 """Makes ``assets/tiny_qwen2``: a Qwen2 model of a million parameters that solves some of the arithmetic task.
 
+``--kind qwen3_moe --out assets/tiny_qwen3_moe`` makes the Qwen3-MoE of 1.86 million parameters beside it: 8 experts per
+layer, 2 per token.
+
 A supervised warm-up on generated solutions teaches the format and most of the arithmetic, then stops early: sampling at
 temperature 1 is right on a quarter of the held-out problems, so reinforcement learning has both signal and room.
 Minutes on two cores; the same seed, thread count and torch build give the same weights.
@@ -12,15 +15,25 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from tokenizers import AddedToken
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from gtpo_megatron.cli.arguments import options_or_exit
-from gtpo_megatron.data.arithmetic import (
+from tools.arithmetic import (
     ArithmeticTask,
     canonical,
     prompt_text,
@@ -33,15 +46,18 @@ from tools.make_arithmetic import NUM_HELDOUT, SEED, make_splits
 ASSETS = Path(__file__).resolve().parent.parent / "assets" / "tiny_qwen2"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 339
-"""256 bytes, three specials, 80 merges; odd on purpose, so that tensor parallelism has to pad the vocabulary."""
+"""256 bytes, three special tokens, 80 merges; odd, so that tensor parallelism must pad the vocabulary."""
 MAX_POSITIONS = 512
 IGNORED = -100
 POOL_BATCHES = 32
 DRILL_TOKENS = 96
 LEAP_RATE = 0.25
-"""Share of careless steps in the demonstrations: a leap is mostly wrong, so this sets where accuracy starts."""
+"""Fraction of leaps in the demonstrations; leaps are mostly wrong, so it determines the initial accuracy."""
 ADAM_SHARE = 0.15
 """AdamW's learning rate over Muon's."""
+BALANCE_COEFFICIENT = 0.01
+"""Of the auxiliary loss that spreads tokens over experts during the warm-up."""
+Kind = Literal["qwen2", "qwen3_moe"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -83,9 +99,9 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
 def drill_batches(
     tokenizer: PreTrainedTokenizerBase, *, batch_size: int, leap_rate: float, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless rows of bare equations as solutions hold them; loss on the results alone.
+    """Yields endless rows of equations; the loss is on the results only.
 
-    Four times the arithmetic per token of whole solutions, and it carries over: a step looks the same there.
+    They have four times as much arithmetic per token as whole solutions, in the same form.
     """
     rng = random.Random(seed)
     equations = _equations(rng, leap_rate)
@@ -108,7 +124,7 @@ def drill_batches(
 
 
 def _equations(rng: random.Random, leap_rate: float) -> Iterator[tuple[str, str]]:
-    """Endless left and right sides."""
+    """Yields endless left and right sides."""
     while True:
         for step in sample_steps(sample_expression(ArithmeticTask(), rng), rng, leap_rate=leap_rate):
             yield step.operands, str(step.result)
@@ -117,9 +133,9 @@ def _equations(rng: random.Random, leap_rate: float) -> Iterator[tuple[str, str]
 def solution_batches(
     tokenizer: PreTrainedTokenizerBase, forbidden: set[object], *, batch_size: int, leap_rate: float, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches of whole solutions ``[batch_size, S]``; prompts and padding carry no loss.
+    """Yields endless batches of whole solutions ``[batch_size, S]``; prompts and padding have no loss.
 
-    Batches are cut from a pool sorted by length and dealt in random order: a third less padding to compute on.
+    Batches are cut from a pool sorted by length and shuffled, which saves a third of the padding.
     """
     rng = random.Random(seed)
     task = ArithmeticTask()
@@ -146,31 +162,53 @@ def solution_batches(
             yield inputs, labels
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
-    """Qwen2 with random weights; its sizes divide by tensor parallelism 2 and pipeline parallelism 2 or 4."""
+def build_model(tokenizer: PreTrainedTokenizerBase, seed: int, kind: Kind = "qwen2") -> PreTrainedModel:
+    """Random weights; sizes divide by tensor parallel 2, pipeline parallel 2 and 4, and expert parallel up to 8."""
     pad_id, end_id = tokenizer.convert_tokens_to_ids([PAD, END])
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=512,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=MAX_POSITIONS,
-            initializer_range=0.05,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            tie_word_embeddings=False,
-            pad_token_id=pad_id,
-            eos_token_id=end_id,
-            bos_token_id=None,
-        )
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": 0.05,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": False,
+        "pad_token_id": pad_id,
+        "eos_token_id": end_id,
+        "bos_token_id": None,
+    }
+    if kind == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**sizes))
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+    balance = {"router_aux_loss_coef": BALANCE_COEFFICIENT}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, head_dim=32, **experts, **balance))
+
+
+class _MatricesOfExperts:
+    """Every matrix of an expert as a parameter of its own: transformers keeps those of a layer in one tensor."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._stacked = [parameter for parameter in model.parameters() if parameter.ndim == 3]
+        self.matrices = [torch.nn.Parameter(matrix) for stack in self._stacked for matrix in stack.detach()]
+
+    def take_gradients(self) -> None:
+        """Those of the stacked tensors; the weights themselves are shared."""
+        gradients = (gradient for stack in self._stacked if stack.grad is not None for gradient in stack.grad)
+        for matrix, gradient in zip(self.matrices, gradients, strict=True):
+            matrix.grad = gradient
+
+    def forget_gradients(self) -> None:
+        """Of the stacked tensors, which no optimizer knows."""
+        for stack in self._stacked:
+            stack.grad = None
 
 
 def warm_up(
-    model: Qwen2ForCausalLM,
+    model: PreTrainedModel,
     batches: Iterator[tuple[Tensor, Tensor]],
     *,
     num_steps: int,
@@ -181,11 +219,14 @@ def warm_up(
 
     Muon needs about a third of AdamW's steps to learn to add here.
     """
+    experts = _MatricesOfExperts(model)
+    options = {"output_router_logits": True} if experts.matrices else {}  # adds the auxiliary loss
     is_matrix = {
         parameter: parameter.ndim == 2 and "embed_tokens" not in key and "lm_head" not in key
         for key, parameter in model.named_parameters()
+        if parameter.ndim < 3
     }
-    matrices = [parameter for parameter, yes in is_matrix.items() if yes]
+    matrices = [parameter for parameter, yes in is_matrix.items() if yes] + experts.matrices
     others = [parameter for parameter, yes in is_matrix.items() if not yes]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, momentum=0.95),
@@ -201,13 +242,15 @@ def warm_up(
     start = time.monotonic()
     for step in range(1, num_steps + 1):
         inputs, labels = next(batches)
-        loss = model(input_ids=inputs, labels=labels, use_cache=False).loss
+        loss = model(input_ids=inputs, labels=labels, use_cache=False, **options).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        experts.take_gradients()
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
+        experts.forget_gradients()
         if step % 50 == 0 or step == num_steps:
             print(
                 f"{name} {step}/{num_steps}  loss {loss.item():.4f} nats  {time.monotonic() - start:.0f} s", flush=True
@@ -231,6 +274,7 @@ class Options:
 
     Attributes:
         out: folder.
+        kind: of the model.
         num_drill_steps: steps on drills.
         num_solution_steps: steps on solutions, one number a round.
         batch_size: sequences a step.
@@ -241,6 +285,7 @@ class Options:
     """
 
     out: Path = ASSETS
+    kind: Kind = "qwen2"
     num_drill_steps: int = 250
     num_solution_steps: tuple[int, ...] = (800, 600)
     batch_size: int = 32
@@ -262,7 +307,7 @@ def main() -> None:
     solutions = solution_batches(
         tokenizer, forbidden, batch_size=args.batch_size, leap_rate=args.leap_rate, seed=args.seed + 2
     )
-    model = build_model(tokenizer, args.seed)
+    model = build_model(tokenizer, args.seed, args.kind)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     warm_up(model, drills, num_steps=args.num_drill_steps, learning_rate=args.learning_rate, name="drill")
     for turn, num_steps in enumerate(args.num_solution_steps, start=1):

@@ -17,19 +17,27 @@ cpu_platform.install()  # before anything below imports megatron.core
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
-from gtpo_megatron.actor import megatron_init, model, optimizer
+from gtpo_megatron.actor import megatron_init, optimizer
 from gtpo_megatron.actor.checkpoint import rank_checkpoint as checkpoint
-from gtpo_megatron.actor.checkpoint.converted import load_converted
+from gtpo_megatron.actor.checkpoint.model_folder import load_model_folder
+from gtpo_megatron.actor.expert_balance import ExpertBalance
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.held_batch import HeldBatch
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
 from gtpo_megatron.actor.loss_adapter import PolicyHead
+from gtpo_megatron.actor.micro_batching import MicroBatching
+from gtpo_megatron.actor.model.policy_model import build_chunks, mark_experts, weights_by_name
+from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype, transformer_config
+from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.policy_update import PolicyUpdate
+from gtpo_megatron.actor.reference import first_reference
+from gtpo_megatron.actor.routing_replay import RoutingReplay
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import (
     PolicyScores,
     RewardBatch,
+    RolloutBatch,
     RolloutShard,
     ScoredBatch,
     TokenCredit,
@@ -38,18 +46,16 @@ from gtpo_megatron.batch import (
 )
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
+from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.data.unshaped_tokens import UnshapedTokens, unshaped_tokens_of
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merged
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.hf.reader import read_parameters
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.sender import Checksums, WeightSender
-from gtpo_megatron.weights.reshard import hf_shapes, load_plan
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +98,12 @@ class MegatronActor:
             collective_timeout_s=COLLECTIVE_TIMEOUT_FRACTION * config.cluster.stage_deadline_s,
         )
         self._groups = megatron_init.parallel_groups(config.parallel)
-        self._pack_layout = PackLayout.of(config.parallel, self.place.context_index)
+        self._micro_batching = MicroBatching.of(
+            config.parallel,
+            self._groups,
+            context_index=self.place.context_index,
+            budget_tokens=config.update.micro_batch_tokens,
+        )
         self._stages = StageReport(
             self._arch, config, StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
         )
@@ -105,14 +116,26 @@ class MegatronActor:
             vocab_size=self._arch.vocab_size,
             chunk_tokens=config.model.head_chunk_tokens,
         )
+        self._optimizer_step = OptimizerStep(
+            self._optimizer, self._schedule, max_skipped_updates=config.optimizer.max_skipped_updates
+        )
+        self._balance = ExpertBalance(config.balance, self._arch.experts, self._chunks, self._groups)
+        self._replay = self._routing_replay()
         self._update = PolicyUpdate(
-            config, self._model, self._optimizer, self._schedule, self._head, self.place, self._stages
+            config,
+            self._model,
+            self._optimizer_step,
+            self._head,
+            self._micro_batching,
+            self._balance,
+            self._replay,
+            self._stages,
         )
         self._unshaped: UnshapedTokens | None = None
         if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
             self._unshaped = unshaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
         self._checkpoint = checkpoint.RankCheckpoint(
-            chunks=self._chunks, optimizer=self._optimizer, schedule=self._schedule
+            chunks=self._chunks, optimizer=self._optimizer, schedule=self._schedule, reference=self._reference
         )
         self._sender: WeightSender | None = None
         self._policy_version = 0
@@ -122,17 +145,13 @@ class MegatronActor:
     def _build_model(self) -> None:
         """Model with the folder's weights, Megatron's data-parallel wrapper, optimizer and schedule."""
         config, parallel = self._config, self._config.parallel
-        transformer = model.transformer_config(self._arch, config.model, parallel)
-        self._chunks = model.build_chunks(self._arch, config.model, parallel, transformer)
+        transformer = transformer_config(self._arch, config.model, parallel)
+        self._chunks = build_chunks(self._arch, config.model, parallel, transformer)
+        mark_experts(self._chunks)
         self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
-        padded = model.padded_vocab_size(self._arch, parallel)
-        place = megatron_init.shard_place(parallel, self.place)
-        converted = converted_weights(Path(config.model.path))
-        if converted is not None:
-            load_converted(converted, self._chunks)
-        else:
-            plan = load_plan(self._arch, place, padded)
-            read_parameters(Path(config.model.path), hf_shapes(self._arch), plan, self._weights())
+        self._reference = first_reference(config, self._arch, self._load_weights, self._weights)
+        if self._reference is None or config.reference.path:
+            self._load_weights(Path(config.model.path))
         wrapping = DistributedDataParallelConfig(
             use_distributed_optimizer=parallel.distributed_optimizer, grad_reduce_in_fp32=True
         )
@@ -141,25 +160,63 @@ class MegatronActor:
         self._optimizer = optimizer.build_optimizer(
             config.optimizer,
             self._model,
-            dtype=model.torch_dtype(config.model),
+            dtype=torch_dtype(config.model),
             distributed=parallel.distributed_optimizer,
         )
         transformer.grad_scale_func = self._optimizer.scale_loss
         self._schedule = optimizer.build_schedule(config.optimizer, self._optimizer, num_updates=config.num_updates)
 
+    def _load_weights(self, folder: Path) -> None:
+        load_model_folder(folder, self._arch, self._config.parallel, self._chunks, global_rank=self.place.global_rank)
+
+    def _routing_replay(self) -> RoutingReplay | None:
+        """None if nothing is replayed or compared: routers are then left as they are."""
+        source, compares = self._config.update.routing_replay, self._config.rollout.returns_routing
+        if self._arch.experts is None or not (source != "none" or compares):
+            return None
+        return RoutingReplay(
+            source,
+            compares=compares,
+            experts=self._arch.experts,
+            chunks=self._chunks,
+            parallel=self._config.parallel,
+            place=self.place,
+            groups=self._groups,
+        )
+
     def _weights(self) -> dict[str, Tensor]:
         """This rank's weights, by the names of the weight plans."""
-        return {name: parameter.data for name, parameter in model.parameters_by_name(self._chunks).items()}
+        return weights_by_name(self._chunks)
 
     # ------------------------------------------------------------------------------------------------------- (4) score
     def score_tokens(self, shard: RolloutShard) -> Metrics:
         """Old log-probs and entropies of this replica's responses, by the current weights.
 
-        Collectives: Megatron's over tp, cp and pp.
+        With a reference policy also its log-probs, in a second pass.
+
+        Collectives: Megatron's over tp, cp and pp; of a mixture of experts also over ep, and one sum over the world.
         """
         self.held.release()
         mine = shard.rollouts
-        logprobs, entropy = torch.zeros(mine.response_ids.shape), torch.zeros(mine.response_ids.shape)
+        batches = self._micro_batching.cut(mine, range(mine.num_responses))
+        self._stages.step_begins(self._policy_version + 1)
+        self._balance.begin(with_grad=False)
+        if self._replay is not None:
+            self._replay.begin_scoring(batches, mine)
+        with self._stages.stage("score"):
+            logprobs, entropy = self._forward_scores(batches, mine)
+        loads = self._balance.end()
+        if self._replay is not None:
+            loads |= self._replay.end_scoring(batches, mine)
+        self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
+        reference = self._reference_logprobs(batches, mine)
+        scores = self._hold_scores(shard, logprobs, entropy, reference, stage="score_tokens")
+        metrics = {} if scores is None else score_metrics(mine, scores)
+        return metrics | loads | self._stages.take()
+
+    def _forward_scores(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies ``[B, T]`` of the weights that the model has; zeros on ranks without logits."""
+        logprobs, entropy = torch.zeros(rollouts.response_ids.shape), torch.zeros(rollouts.response_ids.shape)
 
         def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, None]:
             scores = self._head.score(hidden, batch)
@@ -168,22 +225,18 @@ class MegatronActor:
             entropy[places] = scores.entropy.float().cpu()
             return torch.zeros([], device=hidden.device), None
 
-        batches = micro_batches(
-            mine,
-            range(mine.num_responses),
-            budget_tokens=self._config.update.micro_batch_tokens,
-            layout=self._pack_layout,
-        )
-        self._stages.step_begins(self._policy_version + 1)
-        with self._stages.stage("score"):
-            run_micro_batches(self._model, batches, keep, forward_only=True)
-        self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
-        scores = self._hold_scores(shard, logprobs, entropy, stage="score_tokens")
-        metrics = {} if scores is None else score_metrics(mine, scores)
-        return metrics | self._stages.take()
+        run_micro_batches(self._model, batches, keep, forward_only=True)
+        return logprobs, entropy
+
+    def _reference_logprobs(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> Tensor | None:
+        """``[B, T]``. Routers of a mixture choose freely: no other policy's choices are told, and none are noted."""
+        if self._reference is None:
+            return None
+        with self._stages.stage("reference"), self._reference.in_place():
+            return self._forward_scores(batches, rollouts)[0]
 
     def use_sampler_scores(self, shard: RolloutShard) -> Metrics:
-        """The sampler's own log-probs and entropies as the old policy's: no pass over the model.
+        """The sampler's own log-probs and entropies as the old policy's: no pass over the model but the reference's.
 
         The update then takes ratios to its own log-probs, which on policy are the old policy's, and measures how far
         the sampler's are from them.
@@ -191,7 +244,7 @@ class MegatronActor:
         Raises:
             DataError: the sampler sent no entropies, or had other weights than this trainer.
 
-        Communication: none.
+        Collectives: Megatron's over tp, cp, pp and ep, if there is a reference policy.
         """
         self.held.release()
         mine = shard.rollouts
@@ -205,11 +258,17 @@ class MegatronActor:
                 f"sampler's scores stand for the trainer's only where both have the same weights"
             )
         self._stages.step_begins(self._policy_version + 1)
-        scores = self._hold_scores(shard, mine.rollout_logprobs, mine.token_entropy, stage="use_sampler_scores")
+        if self._replay is not None:
+            self._replay.skip_scoring(mine)
+        reference = None
+        if self._reference is not None:
+            reference = self._reference_logprobs(self._micro_batching.cut(mine, range(mine.num_responses)), mine)
+        logprobs, entropy = mine.rollout_logprobs, mine.token_entropy
+        scores = self._hold_scores(shard, logprobs, entropy, reference, stage="use_sampler_scores")
         return {} if scores is None else entropy_metrics(mine, scores)
 
     def _hold_scores(
-        self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor, *, stage: str
+        self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, *, stage: str
     ) -> PolicyScores | None:
         """Holds this rank's responses with their scores, which it has if it has logits."""
         scores = None
@@ -220,6 +279,7 @@ class MegatronActor:
                 policy_version=self._policy_version,
                 temperature=self._config.rollout.sampling.temperature,
                 vocab_size=self._arch.vocab_size,
+                ref_logprobs=reference,
             )
         self.held.keep(ScoredBatch(shard=shard, scores=scores), stage=stage)
         return scores
@@ -264,6 +324,7 @@ class MegatronActor:
             response_mask=judged,
             group_ids=mine.group_ids,
             old_logprobs=scored.scores.old_logprobs,
+            ref_logprobs=scored.scores.ref_logprobs,
             shaping_mask=shaping_mask,
             dp_group=self._groups.dp,
         )
@@ -290,12 +351,14 @@ class MegatronActor:
         self.held.keep(batch, stage="update")  # first: half an update must not be made again
         metrics = self._update.run(batch, step=step)
         self._policy_version = step
+        if self._reference is not None:
+            self._reference.step_ends(step)
         return metrics | self._stages.take()
 
     # -------------------------------------------------------------------------------------------------------- (9) push
     def padded_vocab_size(self) -> int:
         """Rows of the embedding over all tensor-parallel ranks."""
-        return model.padded_vocab_size(self._arch, self._config.parallel)
+        return padded_vocab_size(self._arch, self._config.parallel)
 
     def connect_weights(self, link: WeightLink) -> None:
         """Opens this rank's end of the pushes; one that was open before is closed."""
@@ -347,12 +410,38 @@ class MegatronActor:
                 records.append((batch.scored.shard.rows[i], record))
         return records
 
+    def explain_gap(self, typical_nats: float) -> GapReport:
+        """Where the log-prob gaps of this rank's responses are, by the trainer's log-probs that were compared last.
+
+        Args:
+            typical_nats: gap up to which a token is as it should be.
+
+        Raises:
+            StageOrderError: no responses are held.
+
+        Returns:
+            The report; empty on a rank without logits. Communication: none.
+        """
+        scored = self.held.any_scored("explain_gap")
+        logprobs = self._update.trainer_logprobs  # of an update without a scoring pass
+        if scored.scores is not None and self._config.rollout.entropy_source == "actor":
+            logprobs = scored.scores.old_logprobs
+        if logprobs is None:
+            return merged([])
+        return gap_report(scored.shard.rollouts, logprobs, rows=scored.shard.rows, typical_nats=typical_nats)
+
+    def expert_load(self) -> dict[int, list[int]]:
+        """Tokens of each expert by layer, of all ranks; empty for a dense model. Communication: none."""
+        return self._balance.loads_by_layer()
+
     def release_batch(self) -> None:
         """Lets the step's responses go, with all that the stages made of them.
 
         Communication: none.
         """
         self.held.release()
+        if self._replay is not None:
+            self._replay.release()
 
     def offload(self) -> None:
         """Gradients and optimizer state leave the GPU, so that an engine can have it; without a GPU nothing happens.
@@ -382,7 +471,7 @@ class MegatronActor:
 
     def begin_save(self, folder: str, in_background: bool) -> None:
         """Takes a snapshot and starts to write this rank's part of a checkpoint; see ``RankCheckpoint``."""
-        self._checkpoint.begin(Path(folder), counters=self._update.state_dict(), in_background=in_background)
+        self._checkpoint.begin(Path(folder), counters=self._optimizer_step.state_dict(), in_background=in_background)
 
     def is_save_written(self) -> bool:
         """This rank's part is on the disk, or failed to get there."""
@@ -394,7 +483,7 @@ class MegatronActor:
 
     def load(self, folder: str, checksums: dict[str, str]) -> None:
         """Restores this rank's part of a checkpoint."""
-        self._update.load_state_dict(self._checkpoint.load(Path(folder), checksums=checksums))
+        self._optimizer_step.load_state_dict(self._checkpoint.load(Path(folder), checksums=checksums))
 
     def close(self) -> None:
         """Ends a trace and a save that are still on their way, and leaves the trainer's world."""

@@ -1,9 +1,9 @@
-"""Tells Megatron-core that there is no CUDA. Does nothing where CUDA is there.
+"""Tells Megatron-core that there is no CUDA. Does nothing on a machine with CUDA.
 
 Megatron-core (0.16.1 and 0.19.2) asks for the current CUDA device, names ``device="cuda"`` in places, and keeps its
-random states on the GPU. Each function below answers one of those questions for the CPU; none changes a number. This is
-the only place that knows: the rest of the package runs unchanged on either device. docs/adr/0006 says why these are the
-only changes made to another library at run time.
+random states on the GPU. Each function below answers one of those questions for the CPU, ``cpu_experts`` those of a
+mixture of experts; none changes a number. Nothing else in the package knows about devices. docs/adr/0006 says why these
+are the only changes made to another library at run time.
 """
 
 import contextlib
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 import torch._dynamo
+
+from gtpo_megatron.actor import cpu_experts
 
 _FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "empty_like", "zeros_like", "rand", "randn")
 
@@ -31,6 +33,9 @@ _LITERAL_MODULES = (
     "megatron.core.dist_checkpointing.strategies.async_utils",
 )
 """Modules with ``device="cuda"`` written out."""
+
+_STREAM = cpu_experts.FinishedWork()
+"""The one stream: code that compares streams must find them equal."""
 
 
 def is_cpu() -> bool:
@@ -53,23 +58,7 @@ def install() -> None:
     _keep_random_states_on_cpu()
     _name_cpu_tensors_as_megatron_expects()
     _fix_distributed_optimizer_loading()
-
-
-class _NoStream:
-    """Stands for the CUDA stream where work is done when it is called."""
-
-    def wait_stream(self, other: object) -> None:
-        """Work is already done."""
-
-    def wait_event(self, event: object) -> None:
-        """Work is already done."""
-
-    def record_event(self, event: object = None) -> object:
-        """Nothing to record."""
-        return event
-
-    def synchronize(self) -> None:
-        """Work is already done."""
+    cpu_experts.install(_STREAM)
 
 
 def _answer_device_questions() -> None:
@@ -78,7 +67,7 @@ def _answer_device_questions() -> None:
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("cpu")
     cuda.synchronize = lambda *_, **__: None
-    cuda.current_stream = cuda.default_stream = lambda *_, **__: _NoStream()
+    cuda.current_stream = cuda.default_stream = lambda *_, **__: _STREAM
     # `.cuda()` is called on tied embeddings and by the optimizer's reload
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
@@ -196,7 +185,7 @@ def _name_cpu_tensors_as_megatron_expects() -> None:
 def _fix_distributed_optimizer_loading() -> None:
     """Without Transformer Engine the inner optimizer is torch's Adam, whose ``step`` is a tensor of every parameter.
 
-    The loader hands one ``step`` tensor to all of them, and Adam would count it once a parameter; and for float32
+    The loader hands one ``step`` tensor to all of them, and Adam would count it once per parameter; and for float32
     models it copies into leaf views outside ``no_grad``.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer

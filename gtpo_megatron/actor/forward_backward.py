@@ -5,12 +5,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from torch import Tensor
 
 from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.model.replayed_router import NUMBER
 from gtpo_megatron.data.packing import PackedMicroBatch
 
 R = TypeVar("R")
@@ -30,20 +32,21 @@ def run_micro_batches(
 
     Args:
         chunks: Megatron's data-parallel wrappers of this rank's ``PolicyModel`` chunks; several are interleaved.
-        micro_batches: at least one, and at least one a stage where chunks are interleaved; the same cuts on all ranks
-            of a pipeline.
+        micro_batches: at least one, and at least one per stage if chunks are interleaved; the same cuts on all ranks
+            of a pipeline, and equally many on all ranks that share experts.
         finish: called on the last pipeline stage only.
         forward_only: no gradients, no gradient communication.
 
     Returns:
-        What ``finish`` kept, one a micro-batch; empty off the last stage.
+        What ``finish`` kept, one item per micro-batch; nothing on other stages than the last.
 
-    Collectives: Megatron's own, over tp and pp; with gradients also over dp.
+    Collectives: Megatron's own, over tp and pp, and over ep if the model has experts; with gradients also
+        over dp.
     """
     device = cpu_platform.device()
 
-    def forward_step(batches: Iterator[PackedMicroBatch], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
-        batch = next(batches)
+    def forward_step(batches: Iterator[tuple[int, PackedMicroBatch]], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
+        number, batch = next(batches)
         cu_seqlens = batch.cu_seqlens.to(device)
         packed = PackedSeqParams(
             qkv_format="thd",
@@ -52,8 +55,13 @@ def run_micro_batches(
             max_seqlen_q=batch.max_sequence_tokens,
             max_seqlen_kv=batch.max_sequence_tokens,
         )
+        setattr(packed, NUMBER, number)
         hidden = chunk(
-            batch.input_ids.to(device)[None], batch.position_ids.to(device)[None], None, packed_seq_params=packed
+            batch.input_ids.to(device)[None],
+            batch.position_ids.to(device)[None],
+            None,
+            packed_seq_params=packed,
+            **_padding_mask(chunk, batch),
         )
         return hidden, partial(_finish, batch)
 
@@ -70,7 +78,7 @@ def run_micro_batches(
     with torch.set_grad_enabled(not forward_only):
         kept: list[R] = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=[iter(micro_batches) for _ in chunks],
+            data_iterator=[iter(enumerate(micro_batches)) for _ in chunks],
             model=list(chunks),
             num_microbatches=len(micro_batches),
             seq_length=longest,
@@ -78,6 +86,20 @@ def run_micro_batches(
             forward_only=forward_only,
         )
     return kept
+
+
+def _padding_mask(chunk: Any, batch: PackedMicroBatch) -> dict[str, Tensor]:
+    """The argument by which routers know padding, ``[1, p]`` bool; nothing for a dense model.
+
+    Under sequence parallelism Megatron cuts it on the first pipeline stage, and takes it as it is on the others.
+    """
+    config = get_model_config(chunk)
+    if config.num_moe_experts is None:
+        return {}
+    mask = batch.is_padding.to(cpu_platform.device())
+    if config.sequence_parallel and not get_attr_wrapped_model(chunk, "pre_process"):
+        mask = mask.chunk(config.tensor_model_parallel_size)[parallel_state.get_tensor_model_parallel_rank()]
+    return {"padding_mask": mask[None]}
 
 
 def interleaved_group_size(num_micro_batches: int, num_stages: int) -> int:

@@ -36,6 +36,16 @@ class HeldBatch:
             raise self._out_of_order(stage, needed="score_tokens or use_sampler_scores")
         return self.batch
 
+    def any_scored(self, stage: str) -> ScoredBatch:
+        """The responses with their scores, for what may come at any time after scoring.
+
+        Raises:
+            StageOrderError: none are held.
+        """
+        if self.batch is None:
+            raise self._out_of_order(stage, needed="score_tokens or use_sampler_scores")
+        return self.batch if isinstance(self.batch, ScoredBatch) else self.batch.scored
+
     def credited(self, stage: str, *, after: tuple[str, ...] = ("assign_credit",)) -> TrainBatch:
         """For a stage that comes after credit.
 

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class HostCopies:
-    """Copies of tensors on the host, page-locked where there is a GPU, so that they travel at full speed.
+    """Copies of tensors on the host, page-locked if there is a GPU, so that they travel at full speed.
 
     A tensor stays the same object, with the same views on it: its storage is emptied and filled again. The host's
     memory is kept for the next time, in which the same tensors must come in the same order to find it.

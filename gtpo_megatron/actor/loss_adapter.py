@@ -6,7 +6,7 @@ import torch
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from gtpo_megatron.actor.model import PolicyModel
+from gtpo_megatron.actor.model.policy_model import PolicyModel
 from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.distributed.context_parallel import gather_tokens
 from gtpo_megatron.distributed.groups import ParallelGroups
@@ -44,7 +44,7 @@ class PolicyHead:
             ``logprobs [R]`` with gradient and ``entropy [R]`` without, float32, nats.
 
         Collectives: those of ``linear_token_scores`` over tp; under sequence parallelism one all-gather, and in
-        backward one reduce-scatter; under context parallelism one all-reduce of two numbers a token.
+        backward one reduce-scatter; under context parallelism one all-reduce of two numbers per token.
         """
         if self.sequence_parallel:
             # in backward the gather's own reduce-scatter sums the ranks' gradients, so the head must not

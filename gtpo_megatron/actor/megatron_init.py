@@ -12,8 +12,6 @@ from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.distributed.groups import ParallelGroups
-from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.reshard import ShardPlace
 
 
 def initialize(
@@ -46,9 +44,11 @@ def initialize(
     parallel_state.initialize_model_parallel(
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
-        # Megatron chooses the interleaved schedule wherever this is a number
+        # Megatron chooses the interleaved schedule if this is a number
         config.virtual_pipeline_size if config.virtual_pipeline_size > 1 else None,
         context_parallel_size=config.context_parallel_size,
+        expert_model_parallel_size=config.expert_parallel_size,
+        expert_tensor_parallel_size=config.expert_tensor_parallel_size,
         distributed_timeout_minutes=max(1, round(collective_timeout_s / 60)),
     )
     torch.manual_seed(seed)
@@ -81,18 +81,8 @@ def parallel_groups(config: ParallelConfig) -> ParallelGroups:
     )
 
 
-def shard_place(config: ParallelConfig, place: RankPlace) -> ShardPlace:
-    """This rank's place as the weight plans know it."""
-    return ShardPlace(
-        tensor_parallel=TensorParallel(config.tensor_parallel_size, place.tensor_index),
-        pipeline_size=config.pipeline_parallel_size,
-        pipeline_stage=place.pipeline_index,
-        virtual_size=config.virtual_pipeline_size,
-    )
-
-
 def shut_down() -> None:
-    """Leaves the world; harmless where none was joined."""
+    """Leaves the world; harmless if none was joined."""
     from megatron.core import parallel_state
 
     if dist.is_initialized():

@@ -1,17 +1,17 @@
 """(7)(8) The optimizer updates of one rollout batch."""
 
-import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gtpo_megatron.actor.expert_balance import ExpertBalance
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
-from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.actor.score_metrics import gap_metrics
+from gtpo_megatron.actor.micro_batching import MicroBatching
+from gtpo_megatron.actor.optimizer_step import OptimizerStep
+from gtpo_megatron.actor.routing_replay import RoutingReplay
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.algorithms.assign_credit import Credit
 from gtpo_megatron.algorithms.losses.loss_terms import SumCount
@@ -20,12 +20,10 @@ from gtpo_megatron.algorithms.prepare_update import UpdateTensors, off_policy_st
 from gtpo_megatron.batch import RolloutBatch, TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
-from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
+from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.distributed.advantage_reducer import prepare_update
-from gtpo_megatron.errors import NumericsError
+from gtpo_megatron.mismatch.statistics import gap_metrics
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge, to_scalars
-
-logger = logging.getLogger(__name__)
 
 Metrics = dict[str, Metric]
 
@@ -34,38 +32,32 @@ class PolicyUpdate:
     """Makes a step's updates; what is batch-wide is computed before micro-batches are cut.
 
     Attributes:
-        num_updates: optimizer updates made so far in the run, skipped ones included.
+        trainer_logprobs: ``[B, T]`` nats, of the responses of the last update without a scoring pass; None on a rank
+            without logits, and with a scoring pass.
     """
 
     def __init__(
         self,
         config: RunConfig,
         chunks: Sequence[Any],
-        optimizer: Any,
-        schedule: Any,
+        optimizer_step: OptimizerStep,
         head: PolicyHead,
-        place: RankPlace,
+        micro_batching: MicroBatching,
+        balance: ExpertBalance,
+        replay: RoutingReplay | None,
         stages: StageReport,
     ) -> None:
         self._config = config
         self._chunks = chunks
-        self._optimizer = optimizer
-        self._schedule = schedule
+        self._optimizer_step = optimizer_step
         self._head = head
         self._stages = stages
         self._groups = head.groups
-        self._pack_layout = PackLayout.of(config.parallel, place.context_index)
+        self._micro_batching = micro_batching
+        self._balance = balance
+        self._replay = replay
         self._has_scoring_pass = config.rollout.entropy_source == "actor"
-        self.num_updates = 0
-        self._skipped_in_a_row = 0
-
-    def state_dict(self) -> dict[str, int]:
-        """The counters, for a checkpoint."""
-        return {"num_updates": self.num_updates, "skipped_in_a_row": self._skipped_in_a_row}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on counting where ``state`` was taken."""
-        self.num_updates, self._skipped_in_a_row = state["num_updates"], state["skipped_in_a_row"]
+        self.trainer_logprobs: Tensor | None = None
 
     def run(self, batch: TrainBatch, *, step: int) -> Metrics:
         """All updates of a step.
@@ -77,8 +69,11 @@ class PolicyUpdate:
         Returns:
             Metrics of this rank's tokens, summed over the updates; gradient norm and learning rate of the last one.
 
-        Collectives: Megatron's over tp, pp and dp; two small reductions over dp an update.
+        Collectives: Megatron's over tp, pp and dp; two small reductions over dp per update;
+            those of ``ExpertBalance``.
         """
+        if not self._has_scoring_pass and batch.credit is not None:
+            self.trainer_logprobs = torch.zeros(batch.scored.shard.rollouts.response_ids.shape)
         pairs = []
         for groups in mini_batch_groups(
             batch.scored.shard.prompt_groups,
@@ -104,6 +99,8 @@ class PolicyUpdate:
             prepared = self._prepare(batch, rows)
             # a batch without a single token in the loss has loss 0 whatever it is divided by
             weight = 1.0 if prepared is None else float(prepared.weight) or 1.0
+            self._balance.set_penalties(batch.scored.shard.rollouts, rows)
+            self._balance.begin(with_grad=True)
         place = {row: i for i, row in enumerate(rows)}
 
         def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, Metrics]]:
@@ -130,58 +127,23 @@ class PolicyUpdate:
         with self._stages.stage("forward_backward"):
             for chunk in self._chunks:
                 chunk.zero_grad_buffer()
-            self._optimizer.zero_grad()
-            kept = run_micro_batches(
-                self._chunks,
-                micro_batches(
-                    batch.scored.shard.rollouts,
-                    rows,
-                    budget_tokens=self._config.update.micro_batch_tokens,
-                    layout=self._pack_layout,
-                ),
-                loss,
-                forward_only=False,
-            )
+            self._optimizer_step.zero_grad()
+            batches = self._micro_batching.cut(batch.scored.shard.rollouts, rows)
+            if self._replay is not None:
+                self._replay.begin_update(batches)
+            kept = run_micro_batches(self._chunks, batches, loss, forward_only=False)
+            if self._replay is not None:
+                self._replay.end_update()
         self._stages.add_work("update", batch.scored.shard.rollouts, rows, with_backward=True)
         with self._stages.stage("optimizer"):
-            metrics = self._optimizer_step()
+            metrics = self._optimizer_step.apply()
+            if metrics["optimizer/skipped_count"] == Max(0.0):
+                self._balance.move_biases()
+        if not self._has_scoring_pass:
+            metrics |= self._balance.end()
         if prepared is not None and self._has_scoring_pass:
             metrics |= _as_means(prepared.statistics)
         return merge([metrics, *(one for _, one in kept)]), sum(share for share, _ in kept)
-
-    def _optimizer_step(self) -> Metrics:
-        """Applies the gradients that lie in Megatron's buffers, unless they are not finite.
-
-        Megatron's float32 optimizer does not look: one NaN would be in every weight after the step. The norm is over
-        all ranks, so all of them skip alike.
-
-        Raises:
-            NumericsError: too many skips in a row.
-
-        Collectives: Megatron's over the model-parallel ranks, for the norm.
-        """
-        self.num_updates += 1
-        self._schedule.step(1)
-        overflow = self._optimizer.prepare_grads()
-        grad_norm = float(self._optimizer.get_grad_norm())
-        is_usable = not overflow and math.isfinite(grad_norm)
-        if is_usable:
-            self._optimizer.step()
-            self._skipped_in_a_row = 0
-        else:
-            self._skipped_in_a_row += 1
-            logger.warning("update %d skipped: gradient norm %s", self.num_updates, grad_norm)
-            if self._skipped_in_a_row > self._config.optimizer.max_skipped_updates:
-                raise NumericsError(
-                    f"update {self.num_updates}: gradient norm {grad_norm}; {self._skipped_in_a_row} updates in a row "
-                    f"were not finite, optimizer.max_skipped_updates={self._config.optimizer.max_skipped_updates}; "
-                    f"lower the learning rate, or look at the last step's rollouts/"
-                )
-        return {
-            "optimizer/grad_norm": Max(grad_norm),
-            "optimizer/learning_rate": Max(float(self._optimizer.param_groups[0]["lr"])),
-            "optimizer/skipped_count": Max(float(not is_usable)),
-        }
 
     def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateTensors | None:
         """What the loss needs of the whole mini-batch; None on a rank without logits."""
@@ -204,6 +166,7 @@ class PolicyUpdate:
             old_logprobs=scores.old_logprobs[index],
             # without a scoring pass the old log-probs here are the sampler's too; the forward pass compares
             rollout_logprobs=rollouts.rollout_logprobs[index],
+            ref_logprobs=None if scores.ref_logprobs is None else scores.ref_logprobs[index],
             dp_group=self._groups.dp,
         ).to(self._head.model.output_weight().device)
 
@@ -222,13 +185,10 @@ class PolicyUpdate:
         rows = torch.tensor(micro.rows, dtype=torch.int64)
         sampled = rollouts.rollout_logprobs[rows, : logprobs.shape[1]].to(logprobs.device)
         statistics = off_policy_statistics(self._config.algorithm.off_policy, logprobs, sampled, mask)
-        return gap_metrics(token_logprobs.cpu(), _sampler_logprobs(rollouts, micro)) | _as_means(statistics)
-
-
-def _sampler_logprobs(rollouts: RolloutBatch, micro: PackedMicroBatch) -> Tensor:
-    """``[R]``, of the response tokens of a micro-batch."""
-    rows = torch.tensor(micro.rows, dtype=torch.int64)[micro.token_rows]
-    return rollouts.rollout_logprobs[rows, micro.token_columns]
+        places = (rows[micro.token_rows], micro.token_columns)
+        assert self.trainer_logprobs is not None
+        self.trainer_logprobs[places] = token_logprobs.cpu()
+        return gap_metrics(token_logprobs.cpu(), rollouts.rollout_logprobs[places]) | _as_means(statistics)
 
 
 def _as_means(statistics: dict[str, SumCount]) -> Metrics:

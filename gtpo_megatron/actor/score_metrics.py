@@ -1,9 +1,10 @@
-"""What the trainer's scores say of the sampler: how far apart both are on the tokens that were sampled."""
+"""What the scores of a step say of its policy, beside the sampler and beside the reference policy."""
 
-from torch import Tensor
-
+from gtpo_megatron.algorithms.losses.ratios import log_ratio
+from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate
 from gtpo_megatron.batch import PolicyScores, RolloutBatch
-from gtpo_megatron.observability.metrics import Max, Mean, Metric
+from gtpo_megatron.mismatch.statistics import gap_metrics
+from gtpo_megatron.observability.metrics import Mean, Metric
 
 
 def score_metrics(rollouts: RolloutBatch, scores: PolicyScores) -> dict[str, Metric]:
@@ -13,15 +14,10 @@ def score_metrics(rollouts: RolloutBatch, scores: PolicyScores) -> dict[str, Met
 
 
 def entropy_metrics(rollouts: RolloutBatch, scores: PolicyScores) -> dict[str, Metric]:
-    """Mean entropy in nats."""
-    values = scores.token_entropy[rollouts.loss_mask].double()
-    return {"policy/entropy_nats": Mean(float(values.sum()), values.numel())}
-
-
-def gap_metrics(logprobs: Tensor, rollout_logprobs: Tensor) -> dict[str, Metric]:
-    """Absolute difference in nats between the trainer's and the sampler's log-probs of the same tokens."""
-    gap = (logprobs - rollout_logprobs).abs().double()
-    return {
-        "sync/logprob_gap_max": Max(float(gap.max()) if gap.numel() else 0.0),
-        "sync/logprob_gap_mean": Mean(float(gap.sum()), gap.numel()),
-    }
+    """Mean entropy in nats, and mean ``k3`` of the divergence from the reference policy, if there is one."""
+    mask = rollouts.loss_mask
+    values = {"policy/entropy_nats": scores.token_entropy[mask].double()}
+    if scores.ref_logprobs is not None:
+        differences = log_ratio(scores.old_logprobs.double(), scores.ref_logprobs.double(), mask)
+        values["policy/kl_ref_nats"] = kl_estimate(differences, "k3")[mask]
+    return {name: Mean(float(value.sum()), value.numel()) for name, value in values.items()}

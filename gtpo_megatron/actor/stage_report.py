@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gtpo_megatron.actor.flops import BACKWARD, forward_flops
+from gtpo_megatron.actor.model.flops import BACKWARD, forward_flops
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.memory import GIB
@@ -51,7 +51,7 @@ class StageReport:
         self._work: dict[str, _Work] = {}
 
     def step_begins(self, step: int) -> None:
-        """Starts a trace where one is wanted of this step."""
+        """Starts a trace if the profiler is to trace this step."""
         self._step = step
         self.profiler.step_begins(step)
 

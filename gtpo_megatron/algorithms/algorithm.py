@@ -1,4 +1,4 @@
-"""An algorithm is one value: everything that the trainer asks of it, in one record."""
+"""The record that describes an algorithm to the trainer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,32 +18,32 @@ CreditFunction: TypeAlias = Callable[[Any, CreditBatch], TokenCredit]
 LossFunction: TypeAlias = Callable[[Any, LossInputs], Tensor]
 
 
-def _all_tokens(config: AlgorithmConfig) -> Denominator:  # noqa: ARG001 - other algorithms look at it
+def _all_tokens(config: AlgorithmConfig) -> Denominator:  # noqa: ARG001 - the signature of ``Algorithm.denominator``
     return Denominator()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """Everything about one algorithm. Each function is given the configuration first.
+    """One algorithm. The first argument of each of its functions is the configuration.
 
     A built-in algorithm is an entry of ``registry.BUILT_IN``. Anyone else's is a value at the top level of the module
     of its configuration class, under any name; see docs/your_own_algorithm.md.
 
     Attributes:
-        config: its configuration class; a run of this class is a run of this algorithm.
-        about: what it is, with its paper, in a line.
-        credit: rewards and entropies to shaped rewards and advantages. What it adds over responses or tokens goes
-            through ``exact_sum``, so that the result does not depend on the ranks.
-        loss: the loss of each token ``[B, T]``, or of each response ``[B]``; what is outside the mask is ignored.
+        config: its configuration class; the type of a run's configuration selects the algorithm.
+        about: one line with the paper.
+        credit: computes shaped rewards and advantages. Sums over responses or tokens must use ``exact_sum``, so that
+            the result does not depend on the sharding.
+        loss: the loss of each token ``[B, T]``, or of each response ``[B]``; values outside the mask are ignored.
         ratio_of: ``response``: ``loss`` returns one value per response.
         denominator: what the sum of the losses is divided by.
-        select: marks tokens of the whole batch, ``[N]`` bool, before it is cut into micro-batches; ``loss`` finds them
-            in ``LossInputs.selection``. None: it needs none.
+        select: selects tokens of the whole batch, ``[N]`` bool, before it is cut into micro-batches; ``loss`` reads
+            them from ``LossInputs.selection``. None: no selection.
         needs_rollout_logprobs: ``loss`` reads the log-probs of the sampler.
-        metrics: more statistics of the loss, by ``policy/...`` name.
-        takes_shaping_mask: the credit leaves out the tokens that a shaping mask leaves out.
-        check: raises if this rank's values cannot be used; it is called where an error reaches all ranks. Its last
-            argument is ``[B]`` bool, which responses are correct.
+        metrics: further statistics of the loss, by ``policy/...`` name.
+        takes_shaping_mask: the credit accepts a shaping mask.
+        check: raises if this rank's values cannot be used; the error reaches all ranks. Its last argument is ``[B]``
+            bool, which responses are correct.
     """
 
     config: type[AlgorithmConfig]

@@ -1,4 +1,4 @@
-"""The facade of credit: from rewards and entropies to advantages, by the type of the configuration."""
+"""Computes advantages from rewards and entropies with the algorithm that the configuration selects."""
 
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from gtpo_megatron.algorithms.batch.tokens import Tokens
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenInputs
 from gtpo_megatron.algorithms.credit.diagnostics import credit_metrics
 from gtpo_megatron.algorithms.credit.length_penalty import length_penalties
+from gtpo_megatron.algorithms.credit.reference_kl import checked_reference, reference_penalties
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ShapeError
@@ -28,12 +29,12 @@ from gtpo_megatron.errors import ShapeError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """What every token of this rank's responses earned.
+    """Shaped rewards and advantages of this rank's tokens.
 
     Attributes:
         shaped_rewards: ``[B, T]`` float32, zero outside the mask.
         advantages: ``[B, T]`` float32, zero outside the mask; no gradient.
-        metrics: of the whole batch, the same on every rank; see ``diagnostics``.
+        metrics: statistics of the whole batch, the same on every rank; see ``diagnostics``.
     """
 
     shaped_rewards: Tensor
@@ -41,7 +42,7 @@ class Credit:
     metrics: dict[str, float]
 
 
-def assign_credit(
+def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     config: AlgorithmConfig,
     *,
     rewards: Tensor,
@@ -49,30 +50,32 @@ def assign_credit(
     response_mask: Tensor,
     group_ids: Tensor,
     old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
     shaping_mask: Tensor | None = None,
     reduction: Reduction | None = None,
 ) -> Credit:
-    """Advantages of every response token, fixed before the first update.
+    """Computes the advantage of every response token.
 
     Args:
-        config: its type names the algorithm.
-        rewards: ``[B]`` any real dtype, raw outcome rewards; taken as float64.
+        config: its type selects the algorithm.
+        rewards: ``[B]`` any real dtype, raw outcome rewards; converted to float64.
         token_entropy: ``[B, T]`` float32 or float64, nats over the full vocabulary of the old policy; bf16 is refused.
         response_mask: ``[B, T]`` bool, in any arrangement: the tokens that the policy wrote. Position ``t`` counts
-            these alone. A row without tokens gets zeros and is in no set and no pool.
+            only these. A row without tokens gets zeros and is in no set and no pool.
         group_ids: ``[B]`` integer labels of prompt groups.
-        old_logprobs: ``[B, T]`` nats; needed for ``weight_source="surprisal"`` and by STARE.
-        shaping_mask: ``[B, T]`` bool; tokens where it is False (formatting, say) get the neutral share 1 and enter no
-            comparison. GTPO and GRPO-S only.
-        reduction: sums over ranks; None: all responses are here.
+        old_logprobs: ``[B, T]`` nats; needed for ``weight_source="surprisal"``, by STARE, and beside ``ref_logprobs``.
+        ref_logprobs: ``[B, T]`` nats, of the reference policy; needed for ``reference_kl`` in the reward.
+        shaping_mask: ``[B, T]`` bool; tokens where it is False (such as formatting) get the neutral entropy weight 1
+            and are not compared. GTPO and GRPO-S only.
+        reduction: sums over ranks; None: this process holds all responses.
 
     Returns:
-        Credit for this rank's rows; bit for bit the same for any order of the rows and any sharding of them over ranks.
-        With geometric means that holds among machines with the same ``log`` and ``exp``, that is, of one kind.
+        Credit for this rank's rows; bit for bit the same for any order of the rows and any sharding over ranks. With
+        geometric means this requires machines with the same ``log`` and ``exp``.
 
     Raises:
         ShapeError: a shape or dtype does not fit.
-        DataError: a value cannot be used. Both on all ranks alike.
+        DataError: a value cannot be used. Both errors are raised on all ranks.
     """
     reduction = reduction or LocalReduction()
     local: list[TokenInputs] = []
@@ -101,14 +104,19 @@ def assign_credit(
             tokens=tokens,
             entropy=tokens.checked("token_entropy", token_entropy),
             old_logprobs=None if old_logprobs is None else -tokens.checked("old_logprobs", old_logprobs, sign=-1.0),
+            ref_logprobs=checked_reference(config.reference_kl, ref_logprobs, tokens)
+            if config.reference_kl.in_reward
+            else None,
             compared=None if shaping_mask is None else tokens.pick(shaping_mask),
         )
+        if config.reference_kl.in_reward and old_logprobs is None:
+            raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
         if algorithm.check is not None:
             algorithm.check(config, inputs, is_correct(rewards, success_threshold=config.success_threshold))
         local.append(inputs)
         return rewards, group_ids, tokens.lengths
 
-    # what all ranks must agree on: a mask on some of them only would send them to different collectives
+    # all ranks must agree on this: a mask on some of them only would make them call different collectives
     given = f"shaping_mask={shaping_mask is not None} old_logprobs={old_logprobs is not None}"
     signature = f"credit {config!r} {given}"
     with torch.no_grad():
@@ -121,14 +129,18 @@ def assign_credit(
 def _earned(
     config: AlgorithmConfig, inputs: TokenInputs, table: ResponseTable, reduction: Reduction
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Shaped rewards and advantages ``[N]``, and metrics; all else is freed before the padded results are made."""
+    """Shaped rewards and advantages ``[N]``, and metrics. Intermediate tensors are freed when it returns."""
+    penalties = length_penalties(config.length_penalty, table)
+    if config.reference_kl.in_reward:
+        penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
     batch = CreditBatch(
         tokens=inputs.tokens,
         entropy=inputs.entropy,
         old_logprobs=inputs.old_logprobs,
+        ref_logprobs=inputs.ref_logprobs,
         compared=inputs.compared,
         table=table,
-        penalties=length_penalties(config.length_penalty, table),
+        penalties=penalties,
         reduction=reduction,
     )
     earned = algorithm_of(config).credit(config, batch)
@@ -136,5 +148,5 @@ def _earned(
 
 
 def _threshold(config: object) -> float:
-    """Any number for what is no configuration: the ranks then raise alike, inside the gather."""
+    """The threshold, or 0 if ``config`` has a wrong type: the gather then raises on all ranks."""
     return config.success_threshold if isinstance(config, AlgorithmConfig) else 0.0

@@ -1,13 +1,13 @@
-"""Sums over tokens that do not depend on the order of their terms, because they are sums of integers.
+"""Sums over tokens that do not depend on the order of the terms, because they are sums of integers.
 
-A floating-point sum changes in its last bits with the order of its terms, and so with how responses are sharded over
-ranks. Here every term is first rounded to a grid; sums of integers are exact, so any order of terms, any number of
-ranks and atomic additions on a GPU give the same bits. No credit is added over tokens anywhere
-else; losses are floating-point sums, whose gradient alone counts.
+A floating-point sum depends in its last bits on the order of its terms, and so on the sharding. Here every term is
+first rounded to a grid of integers, so any order of terms, any number of ranks and atomic additions on a GPU give the
+same bits. All sums of credit over tokens use this module; losses are floating-point sums.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -15,10 +15,16 @@ from torch import Tensor
 from gtpo_megatron.algorithms.batch.reduction import KeyReduction
 
 SUM_BITS = 62
-"""Bits of magnitude that a sum may take: an int64 without its sign and with one bit of room."""
+"""Bits of the magnitude of a sum: int64 without the sign bit and one spare bit."""
 
 _PART = {"cpu": 1 << 16, "cuda": 1 << 24}
-"""Tokens at a time: what is computed on the way to a sum stays in the processor's cache, and small beside the batch."""
+"""Tokens per chunk: intermediate values fit the processor's cache and are small beside the batch."""
+
+_COARSE_BITS, _FINE_BITS = 20, 60
+"""Steps per 1 of the two integers that a value is split into."""
+
+_EXACT_PART = 1 << 13
+"""Values whose integers are added in 64 bits; their totals are added as Python's integers."""
 
 _FLOAT64_BIAS = 1023
 _FLOAT64_FRACTION_BITS = 52
@@ -30,8 +36,8 @@ class ExactSum:
     """Sums by key, each on a grid of its own.
 
     Attributes:
-        units: ``[K]`` int64, the sum in steps of the grid.
-        scale: ``[K]`` float64, steps per 1: powers of two.
+        units: ``[K]`` int64, the sum in grid steps.
+        scale: ``[K]`` float64, grid steps per 1: powers of two.
         count: ``[K]`` int64, number of terms.
     """
 
@@ -48,8 +54,8 @@ class ExactSum:
     def mean(self) -> Tensor:
         """``[K]`` float64, 0 without terms.
 
-        The quotient and the remainder are divided apart, so that the mean of equal terms is that term, bit for bit, if
-        it has ``significant`` digits only.
+        The quotient and the remainder are converted separately, so that the mean of equal terms is bit for bit that
+        term, if it was rounded by ``significant``.
         """
         count = self.count.clamp(min=1)
         whole = self.units.div(count, rounding_mode="floor")
@@ -67,14 +73,14 @@ def exact_sum(
 ) -> ExactSum:
     """``sum of term(values[i]) over all i with key[i] = k``, over the tokens of all ranks, for every ``k``.
 
-    A term is off by at most half a step, ``2 ** -62 * count * peak``, where ``peak`` is the key's largest magnitude.
+    The error per term is at most half a step, ``2 ** -62 * count * peak``; ``peak`` is the key's largest magnitude.
 
     Args:
         values: ``[N]`` float64, finite.
         key: ``[N]`` integers in [0, K), or bool.
         count: ``[K]`` int64, number of terms of each key over all ranks.
-        reduction: who else has terms of these keys. Collectives: its ``max``, then its ``sum``.
-        term: elementwise; squares, say, without a buffer of their own for all tokens.
+        reduction: the ranks that hold terms of these keys. Collectives: its ``max``, then its ``sum``.
+        term: elementwise function, such as ``torch.square``, applied chunk by chunk.
     """
     peak = torch.zeros(len(count), dtype=torch.float64, device=values.device)
     for part, k in parts(values, key):
@@ -88,14 +94,33 @@ def exact_sum(
     return ExactSum(units=reduction.sum(units), scale=scale, count=count)
 
 
+def exact_total(values: Tensor) -> Fraction | float:
+    """The sum of values, each rounded to a multiple of 2^-60: totals of shards add up to the total of the whole.
+
+    Args:
+        values: ``[N]`` float64, magnitudes below ``2 ** 30``.
+
+    Returns:
+        The sum; NaN or an infinity as a float if there is one among the values. Communication: none.
+    """
+    if not bool(torch.isfinite(values).all()):
+        return float(values.sum())
+    coarse_total = fine_total = 0
+    for part in torch.split(values, _EXACT_PART):
+        coarse = (part * 2.0**_COARSE_BITS).round()
+        coarse_total += int(coarse.long().sum())
+        fine_total += int(((part - coarse / 2.0**_COARSE_BITS) * 2.0**_FINE_BITS).round().long().sum())
+    return Fraction(coarse_total, 1 << _COARSE_BITS) + Fraction(fine_total, 1 << _FINE_BITS)
+
+
 def combine_by_key_(
     values: Tensor, operation: Callable[[Tensor, Tensor], Tensor], by_key: Tensor, key: Tensor
 ) -> Tensor:
-    """``operation(values[i], by_key[key[i]])`` in place; the right-hand sides are never all in memory.
+    """``operation(values[i], by_key[key[i]])`` in place, chunk by chunk.
 
     Args:
         values: ``[N]`` float64, overwritten.
-        operation: elementwise and in place, such as ``Tensor.sub_``.
+        operation: elementwise in-place operation, such as ``Tensor.sub_``.
         by_key: ``[K]`` float64.
         key: as in ``exact_sum``.
     """
@@ -105,7 +130,7 @@ def combine_by_key_(
 
 
 def parts(values: Tensor, key: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Values and int64 keys, some at a time."""
+    """Yields chunks of values with their keys as int64."""
     size = _part_size(values)
     for part, k in zip(torch.split(values, size), torch.split(key, size), strict=True):
         yield part, k.to(torch.int64)
@@ -128,6 +153,6 @@ def significant(values: Tensor) -> Tensor:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """``2 ** exponent``, assembled from bits: exact, unlike a vendor's ``pow``; exponents in [-1022, 1023]."""
+    """``2 ** exponent`` from bits, because ``pow`` is not exact on every device; exponents in [-1022, 1023]."""
     biased = exponent.to(torch.int64).clamp(-_FLOAT64_BIAS + 1, _FLOAT64_BIAS) + _FLOAT64_BIAS
     return (biased << _FLOAT64_FRACTION_BITS).view(torch.float64)

@@ -1,4 +1,4 @@
-"""Pseudo-random numbers that belong to the data, not to a generator's state: the same for any order and any dealing."""
+"""Pseudo-random numbers computed from the data, so that they do not depend on order or sharding."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def mix(values: Tensor) -> Tensor:
-    """SplitMix64's finaliser: int64 ``[...]`` -> int64 ``[...]``, every input bit in every output bit."""
+    """SplitMix64's finaliser: int64 ``[...]`` -> int64 ``[...]``, every output bit depends on every input bit."""
     values = (values ^ _shift(values, 30)) * _MIX_1
     values = (values ^ _shift(values, 27)) * _MIX_2
     return values ^ _shift(values, 31)
@@ -21,11 +21,11 @@ def _shift(values: Tensor, bits: int) -> Tensor:
 
 
 def content_seeds(bits: Tensor, key: Tensor, num_keys: int, seed: int) -> Tensor:
-    """A number for each key, made of what the key holds, in any order: ``[N]`` integers -> ``[K]`` int64."""
+    """One seed per key from the values of the key in any order: ``[N]`` integers -> ``[K]`` int64."""
     sums = torch.zeros(num_keys, dtype=torch.int64, device=bits.device).index_add_(0, key, bits.to(torch.int64))
     return mix(sums * _GAMMA + seed)  # integers that overflow wrap around, so the order of terms does not matter
 
 
 def token_hashes(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Independent numbers for each token, of its seed and position: int64 ``[N]`` twice -> ``[N]``, non-negative."""
+    """One pseudo-random number per token from its seed and position: int64 ``[N]`` twice -> ``[N]``, non-negative."""
     return mix(seeds + (positions + 1) * _GAMMA) & torch.iinfo(torch.int64).max

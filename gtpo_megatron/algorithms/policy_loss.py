@@ -1,4 +1,4 @@
-"""The facade of losses: from current log-probs to sums and weights, by the type of the configuration."""
+"""Computes the loss of some rows with the algorithm that the configuration selects."""
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gtpo_megatron.algorithms.batch.checks import (
 from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs, first_of_response
 from gtpo_megatron.algorithms.losses.loss_terms import BatchTerms, LossTerms, sum_count
 from gtpo_megatron.algorithms.losses.ratios import log_ratio
+from gtpo_megatron.algorithms.losses.reference_kl import with_reference_kl
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ShapeError
@@ -30,35 +31,34 @@ def policy_loss(
     group_ids: Tensor | None = None,
     batch_terms: BatchTerms | None = None,
 ) -> LossTerms:
-    """Loss of some rows of the batch, as a sum and its part of the denominator.
+    """Loss of some rows of the batch, as a sum and a weight.
 
-    Values are checked if ``batch_terms`` is None. ``prepare_update`` has checked everything that is fixed for the
-    batch, on all ranks alike; with its terms only shapes and dtypes are looked at here, so that no GPU is waited for. A
-    current log-prob that is NaN or infinite then makes ``loss_sum`` and the gradient NaN, which the update skips and
-    counts on all ranks.
+    ``batch_terms`` holds what depends on the whole batch; ``prepare_update(...).rows(...)`` returns it for the rows of
+    a micro-batch. A call with all rows of a batch needs it only if the algorithm selects tokens (top-entropy, Clip-Cov,
+    KL-Cov) or needs log-probs of the sampler or of the reference policy.
 
-    ``batch_terms`` is what depends on the whole batch: ``prepare_update`` computes it before micro-batches are cut, and
-    its ``rows`` hands over the right rows. A call with all rows of a batch needs it only if tokens are selected over
-    the batch (top-entropy, Clip-Cov, KL-Cov), or the sampler's log-probs are needed.
+    Values are checked only if ``batch_terms`` is None: ``prepare_update`` has checked them, and a check here would wait
+    for the GPU. A current log-prob that is NaN or infinite then makes ``loss_sum`` and the gradient NaN; the update
+    is skipped and counted on all ranks.
 
     Args:
-        config: its type names the algorithm.
+        config: its type selects the algorithm.
         logprobs: ``[B, T]`` float32 or float64, nats, of the current policy; gradient flows.
         old_logprobs: ``[B, T]`` likewise, of the policy before the first update of the batch.
-        advantages: ``[B, T]``, zero outside the mask; a loss of responses takes the first token's for the response.
+        advantages: ``[B, T]``, zero outside the mask; a loss of responses uses the first token's.
         response_mask: ``[B, T]`` bool, the policy's own tokens, in any arrangement.
         group_ids: ``[B]`` labels, needed for ``loss_denominator="group"`` without ``batch_terms``; the rows given must
             then hold whole groups.
-        batch_terms: of the same rows.
+        batch_terms: batch-wide inputs for the same rows.
 
     Returns:
-        Terms in the dtype of ``logprobs``; ``weight`` is that of ``Denominator``. Without rows or tokens ``loss_sum``
+        Terms in the dtype of ``logprobs``; for ``weight`` see ``Denominator``. Without rows or tokens ``loss_sum``
         is ``0 * logprobs.sum()``, which still runs backward.
 
     Raises:
         ShapeError: a shape or dtype does not fit, or something batch-wide is missing.
         DataError: without ``batch_terms``: a value of a response token is not finite.
-        ConfigError: ``config`` is none.
+        ConfigError: ``config`` is not the configuration of an algorithm.
     """
     algorithm = algorithm_of(config)
     check_num_dims(2, logprobs=logprobs)
@@ -81,10 +81,13 @@ def policy_loss(
         mask=response_mask,
         selection=terms.token_selection,
         rollout_logprobs=None if terms.rollout_logprobs is None else masked(terms.rollout_logprobs.detach()),
+        ref_logprobs=None if terms.ref_logprobs is None else masked(terms.ref_logprobs.detach()),
     )
-    losses = algorithm.loss(config, inputs)
+    losses, per_response = algorithm.loss(config, inputs), algorithm.ratio_of == "response"
+    if config.reference_kl.in_loss:
+        losses = with_reference_kl(config.reference_kl, losses, inputs, per_response=per_response)
     is_live, weights, factors = response_mask, terms.row_weights.to(losses.dtype), terms.token_weights
-    if algorithm.ratio_of == "response":
+    if per_response:
         is_live = response_mask.any(1)
         factors = None if factors is None else first_of_response(factors, response_mask)
     else:
@@ -99,12 +102,10 @@ def policy_loss(
     if terms.token_selection is not None:
         statistics["policy/selected_frac"] = sum_count(terms.token_selection.to(losses.dtype), response_mask)
     return LossTerms(
-        # every rank must run backward, without rows or tokens too; and the bounds of the ratio take the gradient of a
-        # log-prob that is not finite away, so that it must come back as NaN by this way: the update is then skipped
+        # every rank must run backward, also without rows or tokens; and clamping removes the gradient of a log-prob
+        # that is not finite, so this term makes loss and gradient NaN, and the update is skipped
         loss_sum=losses.sum() + (inputs.logprobs * (inputs.logprobs.detach() * 0.0)).sum(),
-        weight=algorithm.denominator(config).total(
-            terms.row_weights, response_mask.sum(1), per_response=algorithm.ratio_of == "response"
-        ),
+        weight=algorithm.denominator(config).total(terms.row_weights, response_mask.sum(1), per_response=per_response),
         statistics=statistics,
     )
 
@@ -116,11 +117,11 @@ def _resolve(
     group_ids: Tensor | None,
     terms: BatchTerms | None,
 ) -> BatchTerms:
-    """The terms given, checked; or those of rows that are a whole batch."""
+    """Checks the given terms, or computes them if the rows are a whole batch."""
     denominator = algorithm.denominator(config)
     if terms is not None:
         check_shape((len(response_mask),), row_weights=terms.row_weights)
-        for name in ("token_weights", "token_selection", "rollout_logprobs"):
+        for name in ("token_weights", "token_selection", "rollout_logprobs", "ref_logprobs"):
             tensor = getattr(terms, name)
             if tensor is not None:
                 check_shape(tuple(response_mask.shape), **{name: tensor})
@@ -147,6 +148,11 @@ def _resolve(
     if terms.rollout_logprobs is None and algorithm.needs_rollout_logprobs:
         raise ShapeError(
             f"rollout_logprobs: got None; {type(config).__name__} compares with the sampler's policy; pass them to "
+            "prepare_update, and its rows here"
+        )
+    if terms.ref_logprobs is None and config.reference_kl.in_loss:
+        raise ShapeError(
+            f"ref_logprobs: got None, needed for reference_kl.coef={config.reference_kl.coef}; pass them to "
             "prepare_update, and its rows here"
         )
     return terms

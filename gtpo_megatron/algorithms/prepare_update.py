@@ -1,4 +1,4 @@
-"""Everything about the whole batch that an update needs, computed once before micro-batches are cut."""
+"""Computes the batch-wide inputs of the loss, once before the batch is split into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,8 +20,14 @@ from gtpo_megatron.algorithms.batch.checks import (
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
 from gtpo_megatron.algorithms.batch.response_table import gather_table
 from gtpo_megatron.algorithms.batch.tokens import Tokens
-from gtpo_megatron.algorithms.losses.loss_terms import BatchTerms, SumCount
-from gtpo_megatron.algorithms.losses.off_policy import correction_ratio, correction_statistics, correction_weights
+from gtpo_megatron.algorithms.credit.reference_kl import checked_reference
+from gtpo_megatron.algorithms.losses.loss_terms import BatchTerms, SumCount, sum_count
+from gtpo_megatron.algorithms.losses.off_policy import (
+    correction_ratio,
+    correction_statistics,
+    correction_weights,
+    vetoed,
+)
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import AlgorithmConfig, OffPolicyConfig
@@ -30,18 +36,19 @@ from gtpo_megatron.errors import ShapeError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateTensors:
-    """What ``policy_loss`` takes of each row besides the current log-probs; rows can be cut anywhere.
+    """Inputs of ``policy_loss`` besides the current log-probs, for all rows of this rank.
 
     Attributes:
         old_logprobs: ``[B, T]``.
         advantages: ``[B, T]`` float32.
         response_mask: ``[B, T]`` bool.
         row_weights: ``[B]`` float64, see ``denominators``.
-        token_weights: ``[B, T]``, off-policy correction; None: all 1.
+        token_weights: ``[B, T]``, weights of the off-policy correction; None: all 1.
         token_selection: ``[B, T]`` bool, tokens chosen over the batch; None if the algorithm chooses none.
-        rollout_logprobs: ``[B, T]``, of the sampler; None if the algorithm does not need them.
+        rollout_logprobs: ``[B, T]``, the sampler's; None if the algorithm does not need them.
+        ref_logprobs: ``[B, T]``, the reference policy's; None if the loss has no term of it.
         weight: scalar float64 on the CPU, the denominator of the whole batch, over all ranks.
-        statistics: of the off-policy correction, of this rank's tokens: additive over ranks; empty without
+        statistics: off-policy statistics of this rank's tokens, additive over ranks; empty without
             ``rollout_logprobs``.
     """
 
@@ -52,11 +59,12 @@ class UpdateTensors:
     token_weights: Tensor | None
     token_selection: Tensor | None
     rollout_logprobs: Tensor | None
+    ref_logprobs: Tensor | None
     weight: Tensor
     statistics: dict[str, SumCount]
 
     def to(self, device: torch.device) -> "UpdateTensors":
-        """The same on another device; the statistics stay."""
+        """Moves all tensors but the statistics to another device."""
         moved: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -65,7 +73,7 @@ class UpdateTensors:
         return replace(self, **moved)
 
     def rows(self, index: Sequence[int] | Tensor, width: int | None = None) -> "UpdateRows":
-        """Keyword arguments of ``policy_loss`` for some rows, cut to ``width`` tokens (None: all).
+        """Keyword arguments of ``policy_loss`` for the rows ``index``, cut to ``width`` tokens (None: all).
 
         ``policy_loss(config, logprobs=logprobs, **update.rows(index, logprobs.shape[1]))``
         """
@@ -83,6 +91,7 @@ class UpdateTensors:
                 token_weights=cut(self.token_weights),
                 token_selection=cut(self.token_selection),
                 rollout_logprobs=cut(self.rollout_logprobs),
+                ref_logprobs=cut(self.ref_logprobs),
             ),
         }
 
@@ -96,7 +105,7 @@ class UpdateRows(TypedDict):
     batch_terms: BatchTerms
 
 
-def prepare_update(
+def prepare_update(  # noqa: PLR0913 - tensors of the same rows
     config: AlgorithmConfig,
     *,
     credit: Credit,
@@ -105,26 +114,27 @@ def prepare_update(
     group_ids: Tensor,
     old_logprobs: Tensor,
     rollout_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
     reduction: Reduction | None = None,
 ) -> UpdateTensors:
-    """Row weights, selected tokens and off-policy correction, from the whole batch; the same call for every algorithm.
+    """Computes row weights, selected tokens and the off-policy correction from the whole batch.
 
     Args:
-        config: its type names the algorithm.
-        credit: of the same rows.
+        config: its type selects the algorithm.
+        credit: credit of the same rows.
         token_entropy: ``[B, T]``.
         response_mask: ``[B, T]`` bool, the policy's own tokens that enter the loss, in any arrangement.
         group_ids: ``[B]``.
         old_logprobs: ``[B, T]`` float32 or float64, nats.
-        rollout_logprobs: ``[B, T]`` nats, by the sampler; needed for an off-policy correction, and by DPPO.
-        reduction: sums over ranks; None: all responses are here.
+        rollout_logprobs: ``[B, T]`` nats, the sampler's; needed for an off-policy correction, and by DPPO.
+        ref_logprobs: ``[B, T]`` nats, the reference policy's; needed for ``reference_kl`` in the loss.
+        reduction: sums over ranks; None: this process holds all responses.
 
     Raises:
-        ShapeError: a shape or dtype does not fit, or log-probs of the sampler are needed and missing.
+        ShapeError: a shape or dtype does not fit, or log-probs of the sampler or the reference are needed and missing.
         DataError: on a response token a log-prob is not finite or above 0, an advantage is not finite, or (if tokens
             are selected) an entropy cannot be used.
-        ConfigError: ``config`` is none. All on all ranks alike. What is checked here once a batch, ``policy_loss`` does
-            not look at again.
+        ConfigError: ``config`` is not the configuration of an algorithm. Each error is raised on all ranks.
     """
     reduction = reduction or LocalReduction()
     local: list[tuple[Tokens, Tensor]] = []
@@ -148,18 +158,20 @@ def prepare_update(
             check_shape(shape, rollout_logprobs=rollout_logprobs)
             check_full_precision(rollout_logprobs=rollout_logprobs)
             tokens.checked("rollout_logprobs", rollout_logprobs, sign=-1.0)
-        elif config.off_policy.mode != "off" or algorithm.needs_rollout_logprobs:
+        elif config.off_policy.is_on or algorithm.needs_rollout_logprobs:
             needs = (
                 type(config).__name__
-                if config.off_policy.mode == "off"
-                else f"off_policy.mode={config.off_policy.mode!r}"
+                if not config.off_policy.is_on
+                else f"off_policy.mode={config.off_policy.mode!r}, veto_nats={config.off_policy.veto_nats:g}"
             )
             raise ShapeError(f"rollout_logprobs: got None, needed for {needs}")
+        if config.reference_kl.in_loss:
+            checked_reference(config.reference_kl, ref_logprobs, tokens)
         local.append((tokens, flat_old))
-        no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # outcomes are in the advantages already
+        no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # the advantages already contain the outcomes
         return no_rewards, group_ids, tokens.lengths
 
-    # what all ranks must agree on: statistics on some of them only would not add up
+    # all ranks must agree on this: statistics of some of them only could not be added
     signature = f"update {config!r} rollout_logprobs={rollout_logprobs is not None}"
     with torch.no_grad():
         table = gather_table(read, success_threshold=0.0, reduction=reduction, signature=signature)
@@ -186,6 +198,7 @@ def prepare_update(
             token_weights=token_weights,
             token_selection=selection,
             rollout_logprobs=rollout_logprobs if algorithm.needs_rollout_logprobs else None,
+            ref_logprobs=ref_logprobs if config.reference_kl.in_loss else None,
             weight=denominator.of_batch(table.lengths, table.group_index, per_response=per_response),
             statistics=statistics,
         )
@@ -194,7 +207,7 @@ def prepare_update(
 def off_policy_statistics(
     config: OffPolicyConfig, old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor
 ) -> dict[str, SumCount]:
-    """``correction_statistics`` of the correction that is configured, whether it is made or ``off``."""
+    """``correction_statistics`` with the configured level and bounds, also if the mode is ``off``."""
     ratio = correction_ratio(old_logprobs, rollout_logprobs, response_mask, config.level)
     return correction_statistics(
         ratio, old_logprobs, rollout_logprobs, response_mask, lower=config.lower, upper=config.upper
@@ -207,8 +220,14 @@ def _correct(
     if rollout_logprobs is None:
         return None, {}
     statistics = off_policy_statistics(config, old_logprobs, rollout_logprobs, response_mask)
-    if config.mode == "off":
+    if not config.is_on:
         return None, statistics
-    ratio = correction_ratio(old_logprobs, rollout_logprobs, response_mask, config.level)
-    weights = correction_weights(ratio, masks=config.mode == "mask", lower=config.lower, upper=config.upper)
+    weights = torch.ones_like(old_logprobs)
+    if config.mode != "off":
+        ratio = correction_ratio(old_logprobs, rollout_logprobs, response_mask, config.level)
+        weights = correction_weights(ratio, masks=config.mode == "mask", lower=config.lower, upper=config.upper)
+    if config.veto_nats > 0:
+        is_dropped = vetoed(old_logprobs, rollout_logprobs, response_mask, config.veto_nats)
+        weights = torch.where(is_dropped[:, None], 0.0, weights)
+        statistics["off_policy/vetoed_frac"] = sum_count(is_dropped.to(weights.dtype), response_mask.any(1))
     return weights, statistics

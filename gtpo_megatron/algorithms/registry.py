@@ -1,4 +1,4 @@
-"""The built-in algorithms, one record each, and how a configuration finds its record."""
+"""The built-in algorithms, and the lookup of an algorithm by its configuration."""
 
 import sys
 
@@ -190,10 +190,10 @@ _BY_CONFIG = {algorithm.config: algorithm for algorithm in BUILT_IN}
 
 
 def algorithm_of(config: object) -> Algorithm:
-    """The record of a configuration's class: a built-in one, or one beside the class, in its module.
+    """The algorithm of a configuration: a built-in one, or one defined in the module of the configuration's class.
 
     Raises:
-        ConfigError: the configuration is none of an algorithm, or there is no record for exactly this class.
+        ConfigError: ``config`` is not the configuration of an algorithm, or its class has no record or several.
     """
     kind = type(config)
     if kind in _BY_CONFIG:

@@ -1,4 +1,4 @@
-"""The ``gtpo-megatron`` command: a file a command; ``dispatch`` lists them."""
+"""The ``gtpo-megatron`` command: one file per subcommand; ``dispatch`` lists them."""
 
 from gtpo_megatron.cli.dispatch import main
 

@@ -1,4 +1,4 @@
-"""``python -m gtpo_megatron.cli``: the command where its script is not on the path, such as inside a job."""
+"""``python -m gtpo_megatron.cli``: the command if its script is not on the path, such as in a job."""
 
 from gtpo_megatron.cli.dispatch import main
 

@@ -1,4 +1,4 @@
-"""Options from a command line; what is wrong with them is one sentence, with the option that may have been meant."""
+"""Parses command-line options; an error is one line that suggests similar options."""
 
 import difflib
 import re
@@ -31,12 +31,12 @@ EXIT_USAGE = 2
 _MARKUP = re.compile(r"\[/?bold\]")
 
 SHOWN_CHARACTERS = 200
-"""Of what was given, in a message."""
+"""Of a quoted argument in a message."""
 
 CLOSE = 0.6
-"""Similarity of names from which an option is suggested."""
+"""Least similarity of the last name for an option to be suggested."""
 CLOSE_WHOLE = 0.9
-"""The same of whole paths, most of which is their parents' names."""
+"""Least similarity of the whole path; higher, because options share most of it with their siblings."""
 
 
 def parse_options(
@@ -50,14 +50,14 @@ def parse_options(
     """Fills in a dataclass of options; exits with status 0 after printing help.
 
     Args:
-        kind: the dataclass, or a union of them that are subcommands.
-        arguments: after the program's name.
-        program: for help and errors.
-        default: of every option; None: the defaults of ``kind``.
-        description: for help; None: the docstring of ``kind``.
+        kind: the dataclass, or a union of dataclasses, one per subcommand.
+        arguments: the arguments after the program's name.
+        program: name shown in help and errors.
+        default: defaults of the options; None: those of ``kind``.
+        description: text of the help; None: the docstring of ``kind``.
 
     Raises:
-        ConfigError: an option is unknown, missing, of another kind or out of its bounds; one line.
+        ConfigError: an option is unknown, missing, of another type or out of its bounds.
     """
     flags = _flags(kind if default is None else default)
 
@@ -81,7 +81,7 @@ def parse_options(
 def options_or_exit(
     kind: type[Options], arguments: Sequence[str], *, program: str, description: str | None = None
 ) -> Options:
-    """:func:`parse_options` for a script of its own: writes the sentence to stderr and exits with status 2."""
+    """:func:`parse_options` for a separate script: writes an error to stderr and exits with status 2."""
     try:
         return parse_options(kind, arguments, program=program, description=description)
     except ConfigError as error:
@@ -90,7 +90,7 @@ def options_or_exit(
 
 
 def _sentence(event: ParseErrorEvent, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """What is wrong, in one line."""
+    """The error message, one line."""
     if isinstance(event, UnrecognizedArgs):
         return _unknown(event.tokens, flags)
     if isinstance(event, MissingArgs):
@@ -107,7 +107,7 @@ def _sentence(event: ParseErrorEvent, arguments: Sequence[str], flags: Sequence[
         return f"{_name(event.argument)}: lacks its value, or has one that it cannot take"
     if isinstance(event, InstantiationFailure):
         return _not_built(event, arguments)
-    return _cut(f"{type(event).__name__}: {event}")  # a kind of mistake that this version of tyro does not have
+    return _cut(f"{type(event).__name__}: {event}")  # an event that this version of tyro does not have
 
 
 def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
@@ -117,7 +117,7 @@ def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
     given = unknown.replace("_", "-")
     last = given.lstrip("-").rpartition(".")[2]
     meant = difflib.get_close_matches(given, flags, n=1, cutoff=CLOSE_WHOLE)
-    if not meant:  # the name under another parent, or without one
+    if not meant:  # the same name under another parent, or without a parent
         names = [flag.lstrip("-").rpartition(".")[2] for flag in flags]
         similar = difflib.get_close_matches(last, names, n=1, cutoff=CLOSE)
         named = [flag for flag, name in zip(flags, names, strict=True) if name in similar]
@@ -127,11 +127,11 @@ def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
 
 
 def _not_built(event: InstantiationFailure, arguments: Sequence[str]) -> str:
-    message = _cut(_MARKUP.sub("", event.message), 8 * SHOWN_CHARACTERS)  # ours quote what they need
+    message = _cut(_MARKUP.sub("", event.message), 8 * SHOWN_CHARACTERS)  # our own messages quote only what they need
     if event.argument is not None:
         kind = event.argument.lowered.metavar
         return f"{_name(event.argument)}: {message}; expected {kind}"
-    # a check of ours, which names its field but not where that stands
+    # one of our own checks: its message has the field's name without the path
     field = message.partition("=")[0].strip().replace("_", "-")
     given = [token.partition("=")[0] for token in arguments if token.startswith("--")]
     where = [flag for flag in given if flag.replace("_", "-").rpartition(".")[2].lstrip("-") == field and "." in flag]
@@ -139,7 +139,7 @@ def _not_built(event: InstantiationFailure, arguments: Sequence[str]) -> str:
 
 
 def _name(argument: Any) -> str:
-    """An option by its flag, a positional one by what stands for it in the help."""
+    """The flag of an option, or the upper-case name of a positional argument."""
     lowered = argument.lowered
     return str(argument.field.intern_name).upper() if argument.is_positional() else str(lowered.name_or_flags[0])
 
@@ -157,7 +157,7 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
 
 
 def _flags(options: Any, parent: str = "") -> list[str]:
-    """Every flag, of nested dataclasses too."""
+    """Every flag, including those of nested dataclasses."""
     if not is_dataclass(options):
         return [flag for one in _kinds(options) for flag in _flags(one, parent)]
     hints = get_type_hints(options if isinstance(options, type) else type(options))

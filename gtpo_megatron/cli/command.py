@@ -1,4 +1,4 @@
-"""What a command is."""
+"""The record of a subcommand."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ class Command:
     """One command of ``gtpo-megatron``.
 
     Attributes:
-        usage: its lines in the overview: a synopsis, then what it does, indented further.
+        usage: its lines in the overview: a synopsis, then an indented description.
         run: takes the arguments after the command's name and returns the exit status.
-        interrupted: what to do after Ctrl-C, for a command that can be gone on with.
+        interrupted: hint after Ctrl-C, if the command can be resumed.
     """
 
     usage: str

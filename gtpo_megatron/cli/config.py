@@ -11,7 +11,7 @@ def run(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
     options = parse("config", RecipeOptions, arguments)
     from gtpo_megatron.config.serialize import to_yaml
-    from gtpo_megatron.train import check_inputs  # seconds of imports, after a typo has been found
+    from gtpo_megatron.train import check_inputs  # takes seconds, so options are parsed first
 
     check_inputs(options.config)
     sys.stdout.write(to_yaml(options.config))

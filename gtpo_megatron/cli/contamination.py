@@ -16,7 +16,7 @@ from gtpo_megatron.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ContaminationOptions:
-    """Looks for the problems of benchmarks in a training set; prints a line a benchmark, or all pairs as JSON.
+    """Looks for the problems of benchmarks in a training set; prints one line per benchmark, or all pairs as JSON.
 
     Attributes:
         train: training set: a file, or a known name such as dapo-math-17k.

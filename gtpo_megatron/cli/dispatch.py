@@ -31,14 +31,14 @@ EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Entry of the installed command."""
-    sys.path.insert(0, str(Path.cwd()))  # recipes and rewards of the user's own, from wherever they stand
+    sys.path.insert(0, str(Path.cwd()))  # so that the user's recipes and rewards can be imported
     with reader_may_leave():
         status = run(sys.argv[1:])
     sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; an error raised on purpose is one line and status 1 (2 for a wrong call)."""
+    """Runs one command; a ``GTPOError`` is printed as one line and gives status 1, a ``ConfigError`` status 2."""
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(usage() + "\n")
         return 0 if arguments else EXIT_USAGE
@@ -57,9 +57,9 @@ def run(arguments: Sequence[str]) -> int:
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
         return EXIT_FAILED
-    except BrokenPipeError:  # whoever reads may have left: ``main`` sees to it
+    except BrokenPipeError:  # the reader may have left; ``main`` handles it
         raise
-    except OSError as error:  # of the machine, not of this program: a name that is too long, a folder of others
+    except OSError as error:  # such as a name that is too long, or a missing permission
         sys.stderr.write(f"gtpo-megatron: {printable(error)}\n")
         return EXIT_FAILED
 

@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130
 CHECKPOINTS = "checkpoints"
 GOES_ON = "the same command goes on from what is written"
 LOG_WIDTH = 160
-"""Of the table where the output is no terminal."""
+"""Characters; of the table if the output is not a terminal."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def split_checkpoint(named: Path) -> tuple[Path, str]:
-    """A checkpoint's folder, ``RUN/checkpoints/step_N``, as the run and the checkpoint; any other folder as it is."""
+    """Splits ``RUN/checkpoints/step_N`` into run and checkpoint; returns any other folder unchanged, with ``""``."""
     checkpoints = named.absolute().parent
     if checkpoints.name == CHECKPOINTS and (checkpoints.parent / "config.yaml").is_file():
         return checkpoints.parent, named.absolute().name
@@ -61,7 +61,7 @@ def split_checkpoint(named: Path) -> tuple[Path, str]:
 
 
 def output_folder(folder: Path, config: EvaluateConfig, checkpoint: str, *, is_run: bool) -> Path:
-    """Where the results go: beside the run, or under the model's name in ``evaluations/``."""
+    """The folder of the results: in the run folder, or ``evaluations/MODEL``."""
     if config.output:
         return Path(config.output)
     return folder / "evaluations" / checkpoint if is_run else Path("evaluations") / folder.resolve().name

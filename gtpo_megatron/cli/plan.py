@@ -13,25 +13,26 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
 from gtpo_megatron.planner.layout_plan import make_plan, plan_to_plain
 from gtpo_megatron.planner.page import print_plan
-from gtpo_megatron.planner.request import Cluster, gpus_of, request_from
+from gtpo_megatron.planner.request import EXPERT_IMBALANCE, Cluster, gpus_of, request_from
 
 EXIT_NOTHING_FITS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(RecipeOptions):
-    """What ``plan`` takes besides the recipe's fields.
+    """Options of ``plan`` besides the recipe's fields.
 
     Attributes:
-        gpus: in all; 0: the recipe's, on whole nodes.
-        gpu: its rates, for estimated times.
-        gpu_memory: GiB of one GPU; 0: that of ``gpu``.
+        gpus: total number of GPUs; 0: those of the recipe, on whole nodes.
+        gpu: GPU model, for estimated times.
+        gpu_memory: GiB per GPU; 0: that of ``gpu``.
         gpus_per_node: GPUs that NVLink connects; tensor parallelism stays within them.
-        rollout_gpus: GPUs that only generate, with as many engines as they hold; 0: as the recipe's rollout.placement
-            says.
-        host_memory: GiB of a node; 0: not checked.
-        mean_prompt_tokens: for estimated times; 0: an eighth of the longest.
-        mean_response_tokens: for estimated times; 0: half of the longest.
+        rollout_gpus: GPUs that only generate, with as many engines as fit; 0: use the recipe's rollout.placement.
+        host_memory: GiB per node; 0: not checked.
+        mean_prompt_tokens: for estimated times; 0: an eighth of the maximum.
+        mean_response_tokens: for estimated times; 0: half of the maximum.
+        expert_imbalance: of a mixture of experts: copies of tokens that the busiest rank of an expert-parallel group
+            receives, over the mean.
         all: show every layout.
         json: print JSON.
     """
@@ -44,6 +45,7 @@ class PlanOptions(RecipeOptions):
     host_memory: float = 0.0
     mean_prompt_tokens: float = 0.0
     mean_response_tokens: float = 0.0
+    expert_imbalance: float = EXPERT_IMBALANCE
     all: bool = False
     json: bool = False
 
@@ -64,6 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         _cluster(options, config),
         mean_prompt_tokens=options.mean_prompt_tokens,
         mean_response_tokens=options.mean_response_tokens,
+        expert_imbalance=options.expert_imbalance,
     )
     plan = make_plan(request)
     if options.json:
@@ -75,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _cluster(options: PlanOptions, config: RunConfig) -> Cluster:
-    """The GPUs that are asked for, or those of the recipe on whole nodes."""
+    """The requested GPUs, or those of the recipe on whole nodes."""
     ranks, more = gpus_of(config)
     needed = ranks + (options.rollout_gpus or more)
     on_nodes = needed if needed <= options.gpus_per_node else needed + -needed % options.gpus_per_node

@@ -1,4 +1,4 @@
-"""Whoever reads a command's output may leave early (``| head``); the command then ends without a word, as others do."""
+"""Ends a command silently if the reader of its output has left (``| head``)."""
 
 import os
 import select
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EXIT_READER_LEFT = 141
-"""What a shell reports of a program that SIGPIPE ended."""
+"""The status that a shell reports for a program ended by SIGPIPE."""
 
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Exits with status 141 if stdout is a pipe that nobody reads any more; a pipe of anything else still fails."""
+    """Exits with status 141 if stdout is a pipe without a reader; other broken pipes still raise."""
     try:
         try:
             yield
@@ -23,7 +23,7 @@ def reader_may_leave() -> Iterator[None]:
         if not _nobody_reads(sys.stdout.fileno()):
             raise
         with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # or the interpreter complains of what is still buffered
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # else the interpreter reports the error at exit
         sys.exit(EXIT_READER_LEFT)
 
 

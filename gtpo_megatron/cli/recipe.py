@@ -1,4 +1,4 @@
-"""Recipes on the command line: ``module:function``, then overrides of any field."""
+"""Parses a recipe, ``module:function``, and overrides of its fields."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from gtpo_megatron.errors import ConfigError
 class RecipeOptions:
     """A recipe, every field of which can be overridden.
 
-    Commands with options of their own inherit from it; the first line is what their ``--help`` begins with.
+    Commands with further options inherit from it; the first line of their docstring is shown by ``--help``.
 
     Attributes:
         config: every field of the recipe can be overridden.
@@ -38,13 +38,13 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
     """``RECIPE [options]``; exits with status 0 after printing help.
 
     Args:
-        command: of the program; empty where it has none.
-        options: to fill in.
-        arguments: after the command.
-        program: for help and errors.
+        command: subcommand; empty if the program has none.
+        options: the class of options to parse.
+        arguments: the arguments after the command.
+        program: name shown in help and errors.
 
     Raises:
-        ConfigError: no recipe is given, it is none, or an option cannot be used.
+        ConfigError: the recipe is missing or cannot be loaded, or an option cannot be used.
     """
     program = f"{program} {command}".strip()
     if arguments and arguments[0] in ("-h", "--help"):
@@ -71,7 +71,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
 
 
 def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """``--algorithm NAME`` and the other arguments; the fields of the algorithm that is named come as usual."""
+    """Splits ``--algorithm NAME`` from the other arguments."""
     others: list[str] = []
     name, rest = None, iter(arguments)
     for argument in rest:
@@ -88,7 +88,7 @@ def load_recipe(name: str) -> RunConfig:
     """Calls the recipe ``module:function``, or reads a resolved configuration from a ``.yaml`` file.
 
     Raises:
-        ConfigError: no such module, function or file, or it holds something else.
+        ConfigError: no such module, function or file, or it does not give a RunConfig.
     """
     if name.endswith((".yaml", ".yml")):
         return load_config(Path(name))

@@ -15,7 +15,7 @@ from gtpo_megatron.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What ``report`` takes.
+    """Options of ``report``.
 
     Attributes:
         runs: run folders; several are drawn side by side.

@@ -18,7 +18,7 @@ from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.run_folder.status import RunStatus, read_status
 
 FULL_BYTES = 16 << 20
-"""A disk with less has no room for a run to say anything."""
+"""A disk with less free space counts as full."""
 
 FAILED_STATES = ("failed", "gone")
 """States that make the command's status 1, so that a script can watch a run."""
@@ -26,7 +26,7 @@ FAILED_STATES = ("failed", "gone")
 
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions:
-    """What ``status`` takes.
+    """Options of ``status``.
 
     Attributes:
         run: the run's folder.
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def screen(status: RunStatus) -> list[tuple[str, str]]:
-    """Label and text of every line."""
+    """The lines to print, as label and text."""
     lines = [("run", f"{status.name}   {status.folder}"), ("state", _state(status))]
     progress = f"{status.step} of {status.num_steps} ({100 * status.step / status.num_steps:.0f}%)"
     if status.step_s is not None:
@@ -89,7 +89,8 @@ def _numbers(status: RunStatus) -> str:
         ("entropy", "policy/entropy_nats", "{:.3f} nats"),
         ("length", "rollout/response_length_tokens", "{:.1f} tokens"),
         ("speed", "throughput/tokens_per_s", "{:,.0f} tokens/s"),
-        ("log-prob gap", "sync/logprob_gap_max", "{:.1e} nats"),
+        ("log-prob gap, p99", "sync/logprob_gap_p99", "{:.1e} nats"),
+        ("its limit", "sync/logprob_gap_p99_limit", "{:.1e} nats"),
     )
     found = [
         f"{label} {form.format(status.last_row[name])}"

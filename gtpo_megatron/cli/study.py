@@ -22,19 +22,19 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """What ``study`` takes.
+    """Options of ``study``.
 
     Attributes:
         study: module:function that returns a study.
-        arms: which arms; none given means the study's own choice.
-        num_seeds: runs an arm; 0 means the study's own number.
-        num_steps: of every run; 0 means the study's own number.
-        baseline: the arm that the others are compared with; empty means the study's own. Another one has a table and a
-            page of its own, ``table_BASELINE.md`` and ``study_BASELINE.html``.
-        minutes: that this session may take; 0 sets no limit. What is missing is done by the same command later.
-        output: folder of summaries and table: small text, made to be committed.
+        arms: arms to run; none given means the study's default.
+        num_seeds: runs per arm; 0 means the study's default.
+        num_steps: steps per run; 0 means the study's default.
+        baseline: the arm that the others are compared with; empty means the study's default. Another one writes
+            ``table_BASELINE.md`` and ``study_BASELINE.html``.
+        minutes: time limit of this session; 0 sets none. The same command continues later.
+        output: folder of summaries and table.
         runs_dir: folder of the run folders, and of the page with the curves.
-        table_only: train nothing, draw what there is.
+        table_only: write table and page of the finished runs; train nothing.
     """
 
     study: str = "recipes.study:study"
@@ -49,9 +49,9 @@ class StudyOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``study``; 1 where a run failed, 75 where time was up before all were done, 130 after Ctrl-C."""
+    """``study``; status 1 if a run failed, 75 if time was up before all were done, 130 after Ctrl-C."""
     options = parse_options(StudyOptions, arguments, program="gtpo-megatron study")
-    from gtpo_megatron.study.page import write_results  # lacks scipy before hours of training, not after them
+    from gtpo_megatron.study.page import write_results  # before training, since it fails without scipy
     from gtpo_megatron.study.plan import planned_runs
     from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
 
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     is_interrupted = False
     if not options.table_only:
         deadline = time.monotonic() + 60 * options.minutes if options.minutes > 0 else float("inf")
-        # a session that is ended ends the run that is on its way
+        # SIGTERM also ends the current run
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))
         try:
             report = run_session(
@@ -96,7 +96,7 @@ def load_study(name: str) -> "Study":
     """Calls ``module:function``.
 
     Raises:
-        ConfigError: no such module or function, or it returns something else.
+        ConfigError: no such module or function, or it does not return a Study.
     """
     from gtpo_megatron.study.plan import Study
 

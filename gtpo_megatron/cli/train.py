@@ -13,7 +13,7 @@ from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(RecipeOptions):
-    """What ``train`` takes besides the recipe's fields.
+    """Options of ``train`` besides the recipe's fields.
 
     Attributes:
         run_dir: folder of the run; empty means ``runs/<name>``.
@@ -27,7 +27,7 @@ class TrainOptions(RecipeOptions):
 def run(arguments: Sequence[str]) -> int:
     """``train RECIPE ...``."""
     options = parse("train", TrainOptions, arguments)
-    from gtpo_megatron.train import train  # seconds of imports, after a typo has been found
+    from gtpo_megatron.train import train  # takes seconds, so options are parsed first
 
     console = Console()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")

@@ -12,14 +12,14 @@ from gtpo_megatron.cli.recipe import RecipeOptions, parse
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyResumeOptions(RecipeOptions):
-    """What ``verify-resume`` takes besides the recipe's fields.
+    """Options of ``verify-resume`` besides the recipe's fields.
 
     Attributes:
-        steps: of every scratch run.
-        kill_after: the scratch run is killed once the checkpoint of this step is whole.
+        steps: steps per scratch run.
+        kill_after: kill the second scratch run once the checkpoint of this step is complete.
         output: folder for the scratch runs; empty means ``verify-resume`` in the run folder, or beside the runs.
-        keep: leave the scratch runs there even where they are equal.
-        verify: check their checkpoints' files against the manifests before they are compared.
+        keep: keep the scratch runs even if they are equal.
+        verify: check the checkpoints' files against their manifests before comparing.
     """
 
     steps: int = 4
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     if folder is not None:
         arguments = [str(folder / "config.yaml"), *arguments[1:]]
     options = parse("verify-resume", VerifyResumeOptions, arguments)
-    from gtpo_megatron.verify_resume.verify import show, verify_resume  # seconds of imports, after a typo was found
+    from gtpo_megatron.verify_resume.verify import show, verify_resume  # takes seconds, so options are parsed first
 
     default = folder / "verify-resume" if folder is not None else Path("runs") / f"{options.config.name}.verify-resume"
     console = Console()
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         verify="full" if options.verify else "none",
         console=console,
     )
-    return 0 if show(results, console) else 1
+    return 0 if show(results, console, is_continuous=options.config.rollout.is_continuous) else 1
 
 
 COMMAND = Command(

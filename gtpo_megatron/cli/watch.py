@@ -19,11 +19,11 @@ PORT = 8642
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """What ``watch`` takes.
+    """Options of ``watch``.
 
     Attributes:
         runs: run folders; several are drawn side by side.
-        port: on 127.0.0.1; 0 takes a free one.
+        port: port on 127.0.0.1; 0 takes a free one.
     """
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -33,7 +33,7 @@ class WatchOptions:
 def run(arguments: Sequence[str]) -> int:
     """``watch RUN ...``, until interrupted."""
     from gtpo_megatron.report.run_data import run_names
-    from gtpo_megatron.report.watch import LiveReport, ReportServer  # seconds of imports, after a typo
+    from gtpo_megatron.report.watch import LiveReport, ReportServer
 
     options = parse_options(WatchOptions, arguments, program="gtpo-megatron watch")
     folders = [Path(name) for name in options.runs]
@@ -52,15 +52,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def status_line(folder: Path, name: str) -> str:
-    """Such as ``quickstart: running, step 12 of 40 (30%), 8s a step, about 3:44 left``.
+    """One line, such as ``quickstart: running, step 12 of 40 (30%), 8s a step, about 3:44 left``.
 
     Args:
-        folder: of the run.
-        name: what the page calls it.
+        folder: the run folder.
+        name: the run's name on the page.
     """
     try:
         status = read_status(folder)
-    except (GTPOError, OSError) as error:  # a file that the run has just replaced, say
+    except (GTPOError, OSError) as error:  # for example a file that the run is replacing
         return f"{name}: {error}"
     return f"{name}: {status.state}, step {dict(screen(status))['step']}"
 

@@ -1,9 +1,11 @@
 """Which prompts are trained on."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
 from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
+from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,10 +14,13 @@ class DataConfig:
 
     Attributes:
         train_path: ``dapo-math-17k`` (from the hub, at its pinned revision), ``dapo-math-17k@COMMIT``,
-            ``dapo-math-17k=FILE`` (a local copy), or a .jsonl or .parquet file of rows with ``prompt`` (chat messages
-            or text), ``answer``, maybe ``id`` and ``source``. Repeated prompts are removed and counted.
+            ``dapo-math-17k=FILE`` (a local copy), ``hub:OWNER/NAME@COMMIT``, or a .jsonl, .parquet or .csv file of rows
+            with ``prompt`` or ``messages`` (chat messages or text), or ``problem`` or ``question`` (bare), and
+            ``answer``, maybe ``id`` and ``source``. Repeated prompts are removed and counted.
         prompts_per_step: prompts in a rollout batch; each is sampled ``group_size`` times.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
+        prompt_template: put around bare questions; ``{problem}`` stands for the question.
+        ungradable_rows: rows that the reward cannot grade: "refuse" the data set, or "drop" and count them.
         verbatim_text: take text prompts as they are, without the model's chat template; for evaluation too.
         contamination_ngram_words: at the start of a run, problems of the evaluation sets are looked for among the
             training prompts: the same question, or most runs of so many words in common. 0 does not look.
@@ -24,6 +29,8 @@ class DataConfig:
     train_path: str
     prompts_per_step: int = 128
     max_prompt_tokens: int = 2048
+    prompt_template: str = BOXED_TEMPLATE
+    ungradable_rows: Literal["refuse", "drop"] = "refuse"
     verbatim_text: bool = False
     contamination_ngram_words: int = 13
 
@@ -32,6 +39,7 @@ class DataConfig:
         require_text(train_path=self.train_path)
         require_positive(prompts_per_step=self.prompts_per_step, max_prompt_tokens=self.max_prompt_tokens)
         require_non_negative(contamination_ngram_words=self.contamination_ngram_words)
+        check_template("prompt_template", self.prompt_template)
         parse_dataset(self.train_path, "train_path")
 
     @property

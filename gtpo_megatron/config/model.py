@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_choice, require_positive, require_text, require_types
+from gtpo_megatron.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,17 +17,23 @@ class ModelConfig:
         max_sequence_tokens: prompt plus response; ``data.max_prompt_tokens`` and the response limit must fit in.
         head_chunk_tokens: tokens whose logits are in memory at a time in the fused output layer.
         recompute: activations that the backward pass makes again instead of keeping them: ``selective`` those inside
-            attention, ``full`` every layer's, which costs one more forward pass and leaves one hidden state a layer.
+            attention, ``experts`` those of the experts, their router and the copies of tokens, ``full`` every layer's,
+            which costs one more forward pass and leaves one hidden state a layer.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_sequence_tokens: int = 6144
     head_chunk_tokens: int = 1024
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "experts", "full"] = "none"
 
     def __post_init__(self) -> None:
         require_types(self)
         require_text(path=self.path)
-        require_choice("recompute", self.recompute, ("none", "selective", "full"))
+        require_choice("recompute", self.recompute, ("none", "selective", "experts", "full"))
         require_positive(max_sequence_tokens=self.max_sequence_tokens, head_chunk_tokens=self.head_chunk_tokens)
+
+    def check_dense(self) -> None:
+        """Raises ConfigError if something is on that a dense model has no use for."""
+        if self.recompute == "experts":
+            raise ConfigError("model.recompute='experts': this model is dense; use 'none', 'selective' or 'full'")

@@ -74,14 +74,26 @@ class UpdateConfig:
             sequence gets a micro-batch of its own.
         mask_truncated: give responses cut by the length limit no part in the loss; their rewards still enter the
             group's statistics.
+        routing_replay: mixtures of experts: whose choice of experts an update takes. ``none``: its own routers choose.
+            ``score``: those of the scoring pass (R2), so that later updates of a step compare like with like.
+            ``rollout``: those of the sampler (R3), in the scoring pass too; needs ``rollout.returns_routing``.
     """
 
     updates_per_rollout: int = 1
     mini_batch_prompts: int = 0
     micro_batch_tokens: int = 16384
     mask_truncated: bool = False
+    routing_replay: Literal["none", "score", "rollout"] = "none"
 
     def __post_init__(self) -> None:
         require_types(self)
         require_positive(updates_per_rollout=self.updates_per_rollout, micro_batch_tokens=self.micro_batch_tokens)
         require_non_negative(mini_batch_prompts=self.mini_batch_prompts)
+
+    def check_dense(self) -> None:
+        """Raises ConfigError if something is on that a dense model has no use for."""
+        if self.routing_replay != "none":
+            raise ConfigError(
+                f"update.routing_replay={self.routing_replay!r}: this model is dense and has no routers; set it to "
+                f"'none'"
+            )

@@ -12,14 +12,18 @@ class ParallelConfig:
     """The trainer's ranks: ``num_ranks = tensor x pipeline x context x data``. docs/parallelism.md helps to choose.
 
     Attributes:
-        num_ranks: processes in the trainer's world, one a GPU.
+        num_ranks: processes in the trainer's world, one per GPU.
         tensor_parallel_size: ranks that share every layer's matrices.
         pipeline_parallel_size: ranks that share the layers.
-        virtual_pipeline_size: model chunks a pipeline rank holds, each with layers of its own; more of them make the
+        virtual_pipeline_size: model chunks per pipeline rank, each with layers of its own; more of them make the
             pipeline's bubble smaller and its messages more. Needs pipeline_parallel_size > 1.
         context_parallel_size: ranks that share the tokens of every sequence.
         sequence_parallel: shard activations between the tensor-parallel regions too; needs tensor_parallel_size > 1.
         distributed_optimizer: shard optimizer state over the ranks that hold the same weights (data x context).
+        expert_parallel_size: ranks that share the experts of a layer, out of tensor x context x data; 1 for a dense
+            model.
+        expert_tensor_parallel_size: ranks that share the matrices of each expert. The ranks of a pipeline stage are
+            ``expert tensor x expert x expert data``, a partition of its own beside ``tensor x context x data``.
     """
 
     num_ranks: int
@@ -29,6 +33,8 @@ class ParallelConfig:
     context_parallel_size: int = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    expert_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -38,11 +44,19 @@ class ParallelConfig:
             pipeline_parallel_size=self.pipeline_parallel_size,
             virtual_pipeline_size=self.virtual_pipeline_size,
             context_parallel_size=self.context_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
         )
         if self.num_ranks % self.replica_size:
             raise ConfigError(
                 f"{self}: tensor x pipeline x context = {self.replica_size} must divide num_ranks={self.num_ranks}; "
                 f"choose a product from {divisors(self.num_ranks)}"
+            )
+        stage_ranks = self.num_ranks // self.pipeline_parallel_size
+        if stage_ranks % (self.expert_tensor_parallel_size * self.expert_parallel_size):
+            raise ConfigError(
+                f"{self}: expert tensor x expert = {self.expert_tensor_parallel_size * self.expert_parallel_size} must "
+                f"divide the {stage_ranks} ranks of a pipeline stage; choose a product from {divisors(stage_ranks)}"
             )
         if self.sequence_parallel and self.tensor_parallel_size == 1:
             raise ConfigError(f"{self}: sequence_parallel needs tensor_parallel_size > 1; switch it off")
@@ -60,8 +74,25 @@ class ParallelConfig:
         return self.num_ranks // self.replica_size
 
     @property
+    def expert_data_parallel_size(self) -> int:
+        """Replicas of each expert."""
+        return self.num_ranks // (
+            self.pipeline_parallel_size * self.expert_tensor_parallel_size * self.expert_parallel_size
+        )
+
+    @property
+    def replicas_share_experts(self) -> bool:
+        """Tokens of a replica pass experts on ranks of another one, so that both must make their passes together.
+
+        The ranks of ``expert tensor x expert`` are neighbours in a pipeline stage, and so are those of a replica
+        (``tensor x context``): either whole groups of the former lie in each replica, or some group has ranks of two.
+        """
+        in_replica = self.tensor_parallel_size * self.context_parallel_size
+        return in_replica % (self.expert_tensor_parallel_size * self.expert_parallel_size) != 0
+
+    @property
     def document_multiple(self) -> int:
-        """Every sequence is padded to a multiple of this: two chunks a context-parallel rank."""
+        """Every sequence is padded to a multiple of this: two chunks per context-parallel rank."""
         return 1 if self.context_parallel_size == 1 else 2 * self.context_parallel_size
 
     @property
@@ -78,5 +109,15 @@ class ParallelConfig:
             f"virtual_pipeline_size={self.virtual_pipeline_size}, "
             f"context_parallel_size={self.context_parallel_size}, data_parallel_size="
             f"{self.num_ranks / self.replica_size:g}, sequence_parallel={self.sequence_parallel}, "
-            f"distributed_optimizer={self.distributed_optimizer})"
+            f"distributed_optimizer={self.distributed_optimizer}{self._experts})"
+        )
+
+    @property
+    def _experts(self) -> str:
+        """Only if a factor is not 1, so that nothing about experts stands in a dense run's messages."""
+        if self.expert_parallel_size == self.expert_tensor_parallel_size == 1:
+            return ""
+        return (
+            f", expert_parallel_size={self.expert_parallel_size}, "
+            f"expert_tensor_parallel_size={self.expert_tensor_parallel_size}"
         )

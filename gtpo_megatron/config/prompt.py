@@ -15,6 +15,12 @@ DAPO_TEMPLATE = (
 )
 """The one around every prompt of DAPO-Math-17k; for models trained on it."""
 
+CODE_TEMPLATE = (
+    PLACEHOLDER + "\n\nThink step by step, then write the whole program in Python, in one code block at the end: "
+    "```python\n...\n```"
+)
+"""Ours, for programming problems; ``rewards/code_tests.py`` takes the last code block."""
+
 
 def check_template(field: str, template: str) -> None:
     """Raises ConfigError unless the template has one place for the question."""

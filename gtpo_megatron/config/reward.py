@@ -1,5 +1,6 @@
 """How a response is judged."""
 
+import math
 from dataclasses import dataclass
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
@@ -11,21 +12,54 @@ class RewardConfig:
     """The outcome reward.
 
     Attributes:
-        function: ``module:function`` taking ``(response, answer)`` and returning a number.
+        function: ``module:function`` taking ``(response, answer)``, ``(request)`` or ``(completions, **columns)``; or a
+            weighted sum such as ``0.9*mine:tests + 0.1*mine:format``.
         num_workers: grading processes; 0 grades in the caller's process, without a time limit.
-        timeout_s: time a response may take before it is marked failed and its worker replaced.
+        timeout_s: time a response may take before it is marked failed and its worker replaced; a batched call has the
+            time of one response.
         memory_limit_mib: memory a response may take before it is marked failed; 0: no limit.
+        rows_per_call: most responses that a batched function is given at once, or that an async function grades at the
+            same time, per process.
+        sandbox: where programs in responses are run: ``bubblewrap``, the URL of a SandboxFusion service, or ``unsafe``:
+            as this user, without protection.
     """
 
     function: str = "gtpo_megatron.rewards.math_answer:math_answer"
     num_workers: int = 2
     timeout_s: float = 10.0
     memory_limit_mib: int = 4096
+    rows_per_call: int = 16
+    sandbox: str = "bubblewrap"
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_positive(timeout_s=self.timeout_s)
+        require_positive(timeout_s=self.timeout_s, rows_per_call=self.rows_per_call)
         require_non_negative(num_workers=self.num_workers, memory_limit_mib=self.memory_limit_mib)
-        module, colon, name = self.function.partition(":")
-        if not (colon and module and name):
-            raise ConfigError(f"reward function={self.function!r}: must be written module:function")
+        weighted_names(self.function)
+        if self.sandbox not in ("bubblewrap", "unsafe") and not self.sandbox.startswith(("http://", "https://")):
+            raise ConfigError(f"sandbox={self.sandbox!r}: must be bubblewrap, http://HOST:PORT, or unsafe")
+
+
+def weighted_names(text: str) -> list[tuple[float, str]]:
+    """The weights and names of ``0.9*mine:tests + 0.1*mine:format``; a name alone has weight 1.
+
+    Raises:
+        ConfigError: a term is not ``module:function`` with at most one weight, or a name is there twice.
+    """
+    found: list[tuple[float, str]] = []
+    for term in text.split("+"):
+        weight, star, name = term.rpartition("*")
+        module, colon, function = name.strip().partition(":")
+        try:
+            factor = float(weight) if star else 1.0
+        except ValueError:
+            factor = math.nan
+        if not math.isfinite(factor):
+            raise ConfigError(f"reward function={text!r}: {weight.strip()!r} is no weight; write 0.9*module:function")
+        if not (colon and module and function):
+            raise ConfigError(f"reward function={text!r}: must be written module:function")
+        found.append((factor, name.strip()))
+    functions = [name.partition(":")[2] for _, name in found]
+    if len(set(functions)) != len(functions):
+        raise ConfigError(f"reward function={text!r}: two functions have one name, which their parts go by")
+    return found

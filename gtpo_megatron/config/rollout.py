@@ -10,7 +10,11 @@ from gtpo_megatron.config.checks import (
     require_positive,
     require_types,
 )
+from gtpo_megatron.config.mismatch import LearntLimits, MismatchLimits
 from gtpo_megatron.errors import ConfigError
+
+LARGEST_STALENESS = 64
+"""More would keep whole epochs of responses in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,39 +58,59 @@ class RolloutConfig:
         sampling: the distribution that training responses come from.
         num_engines: vLLM engines; the responses of a step are dealt to them, those of one group too.
         dtype: of vLLM's weights.
+        head_dtype: what vLLM computes logits in: ``float32``, as the trainer's output layer always does, or ``model``:
+            in ``dtype``. The output layer's weights are of ``dtype`` in both cases.
         kv_cache_mib: key-value cache on each GPU of an engine; without a number vLLM takes nearly all there is.
         max_concurrent_sequences: sequences that an engine decodes together.
         tensor_parallel_size: ranks of an engine.
+        expert_parallel: for a mixture of experts: each rank of an engine holds some of the experts, whole, in place of
+            a part of each; everything else stays tensor parallel. Needs GPUs.
         max_engine_restarts: engines that may die and be replaced in a run; the next death ends it.
         entropy_source: who computes the token entropies. ``actor``: the trainer, in a scoring pass before the update.
             ``rollout``: vLLM while it samples; then there is no scoring pass, and the log-prob gap is measured by the
             update's own forward pass, before the new weights are used for anything.
         placement: ``disaggregated``: engines have GPUs of their own. ``colocated``: engines use the ranks' GPUs, in
             turns: they sleep while the trainer works, whose gradients and optimizer are on the host while they sample.
-        max_staleness: 0: responses come from the weights that they train. 1: those of the next step are sampled while
-            this one trains, from the weights that it started with; ``algorithm.off_policy`` corrects for that.
-        partial: with ``max_staleness=1``: a push does not wait for the responses that are being sampled; they go on
-            with the new weights. A run then does not repeat: which token is of which weights depends on who is faster.
+        returns_routing: mixtures of experts: responses carry the experts that the sampler's routers chose, for
+            ``update.routing_replay='rollout'``, or to measure how often the trainer's routers choose others. On a CPU
+            the engine then has no prefix cache.
+        max_staleness: ``N``: the weights that sampled a response's oldest token are at most so many pushes older than
+            those that it trains. 0: nothing is sampled while the trainer works. 1: the responses of the next step are
+            sampled meanwhile, from the weights that this one started with. 2 and more: engines sample all the time, and
+            a step takes the oldest whole groups. ``algorithm.off_policy`` corrects for it.
+        partial: with ``max_staleness`` of at least 1: a push does not wait for the responses that are being sampled;
+            they go on with the new weights.
+        over_sample: groups under way for each group that a step takes; None: ``max_staleness + 1``, beyond which some
+            are certain to be given up. Less: fresher responses. More: the step starts without the slowest.
+        stragglers: a group that would be too old for the next step is waited for, or aborted: then its prompt is
+            sampled again, before any new one.
     """
 
     group_size: int = 16
     sampling: SamplingConfig = SamplingConfig()
     num_engines: int = 1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    head_dtype: Literal["float32", "model"] = "float32"
     kv_cache_mib: int = 16384
     max_concurrent_sequences: int = 256
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False
     max_engine_restarts: int = 1
     entropy_source: Literal["actor", "rollout"] = "actor"
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
+    returns_routing: bool = False
     max_staleness: int = 0
     partial: bool = False
+    over_sample: float | None = None
+    stragglers: Literal["wait", "abort"] = "wait"
 
     def __post_init__(self) -> None:
         require_types(self)
         require_choice("entropy_source", self.entropy_source, ("actor", "rollout"))
         require_choice("placement", self.placement, ("disaggregated", "colocated"))
-        require_choice("max_staleness", self.max_staleness, (0, 1))
+        require_choice("stragglers", self.stragglers, ("wait", "abort"))
+        if not 0 <= self.max_staleness <= LARGEST_STALENESS:
+            raise ConfigError(f"max_staleness={self.max_staleness}: must lie between 0 and {LARGEST_STALENESS} pushes")
         if self.max_staleness and self.entropy_source == "rollout":
             raise ConfigError(
                 f"max_staleness={self.max_staleness} with entropy_source='rollout': the trainer has moved on when it "
@@ -100,7 +124,13 @@ class RolloutConfig:
         if self.partial and self.max_staleness == 0:
             raise ConfigError(
                 f"partial=True with max_staleness={self.max_staleness}: no response is being sampled when weights are "
-                f"pushed; use max_staleness=1, or partial=False"
+                f"pushed; use max_staleness=1 or more, or partial=False"
+            )
+        self._check_over_sample()
+        if self.expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "expert_parallel=True with tensor_parallel_size=1: one rank holds all experts anyway; take more ranks, "
+                "or switch it off"
             )
         require_non_negative(max_engine_restarts=self.max_engine_restarts)
         require_positive(
@@ -112,6 +142,35 @@ class RolloutConfig:
         if self.group_size < 2:
             raise ConfigError(
                 f"group_size={self.group_size!r}: must be 2 or more; a response is judged against others of its prompt"
+            )
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether groups are scheduled one by one, in place of all groups of a step together."""
+        return self.max_staleness > 1 or self.partial or self.over_sample is not None
+
+    @property
+    def is_kept_between_steps(self) -> bool:
+        """Whether a step can leave responses or prompts to later ones."""
+        return self.max_staleness > 0 or self.is_continuous
+
+    def _check_over_sample(self) -> None:
+        if self.over_sample is None:
+            if self.stragglers == "abort" and not self.is_continuous:
+                raise ConfigError(
+                    f"stragglers='abort' with max_staleness={self.max_staleness}: the step needs all groups that are "
+                    f"sampled; set over_sample above 1 (1.25, say), or use stragglers='wait'"
+                )
+            return
+        if self.over_sample < 1:
+            raise ConfigError(
+                f"over_sample={self.over_sample!r}: must be 1 or more, the groups under way for each that a step takes"
+            )
+        if self.over_sample > self.max_staleness + 1 and self.stragglers == "wait":
+            raise ConfigError(
+                f"over_sample={self.over_sample:g} with max_staleness={self.max_staleness} and stragglers='wait': more "
+                f"than {self.max_staleness + 1} groups for each one cannot all be trained in time; use "
+                f"stragglers='abort', or over_sample={self.max_staleness + 1}"
             )
 
 
@@ -126,15 +185,15 @@ class WeightSyncConfig:
         bucket_mib: largest piece under way; two for each sampler worker are in memory at a time.
         deadline_s: longest time that one side of a push waits for the other.
         verify_every_steps: every so many pushes, and at the first one, both sides compare a checksum of every tensor.
-        logprob_gap_limit: largest absolute difference, nats, between the sampler's and the trainer's log-prob of a
-            sampled token; above it the run stops. 1e-4 suits float32 on both sides; bfloat16 needs about 1.
+        mismatch: limits of the difference between the sampler's and the trainer's log-probs of the sampled tokens;
+            beyond one of them the run stops.
     """
 
     transport: Literal["shared_memory", "process_group", "relay"] = "shared_memory"
     bucket_mib: int = 256
     deadline_s: float = 120.0
     verify_every_steps: int = 10
-    logprob_gap_limit: float = 1.0
+    mismatch: MismatchLimits = LearntLimits()
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -142,5 +201,4 @@ class WeightSyncConfig:
             bucket_mib=self.bucket_mib,
             deadline_s=self.deadline_s,
             verify_every_steps=self.verify_every_steps,
-            logprob_gap_limit=self.logprob_gap_limit,
         )

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.reference_kl import ReferenceConfig
+from gtpo_megatron.config.balance import BalanceConfig
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.checks import require_positive, require_seed, require_text, require_types
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
 from gtpo_megatron.config.evaluation import EvaluationConfig, metric_names
-from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
@@ -41,6 +43,8 @@ class RunConfig:
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     update: UpdateConfig = UpdateConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    balance: BalanceConfig = BalanceConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -57,7 +61,23 @@ class RunConfig:
         self._check_batch()
         self._check_sampling()
         self._check_entropy_source()
+        if self.update.routing_replay == "rollout" and not self.rollout.returns_routing:
+            raise ConfigError(
+                "update.routing_replay='rollout' with rollout.returns_routing=False: the sampler must return what its "
+                "routers chose; set --rollout.returns-routing"
+            )
+        if (
+            self.model.recompute == "experts"
+            and self.update.routing_replay != "none"
+            and self.parallel.pipeline_parallel_size > 1
+        ):
+            raise ConfigError(
+                f"model.recompute='experts' with update.routing_replay={self.update.routing_replay!r} and "
+                f"parallel.pipeline_parallel_size={self.parallel.pipeline_parallel_size}: experts that are made again "
+                f"by themselves do not know of which micro-batch they are; use recompute='full' or 'none'"
+            )
         self.algorithm.check_run(update=self.update, rollout=self.rollout)
+        self._check_reference()
         self._check_profile()
         shared = self.rollout.num_engines * self.rollout.tensor_parallel_size
         if self.rollout.placement == "colocated" and shared > self.parallel.num_ranks:
@@ -84,6 +104,20 @@ class RunConfig:
         """Optimizer updates in the whole run."""
         return self.num_steps * self.update.updates_per_rollout
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether the run has a reference policy."""
+        return self.algorithm.reference_kl.coef > 0 or self.reference.measured
+
+    def _check_reference(self) -> None:
+        """What is said of a reference policy that nothing reads is a mistake."""
+        for name in ("path", "reset_every_steps"):
+            if getattr(self.reference, name) and not self.has_reference:
+                raise ConfigError(
+                    f"reference.{name}={getattr(self.reference, name)!r} with algorithm.reference_kl.coef=0: nothing "
+                    f"compares with a reference policy; set the coef, or --reference.measured"
+                )
+
     def _check_local(self) -> None:
         """What one process cannot do."""
         if self.cluster.mode != "local":
@@ -93,10 +127,11 @@ class RunConfig:
                 f"cluster.mode='local' has one engine, got rollout.num_engines={self.rollout.num_engines}; "
                 f"use mode='ray' or num_engines=1"
             )
-        if self.rollout.partial:
+        if self.rollout.is_continuous:
             raise ConfigError(
-                "rollout.partial=True with cluster.mode='local': an engine in the trainer's process is not paused for "
-                "a push; use mode='ray', or partial=False"
+                f"cluster.mode='local' samples the groups of a step together, got rollout.max_staleness="
+                f"{self.rollout.max_staleness}, partial={self.rollout.partial}, "
+                f"over_sample={self.rollout.over_sample}; use mode='ray', or max_staleness of 0 or 1 alone"
             )
         if self.parallel.num_ranks != 1:
             raise ConfigError(
@@ -168,11 +203,21 @@ class RunConfig:
                 f"updates after the first need the trainer's log-probs from before it, which is the scoring pass; "
                 f"use updates_per_rollout=1 or entropy_source='actor'"
             )
-        if self.algorithm.off_policy.mode != "off":
+        if self.algorithm.off_policy.is_on:
             raise ConfigError(
                 f"rollout.entropy_source='rollout' with algorithm.off_policy.mode={self.algorithm.off_policy.mode!r}: "
                 f"the correction needs the trainer's log-probs before its update; use mode='off' or "
                 f"entropy_source='actor'"
+            )
+        if self.update.routing_replay == "score":
+            raise ConfigError(
+                "rollout.entropy_source='rollout' with update.routing_replay='score': there is no scoring pass to "
+                "replay; use routing_replay='rollout', or entropy_source='actor'"
+            )
+        if self.balance.aux_loss_coef > 0:
+            raise ConfigError(
+                f"rollout.entropy_source='rollout' with balance.aux_loss_coef={self.balance.aux_loss_coef}: the loss "
+                f"takes the experts' loads from the scoring pass; use entropy_source='actor' or aux_loss_coef=0"
             )
 
     def _check_best_checkpoints(self) -> None:

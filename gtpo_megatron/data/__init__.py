@@ -1,1 +1,1 @@
-"""Prompts: the rows of a dataset, rendered, tokenised and dealt out in a resumable order."""
+"""Prompts: reading, rendering and tokenising data sets, sampling in a resumable order, packing."""

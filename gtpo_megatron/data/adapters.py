@@ -1,11 +1,28 @@
-"""The data sets that are known by name: where each is published, and how its records become rows."""
+"""The data sets known by name: their places on the hub, and the conversion of their records to rows."""
 
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from gtpo_megatron.data.code_adapters import (
+    eurus_row,
+    humaneval_row,
+    is_eurus_code,
+    livecodebench_row,
+    mbpp_row,
+    taco_row,
+)
 from gtpo_megatron.data.records import HubPlace
-from gtpo_megatron.data.rows import Record, Row, answer_text, generic_row, optional_text, shown_or_missing, text_field
+from gtpo_megatron.data.rows import (
+    Record,
+    Row,
+    answer_text,
+    generic_row,
+    optional_text,
+    other_columns,
+    shown_or_missing,
+    text_field,
+)
 from gtpo_megatron.errors import ConfigError, DataError
 
 
@@ -14,22 +31,25 @@ class Adapter:
     """One known data set.
 
     Attributes:
-        name: lower case; what users write.
-        hub: where it is published.
+        name: the name that users write, in lower case.
+        hub: its place on the Hugging Face hub.
         to_row: ``(record, place, source)`` to a checked row; ``source`` is the name of the data set.
-        num_problems: different problems that the pinned revision has; another number is reported.
+        num_problems: number of different problems of the pinned revision; a different number is reported. 0: nobody has
+            counted them.
+        is_kept: whether a row belongs to the set; the others are passed over.
     """
 
     name: str
     hub: HubPlace
     to_row: Callable[[Record, str, str], Row]
     num_problems: int
+    is_kept: Callable[[Record], bool] = lambda _: True
 
 
 def dapo_row(record: Record, place: str, source: str) -> Row:
     """DAPO-Math-17k (arXiv 2503.14476): ``prompt`` (messages), ``reward_model.ground_truth``, ``extra_info.index``.
 
-    The published file repeats its prompts about a hundred times (1,791,700 rows); repeats are left out when it is read.
+    The published file has every prompt about a hundred times (1,791,700 rows); :class:`UniqueRows` drops repeats.
     """
     row = generic_row(record, place, source)
     extra = record.get("extra_info")
@@ -41,16 +61,18 @@ def dapo_row(record: Record, place: str, source: str) -> Row:
 def question_reader(
     *questions: str, id_column: str = "", answer: Callable[[Record, str], str] | None = None
 ) -> Callable[[Record, str, str], Row]:
-    """Reads benchmarks whose rows are a question and an answer under names of their own.
+    """Reads benchmarks whose rows have a question and an answer in other columns.
 
     Args:
-        questions: columns; the first that is there counts.
-        id_column: ids are prefixed by the data set; empty where it has none.
+        questions: names of the question's column; the first one present is used.
+        id_column: column of the id, which gets the data set's name as prefix; empty if there is none.
         answer: ``(record, place)`` to the reference answer; None reads the column ``answer``.
     """
 
     def to_row(record: Record, place: str, source: str) -> Row:
         row_id = optional_text(record, id_column)
+        column = next((name for name in questions if record.get(name) is not None), questions[0])
+        kept, extra = other_columns(record, without=column)
         return Row(
             place=place,
             prompt=text_field(record, questions, place),
@@ -58,13 +80,15 @@ def question_reader(
             row_id=None if row_id is None else f"{source}-{row_id}",
             source=source,
             is_bare=True,
+            columns_json=kept,
+            extra=extra,
         )
 
     return to_row
 
 
 def olympiad_answer(record: Record, place: str) -> str:
-    """The parts of ``final_answer`` in one line without dollars: a reference is parsed as one piece of mathematics."""
+    """Joins the parts of ``final_answer`` into one line without dollar signs, to be parsed as one expression."""
     final = record.get("final_answer")
     parts = [final] if isinstance(final, str) else final
     if not isinstance(parts, list | tuple) or not parts:
@@ -72,8 +96,11 @@ def olympiad_answer(record: Record, place: str) -> str:
     return ", ".join(answer_text(part, place, "final_answer").replace("$", "").strip(" .") for part in parts)
 
 
+LIVECODEBENCH = "0fe84c3912ea0c4d4a78037083943e8f0c4dd505"
+"""Commit of ``livecodebench/code_generation_lite``."""
+
 _QUESTION = ("problem", "question")
-"""Mirrors of one benchmark use either."""
+"""Mirrors of a benchmark use either name."""
 
 ADAPTERS = {
     adapter.name: adapter
@@ -126,7 +153,7 @@ ADAPTERS = {
             to_row=question_reader(*_QUESTION),
             num_problems=272,
         ),
-        Adapter(  # arXiv 2402.14008, the open-ended English text-only problems; ``unit``, ``error`` are the grader's
+        Adapter(  # arXiv 2402.14008, the open-ended English text-only problems; ``unit`` and ``error`` are not used
             name="olympiadbench",
             hub=HubPlace(
                 repository="Hothan/OlympiadBench",
@@ -137,16 +164,76 @@ ADAPTERS = {
             to_row=question_reader("question", id_column="id", answer=olympiad_answer),
             num_problems=674,
         ),
+        Adapter(
+            name="humaneval",
+            hub=HubPlace(
+                repository="openai/openai_humaneval", revision="7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544", split="test"
+            ),
+            to_row=humaneval_row,
+            num_problems=164,
+        ),
+        Adapter(
+            name="mbpp",
+            hub=HubPlace(
+                repository="google-research-datasets/mbpp",
+                revision="4bb6404fdc6cacfda99d4ac4205087b89d32030c",
+                split="test",
+                subset="full",
+            ),
+            to_row=mbpp_row,
+            num_problems=500,
+        ),
+        Adapter(  # the repository has a script, which is not run: its files are read
+            name="livecodebench",
+            hub=HubPlace(
+                repository="livecodebench/code_generation_lite",
+                revision=LIVECODEBENCH,
+                split="train",
+                files=("test.jsonl", *(f"test{number}.jsonl" for number in range(2, 7))),
+            ),
+            to_row=livecodebench_row,
+            num_problems=1055,
+        ),
+        Adapter(  # the problems that release 6 added, January to April 2025
+            name="livecodebench-v6",
+            hub=HubPlace(
+                repository="livecodebench/code_generation_lite",
+                revision=LIVECODEBENCH,
+                split="train",
+                files=("test6.jsonl",),
+            ),
+            to_row=livecodebench_row,
+            num_problems=175,
+        ),
+        Adapter(
+            name="taco",
+            hub=HubPlace(
+                repository="BAAI/TACO", revision="cfee71f82ec557cf792308d4b1dc72237743520b", split="train", subset="ALL"
+            ),
+            to_row=taco_row,
+            num_problems=0,
+        ),
+        Adapter(
+            name="eurus-2-code",
+            hub=HubPlace(
+                repository="PRIME-RL/Eurus-2-RL-Data",
+                revision="5cbc5bc54c9c8417afd3539fb267422c33b525e6",
+                split="train",
+            ),
+            to_row=eurus_row,
+            num_problems=0,
+            is_kept=is_eurus_code,
+        ),
     )
 }
-"""By name; a new one is an entry here."""
+"""Adapters by name."""
 
 
 def adapter_of(name: str) -> Adapter:
     """The adapter of a known data set.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the name is unknown.
     """
     if name not in ADAPTERS:
         close = difflib.get_close_matches(name, ADAPTERS, n=1)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 SENTENCEPIECE_FILE = "tokenizer.model"
 MAX_WORDS = 300
-"""Characters of a library's own words; some print the file."""
+"""Characters of a library's error message that are quoted; some contain the whole file."""
 
 
 def is_sentencepiece_only(folder: Path) -> bool:
-    """Has sentencepiece's model and no other file that a tokenizer could be made of."""
+    """Whether the folder has sentencepiece's model and no other file to build a tokenizer from."""
     others = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json")
     return (folder / SENTENCEPIECE_FILE).is_file() and not any((folder / name).exists() for name in others)
 
@@ -29,7 +29,7 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
     A folder with only sentencepiece's ``tokenizer.model`` is read by sentencepiece.
 
     Raises:
-        DataError: no such folder, or none that ``transformers`` can read a tokenizer from.
+        DataError: no such folder, or no tokenizer in it that ``transformers`` can read.
     """
     from transformers import AutoTokenizer
 
@@ -42,9 +42,9 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
             tokenizer = load_sentencepiece(Path(model_path), SENTENCEPIECE_FILE)
         else:
             tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-        if not tokenizer.encode("0", add_special_tokens=False):  # what transformers makes of a config.json alone
+        if not tokenizer.encode("0", add_special_tokens=False):  # transformers returns one for a config.json alone
             raise ValueError("its vocabulary is empty")
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... by kind of damage
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ...
         raise DataError(
             f"{model_path}: no tokenizer in it ({type(error).__name__}: {printable(error)[:MAX_WORDS]}); "
             "expected tokenizer.json or the files of the model's own tokenizer"
@@ -58,7 +58,7 @@ def render_prompt(
     """Token ids of a prompt, up to where the response begins.
 
     Args:
-        tokenizer: with a chat template, unless the prompt is verbatim text.
+        tokenizer: must have a chat template, unless the prompt is verbatim text.
         prompt: chat messages; or text, which becomes one user message.
         verbatim_text: take text as it is, without a template (base models).
 
@@ -75,7 +75,7 @@ def render_prompt(
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # jinja2's errors: templates raise them on roles they do not know
+    except Exception as error:  # jinja2's errors, such as for an unknown role
         raise DataError(
             f"the chat template of {tokenizer.name_or_path} refuses the messages: {printable(error)[:MAX_WORDS]}"
         ) from error

@@ -1,17 +1,15 @@
-r"""Problems of an evaluation set that are in the training set too.
+r"""Finds problems of an evaluation set that are also in the training set.
 
-Two tests. *Exact*: the questions are equal once case, white space, dollars, spacing commands and the spelling of
-fractions are set aside. *n-gram*: at least half of the telling runs of n words of the evaluation question occur in one
-training question. A word is a run of letters or of digits, or one Chinese character; signs do not count.
+There are two tests. *Exact*: the questions are equal up to case, white space, dollar signs, spacing commands and the
+spelling of fractions. *n-gram*: at least half of the distinctive n-grams of the evaluation question occur in one
+training question. A word is a run of letters or of digits, or one Chinese character; signs are ignored.
 
-One shared run alone says nothing: "where m and n are relatively prime positive integers, find m + n" ends hundreds of
-problems. Nor does an instruction, or worked examples, around every question. So a run is *common* where it stands in
-more than 3 and more than 5% of the different evaluation questions; or, where the set has at most 3, and for runs of at
-least two of its questions, in more than 20 and more than 5% of the different training questions. It is *telling* where
-it shares no word with a common one: a question is compared as if the common text were not there. A question that the
-common text leaves fewer than 5 telling runs is tested exactly only, and such questions are counted: many rewordings of
-one problem cannot be told from an instruction. With three evaluation questions or fewer and a training set of 20 rows
-or fewer, an instruction cannot be told from a copy.
+Shared stock phrases ("where m and n are relatively prime positive integers, find m + n"), instructions and worked
+examples are no contamination. So an n-gram is *common* if it occurs in more than 3 and more than 5% of the different
+evaluation questions; or, if the set has at most 3 or the n-gram is in at least two of its questions, in more than 20
+and more than 5% of the different training questions. It is *distinctive* if it shares no word with a common one. A
+question with common text and fewer than 5 distinctive n-grams is tested exactly only; such questions are counted. With
+at most three evaluation questions and at most 20 training rows, an instruction cannot be distinguished from a copy.
 """
 
 import re
@@ -24,14 +22,14 @@ from gtpo_megatron.errors import DataError
 
 NGRAM_WORDS = 13
 MIN_SHARE = 0.5
-"""Of the evaluation question's telling runs, in one training question."""
+"""Least fraction of an evaluation question's distinctive n-grams that must be in one training question."""
 COMMON_SHARE = 0.05
 MIN_COMMON_EVALUATION = 3
-"""So many evaluation questions may have a run in common whatever their share: a small set has a few variants of one."""
+"""An n-gram of at most this many evaluation questions is not common: a small set has variants of a problem."""
 MIN_COMMON_TRAINING = 20
-"""The same of training questions, which are more often variants of one another."""
+"""The same for training questions, which have more variants."""
 MIN_TELLING = 5
-"""Of a question that has common text: with fewer left, a stock phrase would be half of them."""
+"""Least number of distinctive n-grams of a question with common text, for the n-gram test."""
 
 _WORD = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]|[^\W\d_\u3400-\u4dbf\u4e00-\u9fff]+|\d+")
 _PRESENTATION = re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-z])|\\[,;:! ()\[\]]|[\s$~]+")
@@ -42,10 +40,10 @@ Ngram = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """A data set as far as it is compared.
+    """The questions of a data set, for the comparison.
 
     Attributes:
-        ids: of its problems.
+        ids: ids of the problems.
         texts: their questions, without instructions.
     """
 
@@ -55,13 +53,13 @@ class Questions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """One evaluation problem and the training problem that is most like it.
+    """One evaluation problem and the most similar training problem.
 
     Attributes:
-        problem_id: of the evaluation problem.
-        train_id: of the training problem.
-        share: of the evaluation question's telling n-grams that the training question has; 1 where both are equal.
-        is_exact: the questions are equal but for presentation.
+        problem_id: the evaluation problem.
+        train_id: the training problem.
+        share: fraction of the evaluation question's distinctive n-grams in the training question; 1 if exact.
+        is_exact: the exact test found it.
     """
 
     problem_id: str
@@ -72,13 +70,13 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contamination:
-    """What was found for one evaluation set.
+    """The result for one evaluation set.
 
     Attributes:
-        num_problems: of the evaluation set.
+        num_problems: number of problems of the evaluation set.
         ngram_words: n.
-        matches: one an affected problem, in the order of the evaluation set.
-        num_exact_only: problems of n words or more that were tested exactly only, for the text that many share.
+        matches: one per contaminated problem, in the order of the evaluation set.
+        num_exact_only: problems of n words or more that were tested exactly only, because of common text.
     """
 
     num_problems: int
@@ -103,8 +101,7 @@ class Contamination:
 def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: int = NGRAM_WORDS) -> Contamination:
     """Looks for every evaluation problem among the training problems.
 
-    Takes seconds for 17,000 x 500 questions, most of them for cutting all into n-grams: an instruction around each
-    question costs what its words cost.
+    Takes seconds for 17,000 x 500 questions.
 
     Raises:
         DataError: ``ngram_words`` is not positive.
@@ -156,19 +153,19 @@ def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: 
 
 
 def normalised(question: str) -> str:
-    """The question without what is presentation only; digits, signs and letters stay."""
+    """The question without white space, markup and case; digits, signs and letters stay."""
     text = unicodedata.normalize("NFKC", question)
     return _FRACTION.sub(r"\\frac", _PRESENTATION.sub("", text)).casefold().rstrip(".:?!")
 
 
 def _ngrams(question: str, num_words: int) -> list[Ngram]:
-    """Every run of so many words, in order."""
+    """The n-grams of a question, in order."""
     words: Sequence[str] = _WORD.findall(question.casefold())
     return list(zip(*(words[start:] for start in range(num_words)), strict=False))
 
 
 def _shared_ngrams(train: Questions, wanted: Mapping[Ngram, Ngram], num_words: int) -> dict[int, list[Ngram]]:
-    """The n-grams of each training question that are wanted, as the objects in ``wanted``, so that no copy is kept."""
+    """The n-grams of each training question that are in ``wanted``, as the objects there, to keep no copies."""
     shared = {}
     for index, question in enumerate(train.texts):
         if found := [wanted[ngram] for ngram in set(_ngrams(question, num_words)) if ngram in wanted]:
@@ -177,11 +174,11 @@ def _shared_ngrams(train: Questions, wanted: Mapping[Ngram, Ngram], num_words: i
 
 
 def _telling(ngrams: Sequence[Ngram], common: Collection[Ngram], num_words: int) -> set[Ngram]:
-    """The n-grams of a question without a word of a common one, or none where too few are left.
+    """The n-grams of a question that share no word with a common one; empty if they are fewer than ``MIN_TELLING``.
 
     Args:
-        ngrams: all of the question's, in order.
-        common: those that say nothing.
+        ngrams: all n-grams of the question, in order.
+        common: the common n-grams.
         num_words: n.
     """
     is_common = [ngram in common for ngram in ngrams]

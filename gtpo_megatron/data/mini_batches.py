@@ -1,4 +1,4 @@
-"""Which prompts an optimizer update uses."""
+"""Splits the prompt groups of a step over its optimizer updates."""
 
 import random
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 def mini_batch_groups(
     prompt_groups: Sequence[int], *, mini_batch_prompts: int, num_updates: int, seed: int, step: int
 ) -> list[tuple[int, ...]]:
-    """The prompt groups of each of a step's updates: consecutive slices of a seeded order, starting over at its end.
+    """The prompt groups of each update of a step: consecutive slices of a seeded order, starting over at its end.
 
-    The same on every rank, whichever responses it holds.
+    The result is the same on every rank.
 
     Args:
-        prompt_groups: of the whole rollout batch.
-        mini_batch_prompts: groups an update; 0 means all.
-        num_updates: of the step.
-        seed: of the run.
-        step: number of the step; every step has an order of its own.
+        prompt_groups: the groups of the whole rollout batch.
+        mini_batch_prompts: groups per update; 0 means all.
+        num_updates: updates of the step.
+        seed: seed of the run.
+        step: number of the step; each step has its own order.
     """
     size = min(mini_batch_prompts, len(prompt_groups)) or len(prompt_groups)
     if size == len(prompt_groups):

@@ -1,12 +1,10 @@
-"""Cuts a rank's rows into micro-batches of packed sequences: no padding tokens inside the transformer.
+"""Splits a rank's rows into micro-batches of packed sequences.
 
-Packed layout: sequences follow one another in one dim of ``P`` tokens, ``cu_seqlens`` marks where each starts. A token
-of a response is predicted at the position before it, so a response of length L after a prompt of length Q is scored at
-positions ``Q - 1 ... Q + L - 2`` of its sequence.
+Sequences are concatenated in one dim of ``P`` tokens; ``cu_seqlens`` has their starts. A token is predicted at the
+position before it, so a response of length L after a prompt of length Q is scored at positions ``Q - 1 ... Q + L - 2``.
 
 Under context parallelism the ranks of a group share every sequence: it is cut into ``2 c`` chunks of equal length and
-rank ``r`` of ``c`` holds chunks ``r`` and ``2 c - 1 - r``. Causal attention costs a chunk in proportion to its place,
-so a pair from both ends makes the ranks' work equal.
+rank ``r`` of ``c`` holds chunks ``r`` and ``2 c - 1 - r``, which balances the cost of causal attention.
 """
 
 import itertools
@@ -26,10 +24,10 @@ class PackLayout:
 
     Attributes:
         context_size: ranks that share every sequence.
-        context_index: this rank among them.
+        context_index: index of this rank among them.
         document_multiple: every sequence is padded to a multiple of this.
         multiple: the packed length is padded to a multiple of this.
-        min_micro_batches: an interleaved pipeline needs one a stage; empty ones make up for what is missing.
+        min_micro_batches: empty micro-batches are added up to this; an interleaved pipeline needs one per stage.
     """
 
     context_size: int = 1
@@ -40,7 +38,7 @@ class PackLayout:
 
     @classmethod
     def of(cls, config: ParallelConfig, context_index: int) -> "PackLayout":
-        """What a layout of ranks asks for."""
+        """The layout that a parallel configuration requires."""
         return cls(
             context_size=config.context_parallel_size,
             context_index=context_index,
@@ -50,7 +48,7 @@ class PackLayout:
         )
 
     def padded(self, length: int) -> int:
-        """Tokens that a sequence takes up."""
+        """Length of a sequence with padding."""
         return -(-length // self.document_multiple) * self.document_multiple
 
 
@@ -59,23 +57,25 @@ class PackedMicroBatch:
     """Some rows of a rank, packed: ``P`` tokens, of which this rank holds ``p = P / context_size``.
 
     Attributes:
-        rows: indices into the rank's batch, ``n`` of them.
+        rows: ``n`` indices into the rank's batch.
         input_ids: ``[p]`` int64.
         position_ids: ``[p]`` int64, restarting at 0 for every sequence.
-        cu_seqlens: ``[n + 1]`` int32, of the whole packed sequence; the last entry is ``P``. Padding counts to the
-            sequence before it, where causal attention keeps it from being seen.
-        max_sequence_tokens: longest sequence, padding included.
-        score_positions: ``[r]`` int64, positions among those held whose hidden state predicts a response token.
+        is_padding: ``[p]`` bool, tokens of no sequence; what they are in a transformer reaches no token of one.
+        cu_seqlens: ``[n + 1]`` int32, starts of the sequences over all context ranks; the last entry is ``P``. Padding
+            belongs to the sequence before it; causal attention hides it.
+        max_sequence_tokens: length of the longest sequence with padding.
+        score_positions: ``[r]`` int64, indices into ``input_ids`` of the positions that predict a response token.
         target_ids: ``[r]`` int64, the tokens predicted there.
-        scored: ``[r]`` int64, which of all ``R`` response tokens they are, row after row; without context parallelism
-            ``r = R`` and they are all of them.
-        token_rows: ``[R]`` int64, which of ``rows`` every response token belongs to, as an index into ``rows``.
+        scored: ``[r]`` int64, their indices among all ``R`` response tokens of ``rows``; without context parallelism
+            ``r = R``.
+        token_rows: ``[R]`` int64, the row of every response token, as an index into ``rows``.
         token_columns: ``[R]`` int64, its position in the response.
     """
 
     rows: tuple[int, ...]
     input_ids: Tensor
     position_ids: Tensor
+    is_padding: Tensor
     cu_seqlens: Tensor
     max_sequence_tokens: int
     score_positions: Tensor
@@ -88,8 +88,8 @@ class PackedMicroBatch:
 def plan_micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Groups rows so that each group has at most ``budget_tokens`` tokens, first-fit by decreasing length.
 
-    A row longer than the budget gets a micro-batch of its own. Deterministic; at least one micro-batch, which is empty
-    when there are no rows, so that every rank runs a backward pass.
+    A row longer than the budget gets its own micro-batch. Without rows there is one empty micro-batch, so that every
+    rank runs a backward pass.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     bins: list[list[int]] = []
@@ -109,7 +109,7 @@ def plan_micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[
 def micro_batches(
     batch: RolloutBatch, rows: Sequence[int], *, budget_tokens: int, layout: PackLayout | None = None
 ) -> list[PackedMicroBatch]:
-    """The given rows of a batch, cut and packed: ``min_micro_batches`` or more, the same cuts on every context rank."""
+    """Packs rows into micro-batches, at least ``layout.min_micro_batches``; the same rows on every context rank."""
     layout = layout or PackLayout()
     lengths = (batch.prompt_lengths + batch.response_lengths).tolist()
     bins = plan_micro_batches([layout.padded(lengths[row]) for row in rows], budget_tokens)
@@ -121,19 +121,21 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None 
     """Packs the given rows.
 
     Args:
-        batch: the rank's rows.
-        rows: which of them.
-        layout: of the padding and of the tokens that this rank holds. An empty micro-batch is ``multiple`` padding
-            tokens long: a transformer cannot run on none.
+        batch: the rank's batch.
+        rows: indices into it.
+        layout: padding, and the tokens that this rank holds. An empty micro-batch has ``multiple`` padding tokens,
+            because a transformer cannot run on none.
     """
     layout = layout or PackLayout()
     prompts, responses = (getattr(batch, name)[list(rows)].tolist() for name in ("prompt_lengths", "response_lengths"))
     bounds = _bounds([prompt + response for prompt, response in zip(prompts, responses, strict=True)], layout)
     input_ids = torch.zeros(bounds[-1], dtype=torch.int64)
+    is_padding = torch.ones(bounds[-1], dtype=torch.bool)
     scored, token_rows, token_columns = [], [], []
     for index, (row, start, prompt, length) in enumerate(zip(rows, bounds, prompts, responses, strict=False)):
         input_ids[start : start + prompt] = batch.prompt_ids[row, :prompt]
         input_ids[start + prompt : start + prompt + length] = batch.response_ids[row, :length]
+        is_padding[start : start + prompt + length] = False
         own = batch.loss_mask[row, :length].nonzero().flatten()
         scored.append(start + prompt - 1 + own)
         token_rows.append(torch.full((len(own),), index))
@@ -146,11 +148,13 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None 
         held = held_positions(bounds, layout.context_size, layout.context_index)
         place = torch.full((bounds[-1],), -1).index_copy(0, held, torch.arange(len(held)))[score_positions]
         which = (place >= 0).nonzero()[:, 0]
-        input_ids, positions, score_positions, targets = input_ids[held], positions[held], place[which], targets[which]
+        input_ids, positions, is_padding = input_ids[held], positions[held], is_padding[held]
+        score_positions, targets = place[which], targets[which]
     return PackedMicroBatch(
         rows=tuple(rows),
         input_ids=input_ids,
         position_ids=positions,
+        is_padding=is_padding,
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
         max_sequence_tokens=max(end - start for start, end in itertools.pairwise(bounds)),
         score_positions=score_positions,
@@ -162,10 +166,10 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None 
 
 
 def held_positions(bounds: Sequence[int], context_size: int, context_index: int) -> Tensor:
-    """The packed positions that a context-parallel rank holds, in the order it holds them.
+    """The packed positions that a context-parallel rank holds, in its order.
 
     Args:
-        bounds: where sequences start, and the packed length; every length a multiple of ``2 * context_size``.
+        bounds: starts of the sequences, and the packed length; every length is a multiple of ``2 * context_size``.
         context_size: ranks that share every sequence.
         context_index: the rank.
 
@@ -183,7 +187,7 @@ def held_positions(bounds: Sequence[int], context_size: int, context_index: int)
 
 
 def _bounds(lengths: Sequence[int], layout: PackLayout) -> list[int]:
-    """Where the padded sequences start, and where the last one ends."""
+    """The starts of the padded sequences, and the packed length."""
     bounds = [0, *itertools.accumulate(layout.padded(length) for length in lengths)]
     if len(bounds) == 1:
         return [0, layout.multiple]

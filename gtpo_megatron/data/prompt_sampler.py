@@ -1,4 +1,4 @@
-"""Deals out problems, epoch after epoch, each in its own order; stops and goes on exactly."""
+"""Samples problems epoch by epoch in a seeded order, with a resumable state."""
 
 import hashlib
 import random
@@ -13,13 +13,11 @@ _STATE_KEYS = {"seed", "epoch", "position", "num_problems", "fingerprint"}
 
 
 class PromptSampler:
-    """Every problem once an epoch, in an order drawn from ``(seed, epoch)`` alone.
-
-    So the state is a handful of integers, and the order does not depend on how many problems are asked for at a time.
+    """Returns every problem once per epoch, in an order that depends only on ``(seed, epoch)``.
 
     Args:
         problems: the data set.
-        seed: of the orders.
+        seed: seed of the orders.
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
@@ -33,33 +31,33 @@ class PromptSampler:
         self._fingerprint = _fingerprint(self._problems)
 
     def next(self, num: int) -> tuple[Problem, ...]:
-        """The next ``num`` problems; goes over into the next epoch where this one ends.
+        """The next ``num`` problems, across the end of an epoch if needed.
 
         Raises:
-            ConfigError: ``num`` is not positive, or exceeds an epoch: one step would hold problems twice.
+            ConfigError: ``num`` is not positive, or larger than an epoch.
         """
         if not 1 <= num <= len(self._problems):
             raise ConfigError(
                 f"prompts_per_step={num}: must lie between 1 and the number of problems, {len(self._problems)}"
             )
-        dealt: list[Problem] = []
-        while len(dealt) < num:
+        chosen: list[Problem] = []
+        while len(chosen) < num:
             if self._position == len(self._problems):
                 self._epoch += 1
                 self._position = 0
                 self._order = self._shuffled(self._epoch)
-            end = min(self._position + num - len(dealt), len(self._problems))
-            dealt += [self._problems[index] for index in self._order[self._position : end]]
+            end = min(self._position + num - len(chosen), len(self._problems))
+            chosen += [self._problems[index] for index in self._order[self._position : end]]
             self._position = end
-        return tuple(dealt)
+        return tuple(chosen)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last problem dealt, from 0."""
+        """The epoch of the last problem returned, from 0."""
         return self._epoch
 
     def state_dict(self) -> dict[str, int | str]:
-        """Where the sampler stands; JSON-serialisable, a few dozen bytes."""
+        """The state, JSON-serialisable."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
@@ -69,7 +67,7 @@ class PromptSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, int | str]) -> None:
-        """Goes on where ``state`` was taken.
+        """Continues from ``state``.
 
         Raises:
             CheckpointError: the state is malformed, or of another data set or seed.
@@ -90,14 +88,14 @@ class PromptSampler:
         self._order = self._shuffled(epoch)
 
     def _shuffled(self, epoch: int) -> list[int]:
-        """The order of an epoch; seeded by text, whose hash is the same in every process and Python version."""
+        """The order of an epoch; the seed is text because its hash is the same in every Python process."""
         order = list(range(len(self._problems)))
         random.Random(f"{self._seed}/{epoch}").shuffle(order)
         return order
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:
-    """Tells data sets apart: a digest over ids, prompts and answers, in order."""
+    """Digest of ids, prompts and answers, in order."""
     digest = hashlib.sha256()
     for problem in problems:
         digest.update(f"{problem.problem_id}\0{problem.prompt_ids}\0{problem.answer}\0".encode())

@@ -1,49 +1,68 @@
-"""A row of a data set, checked; and the form of rows of one's own.
+"""The checked row of a data set, and the reader of the generic format.
 
-Such a row holds ``prompt`` (chat messages or text), ``answer`` (text or a number; else ``reward_model.ground_truth``),
-and maybe ``id`` and ``source`` (or ``data_source``).
+A generic row has a prompt in ``prompt`` or ``messages`` (chat messages or text), or a bare question in ``problem`` or
+``question``; a reference answer in ``answer``, ``ground_truth``, ``reward_model.ground_truth`` or ``solution`` (text or
+a number), which rewards of other columns do not need; and optionally ``id`` and ``source`` (or ``data_source``). All
+columns but the prompt are kept for the reward.
 """
 
+import datetime
+import decimal
 import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gtpo_megatron.config.prompt import BOXED_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
+from gtpo_megatron.config.prompt import BOXED_TEMPLATE, CODE_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.untrusted.text import shown
+from gtpo_megatron.untrusted.text import printable, shown
 
 Record = Mapping[str, object]
-"""One row as its file or the hub has it."""
+"""One unchecked row of a file or the hub."""
 
 Message = Mapping[str, str]
 """One chat message: ``role`` and ``content``."""
 
 
 def _around(template: str) -> re.Pattern[str]:
-    """Matches a question with the template around it, whatever the white space, with or without the last full stop."""
+    """Matches a question inside the template, with any white space and an optional last full stop."""
     before, after = (
         r"\s*".join(re.escape(word) for word in part.split()) for part in template.rstrip(".").split(PLACEHOLDER)
     )
     return re.compile(rf"\s*+{before}\s*+(?P<problem>.+?)\s*{after}\.?\s*", re.DOTALL)
 
 
-_INSTRUCTIONS = (_around(BOXED_TEMPLATE), _around(DAPO_TEMPLATE))
-"""Those that are put around questions here, and so stand around questions in files made for training."""
+_INSTRUCTIONS = (_around(BOXED_TEMPLATE), _around(DAPO_TEMPLATE), _around(CODE_TEMPLATE))
+"""The instructions of this package, which rendered training files also contain."""
+
+
+PROMPT_COLUMNS = ("prompt", "problem", "question", "messages")
+"""Columns of the prompt; the first one present is used. A ``problem`` or ``question`` is bare."""
+
+ANSWER_COLUMNS = ("answer", "ground_truth", "reward_model.ground_truth", "solution")
+"""Columns of the reference answer; the first one present is used."""
+
+_BARE = ("problem", "question")
+_COMMON = frozenset({"id", "answer", "source", "data_source"})
+"""Columns that do not count to ``Row.extra``: the row has them as attributes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One problem as it stands in its source.
+    """One problem of a data set.
 
     Attributes:
-        place: where it stands, for messages.
+        place: file and line, or row of the hub, for messages.
         prompt: chat messages, or plain text.
-        answer: the reference answer.
-        row_id: None where the source has none.
+        answer: the reference answer; empty if there is none.
+        row_id: None if the source has none.
         source: name of the data set.
-        is_bare: the prompt is the question alone; an instruction must be put around it.
+        is_bare: the prompt is only the question; an instruction must be added.
+        columns_json: all columns but the prompt, as one JSON object.
+        extra: the columns that no other attribute has, as JSON; empty if there are none.
+        no_answer: why there is no reference answer; empty if there is one.
     """
 
     place: str
@@ -52,10 +71,23 @@ class Row:
     row_id: str | None
     source: str
     is_bare: bool = False
+    columns_json: str = "{}"
+    extra: str = ""
+    no_answer: str = ""
+
+    @property
+    def extra_digest(self) -> bytes:
+        """Digest of ``extra``, 16 bytes; empty if there is none."""
+        return hashlib.blake2b(self.extra.encode(), digest_size=16).digest() if self.extra else b""
+
+    def check_answer(self) -> None:
+        """Raises DataError if the row has no reference answer."""
+        if self.no_answer:
+            raise DataError(self.no_answer)
 
     @property
     def question(self) -> str:
-        """The question alone, without instructions; what is compared between data sets."""
+        """The question without instructions, for comparing data sets."""
         text = self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
         for instruction in _INSTRUCTIONS:
             if wrapped := instruction.fullmatch(text):
@@ -64,7 +96,7 @@ class Row:
 
     @property
     def prompt_digest(self) -> bytes:
-        """Tells prompts apart in 16 bytes."""
+        """Digest of the prompt, 16 bytes."""
         messages = (
             [("", self.prompt)] if isinstance(self.prompt, str) else [(m["role"], m["content"]) for m in self.prompt]
         )
@@ -73,50 +105,104 @@ class Row:
 
 
 def generic_row(record: Record, place: str, source: str) -> Row:
-    """Checks a row of one's own.
+    """Reads a row of the generic format.
+
+    A row without a reference answer is allowed, see :meth:`Row.check_answer`.
 
     Raises:
         DataError: it is malformed.
     """
+    column = next((name for name in PROMPT_COLUMNS if record.get(name) is not None), PROMPT_COLUMNS[0])
+    answer, no_answer = "", ""
+    try:
+        answer = _answer(record, place)
+    except DataError as error:
+        no_answer = str(error)
+    kept, extra = other_columns(record, without=column)
     return Row(
         place=place,
-        prompt=_prompt(record, place),
-        answer=_answer(record, place),
+        prompt=_prompt(record, column, place),
+        answer=answer,
         row_id=optional_text(record, "id"),
         source=str(record.get("source") or record.get("data_source") or source),
+        is_bare=column in _BARE,
+        columns_json=kept,
+        extra=extra,
+        no_answer=no_answer,
     )
 
 
-def _prompt(record: Record, place: str) -> tuple[Message, ...] | str:
-    """The field ``prompt``: text, or a list of messages with role and content."""
-    prompt = record.get("prompt")
+def other_columns(record: Record, *, without: str) -> tuple[str, str]:
+    """All columns but one, and those of them that no attribute of a row has, both as JSON; ``""`` if there are none."""
+    columns = {name: plain_value(value) for name, value in record.items() if name != without}
+    extra = {name: value for name, value in columns.items() if name not in _COMMON and value is not None}
+    return _as_json(columns), _as_json(extra) if extra else ""
+
+
+def plain_value(value: object) -> object:
+    """A value of a column as JSON has it; NaN and infinities become None, times and decimals text."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): plain_value(child) for key, child in value.items()}
+        case list() | tuple():
+            return [plain_value(child) for child in value]
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case datetime.date() | datetime.time() | datetime.timedelta() | decimal.Decimal():
+            return str(value)
+    return shown(value)
+
+
+def _as_json(columns: Mapping[str, object]) -> str:
+    return json.dumps(columns, separators=(",", ":"), sort_keys=True)
+
+
+def _prompt(record: Record, column: str, place: str) -> tuple[Message, ...] | str:
+    """The prompt: text, or a list of messages with role and content, the last of which is not the assistant's."""
+    prompt = record.get(column)
     if isinstance(prompt, str) and prompt.strip():
-        return prompt
+        return prompt.strip() if column in _BARE else prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         texts = [message.get(key) for message in messages for key in ("role", "content")]
         if len(messages) == len(prompt) and all(isinstance(text, str) and text for text in texts):
+            if messages[-1]["role"] == "assistant":
+                raise DataError(f"{place}: {column} ends with the assistant's turn, which is the model's to write")
             return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in messages)
     raise DataError(
-        f"{place}: prompt is {shown_or_missing(prompt)}; expected text, or a list of messages, each with a role and a "
-        f"content"
+        f"{place}: {column} is {shown_or_missing(prompt)}; expected text, or a list of messages, each with a role and "
+        f"a content, in {_either(PROMPT_COLUMNS)}{_found(record, prompt)}"
     )
 
 
 def _answer(record: Record, place: str) -> str:
-    """The field ``answer``, else ``reward_model.ground_truth``; numbers become text."""
-    answer = record.get("answer")
-    if answer is None:
-        reward_model = record.get("reward_model")
-        answer = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    return answer_text(answer, place, "answer or reward_model.ground_truth")
+    """The first of ``ANSWER_COLUMNS`` that is present; numbers become text."""
+    reward_model = record.get("reward_model")
+    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+    found = (record.get("answer"), record.get("ground_truth"), truth, record.get("solution"))
+    answer = next((value for value in found if value is not None), None)
+    where = _either(ANSWER_COLUMNS)
+    return answer_text(answer, place, f"{where}{_found(record, answer)}" if answer is None else where)
+
+
+def _either(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _found(record: Record, value: object) -> str:
+    """The columns that a row has, for a message about one that is missing."""
+    return "" if value is not None else f"; the row has the columns {printable(', '.join(map(str, record)) or 'none')}"
 
 
 def text_field(record: Record, names: Sequence[str], place: str) -> str:
-    """The first of these fields that is there, as text.
+    """The first of these fields that is present, as text.
 
     Raises:
-        DataError: none is there, or it is not text or empty.
+        DataError: none is present, or it is empty or not text.
     """
     name = next((name for name in names if record.get(name) is not None), names[0])
     value = record.get(name)
@@ -124,6 +210,7 @@ def text_field(record: Record, names: Sequence[str], place: str) -> str:
         return value.strip()
     raise DataError(
         f"{place}: {name} is {shown_or_missing(value)}; expected text in {' or '.join(names)}{_hint(record)}"
+        f"{_found(record, value)}"
     )
 
 
@@ -131,7 +218,7 @@ def answer_text(value: object, place: str, where: str) -> str:
     """A reference answer: text, or a finite number.
 
     Raises:
-        DataError: it is missing, empty or something else. NaN is how data frames write what is missing.
+        DataError: it is missing (also as NaN), empty or of another type.
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{place}: answer is missing ({value}); expected text or a finite number in {where}")
@@ -142,7 +229,7 @@ def answer_text(value: object, place: str, where: str) -> str:
 
 
 def optional_text(record: Record, name: str) -> str | None:
-    """The field as text; None where it is missing."""
+    """The field as text; None if it is missing."""
     value = record.get(name)
     return None if value is None else str(value)
 
@@ -153,7 +240,7 @@ def shown_or_missing(value: object) -> str:
 
 
 def _hint(record: Record) -> str:
-    """What to do with rows that were prepared for training already."""
+    """A hint for rows that already have a prompt."""
     if "prompt" not in record:
         return ""
     return "; rows with a ready prompt are read under a name of your own, such as mine=FILE"

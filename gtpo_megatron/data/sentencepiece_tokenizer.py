@@ -1,7 +1,7 @@
-"""The tokenizer of a folder that has nothing but sentencepiece's ``tokenizer.model``.
+"""The tokenizer of a folder that has only sentencepiece's ``tokenizer.model``.
 
-``AutoTokenizer`` would rebuild such a model as one of its own, with other ids and no error; this one asks sentencepiece
-itself, both ways.
+``AutoTokenizer`` would silently convert such a model to a tokenizer with other ids; this one encodes and decodes with
+sentencepiece.
 """
 
 from pathlib import Path
@@ -14,10 +14,10 @@ from gtpo_megatron.untrusted.json_text import read_json
 
 
 class SentencePieceTokenizer(SentencePieceBackend):
-    """Transformers' tokenizer over sentencepiece, with its own decoding, which joins bytes of unknown characters."""
+    """Transformers' tokenizer with sentencepiece's decoding, which joins the bytes of unknown characters."""
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Text of pieces; special tokens, which sentencepiece leaves out, stand as they are written."""
+        """Decodes pieces; special tokens, which sentencepiece omits, are inserted as text."""
         special, text, run = set(self.all_special_tokens), "", list[str]()
         for token in tokens:
             if token in special:
@@ -29,12 +29,12 @@ class SentencePieceTokenizer(SentencePieceBackend):
 
 
 def load_sentencepiece(folder: Path, model_file: str) -> SentencePieceTokenizer:
-    """Loads it, with the special tokens that its model declares unless ``tokenizer_config.json`` names others.
+    """Loads the tokenizer; special tokens of ``tokenizer_config.json`` override those of the model.
 
     Raises:
         OSError: the model cannot be read.
-        RuntimeError: it is no sentencepiece model.
-        DataError: ``tokenizer_config.json`` is no JSON object.
+        RuntimeError: it is not a sentencepiece model.
+        DataError: ``tokenizer_config.json`` is not a JSON object.
     """
     model = SentencePieceProcessor(model_file=str(folder / model_file))
     declared = {"unk": model.unk_id(), "bos": model.bos_id(), "eos": model.eos_id(), "pad": model.pad_id()}

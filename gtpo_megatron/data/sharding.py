@@ -1,17 +1,17 @@
-"""Deals responses to data-parallel ranks so that each has about as many tokens."""
+"""Shards responses over data-parallel ranks by tokens."""
 
 from collections.abc import Sequence
 
 
 def shard_contiguous(lengths: Sequence[int], num_ranks: int) -> list[tuple[int, ...]]:
-    """Rows of each rank: neighbours stay together, cut where the tokens so far pass each rank's equal share.
+    """Contiguous rows per rank, with about equally many tokens.
 
-    Rows ordered by group are split in at most ``num_ranks - 1`` groups, so hardly any sum has to travel. Deterministic.
-    No rank gets more than the mean plus the longest response.
+    If rows are ordered by group, at most ``num_ranks - 1`` groups are split. No rank gets more tokens than the mean
+    plus the longest response.
 
     Args:
-        lengths: tokens of each row.
-        num_ranks: how many ranks share them; some get none where rows are few.
+        lengths: number of tokens of each row.
+        num_ranks: number of ranks; some get no rows if rows are few.
     """
     total, so_far = sum(lengths), 0
     rows: list[list[int]] = [[] for _ in range(num_ranks)]

@@ -15,57 +15,66 @@ logger = logging.getLogger(__name__)
 
 
 def load_questions(dataset: DatasetRef) -> Questions:
-    """The questions of a data set, for comparing it with another; needs no tokenizer.
+    """Reads the questions of a data set, for comparing it with another.
 
     Raises:
         ConfigError, DataError: as :class:`UniqueRows`.
     """
-    rows = list(UniqueRows().read(dataset))
+    rows = list(UniqueRows().read(dataset, needs_answer=False))
     return Questions(ids=tuple(row_id for row_id, _ in rows), texts=tuple(row.question for _, row in rows))
 
 
 @dataclass(slots=True)
 class UniqueRows:
-    """Reads a data set without repeats, and counts.
+    """Reads a data set without repeated prompts, and counts them.
 
     Attributes:
-        num_rows: read so far.
-        num_repeated: of these, rows that are left out because an earlier one has the same prompt.
-        num_conflicting: of these, rows whose answer is another than the first one's, which is kept.
-        content: digest of ids, prompts and answers of the rows that are no repeats.
+        num_rows: rows read so far.
+        num_repeated: rows dropped because an earlier one has the same prompt.
+        num_conflicting: repeated rows whose answer or other columns differ from the first one's, which is kept.
+        content: digest of ids, prompts, answers and other columns of the rows that are not repeats.
     """
 
     num_rows: int = 0
     num_repeated: int = 0
     num_conflicting: int = 0
     content: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    _answers: dict[bytes, str] = field(default_factory=dict)  # by the prompt's hash: texts would fill memory
+    # answer and digest of the other columns, by digest of the prompt, to save memory
+    _answers: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     _places: dict[str, str] = field(default_factory=dict)
 
-    def read(self, dataset: DatasetRef) -> Iterator[tuple[str, Row]]:
-        """Each row that is not a repeat, with its id.
+    def read(self, dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[tuple[str, Row]]:
+        """Yields each row that is not a repeat, with its id.
+
+        Args:
+            dataset: the data set.
+            needs_answer: whether every row must have a reference answer.
 
         Raises:
-            ConfigError, DataError: as :func:`~gtpo_megatron.data.source.read_rows`; or an id again, of another prompt.
+            ConfigError, DataError: as :func:`~gtpo_megatron.data.source.read_rows`; or one id has two prompts.
         """
-        for number, row in enumerate(read_rows(dataset)):
+        for number, row in enumerate(read_rows(dataset, needs_answer=needs_answer)):
             self.num_rows += 1
             key = row.prompt_digest
+            extra = row.extra_digest
             if key not in self._answers:
-                self._answers[key] = row.answer
+                self._answers[key] = (row.answer, extra)
                 problem_id = f"{row.source}-{number}" if row.row_id is None else row.row_id
                 self._check_id(problem_id, row)
-                self.content.update(f"{problem_id}\0{row.answer}\0".encode("utf-8", "surrogatepass") + key)
+                self.content.update(f"{problem_id}\0{row.answer}\0".encode("utf-8", "surrogatepass") + key + extra)
                 yield problem_id, row
                 continue
             self.num_repeated += 1
-            if self._answers[key] != row.answer:
+            first, _ = self._answers[key]
+            if self._answers[key] != (row.answer, extra):
                 self.num_conflicting += 1
-                if self.num_conflicting == 1:
+                if self.num_conflicting == 1 and first != row.answer:
                     logger.warning(
                         "%s: this prompt again with the answer %r, at first it was %r; the first is taken",
-                        *(row.place, row.answer, self._answers[key]),
+                        *(row.place, row.answer, first),
                     )
+                elif self.num_conflicting == 1:
+                    logger.warning("%s: this prompt again with other columns; the first is taken", row.place)
 
     def _check_id(self, problem_id: str, row: Row) -> None:
         if problem_id in self._places:

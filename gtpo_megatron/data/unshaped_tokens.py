@@ -1,4 +1,4 @@
-"""Which response tokens are formatting: they earn the outcome, but their entropy is compared with nobody's."""
+"""Finds formatting tokens of responses, whose entropies are not compared."""
 
 import re
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ANCHOR = "a"
-"""Decoded in front of a token: many tokenizers drop the space that a text begins with."""
+"""Decoded in front of a token, because many tokenizers drop a leading space."""
 
 
 class UnshapedTokens:
-    """Finds the tokens that hold a part of a match.
+    """Finds the tokens that overlap a match of one of the patterns.
 
-    Patterns are matched against the response's text with special tokens in it. The text is put together from the text
-    of single tokens, so that every character has its token; of a character that several tokens share (parts of UTF-8),
-    each token has a replacement character.
+    Patterns are matched against the response's text with special tokens. The text is joined from single decoded tokens,
+    so that every character belongs to one token; each token of a character that several tokens encode is decoded as a
+    replacement character.
 
     Args:
-        tokenizer: of the model.
-        patterns: regular expressions, as ``re`` has them; they may span lines.
+        tokenizer: the model's tokenizer.
+        patterns: regular expressions of ``re``; they may span lines.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", patterns: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ class UnshapedTokens:
         self._anchor_text = self._decode([self._anchor_id])
 
     def shaping_mask(self, response_ids: Tensor, response_lengths: Tensor) -> Tensor:
-        """True on tokens that are shaped, and at padding.
+        """True on tokens outside all matches, and at padding.
 
         Args:
             response_ids: ``[B, T]`` int64.
@@ -52,7 +52,7 @@ class UnshapedTokens:
         return mask
 
     def _token_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
-        """First and last-plus-one token of every match that is not empty."""
+        """First and last-plus-one token of every non-empty match."""
         texts = [self._text(token) for token in ids]
         text = "".join(texts)
         matches = [match.span() for pattern in self._patterns for match in pattern.finditer(text)]
@@ -61,12 +61,12 @@ class UnshapedTokens:
             return []
         ends = torch.cumsum(torch.tensor([len(one) for one in texts]), 0)
         bounds = torch.tensor(matches)
-        first = torch.searchsorted(ends, bounds[:, 0].contiguous(), right=True)  # ends after the match begins
-        last = torch.searchsorted(ends, bounds[:, 1].contiguous()) + 1  # the first to reach its end
+        first = torch.searchsorted(ends, bounds[:, 0].contiguous(), right=True)  # first to end after the match begins
+        last = torch.searchsorted(ends, bounds[:, 1].contiguous()) + 1  # first to reach its end
         return list(zip(first.tolist(), last.tolist(), strict=True))
 
     def _text(self, token: int) -> str:
-        """What a token adds to a text; each is decoded once."""
+        """The text of a token inside a response, cached."""
         if token not in self._texts:
             together = self._decode([self._anchor_id, token])
             has_anchor = together.startswith(self._anchor_text)
@@ -80,9 +80,9 @@ class UnshapedTokens:
 
 
 def unshaped_tokens_of(model_path: str, patterns: Sequence[str]) -> UnshapedTokens:
-    """With the tokenizer of a Hugging Face folder.
+    """:class:`UnshapedTokens` with the tokenizer of a Hugging Face folder.
 
     Raises:
-        DataError: it has none.
+        DataError: it has no tokenizer.
     """
     return UnshapedTokens(load_tokenizer(model_path), patterns)

@@ -1,1 +1,1 @@
-"""Everything that talks to other ranks: vocabulary-parallel scoring and the distributed advantage reducer."""
+"""The RL collectives: vocabulary-parallel scoring, the distributed advantage reducer, rendezvous."""

@@ -1,21 +1,21 @@
-"""Credit over data-parallel ranks: each rank gets its rows of what one process would compute, bit for bit.
+"""Credit over data-parallel ranks: each rank gets its rows of the result of one process, bit for bit.
 
-Responses are sharded over ranks by tokens, so a group may be split anywhere. What travels:
+Responses are sharded over ranks by tokens, so a group may be split anywhere. Collectives:
 
-1. a header of a few integers a rank, then three numbers a response (label, length with outcome, reward): two
-   ``all_gather``. They give every rank all counts: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes;
-2. for GTPO, of the groups that are really split, and only between the ranks that hold them: the largest weight and the
-   sum of the weights at each position (at each group, for the axis ``matrix``); two ``all_to_all_single`` each (a
-   reduce-scatter and an all-gather over the members of each group). Two more, of counts, with a shaping mask;
-3. for GRPO-S, the mean entropy of each response: two ``all_gather``, of counts and of values;
-4. lowest value, sums and sums of squares of the pools, and the diagnostics: ``all_reduce`` of a few numbers.
+1. two ``all_gather``: a header of a few integers per rank, then three numbers per response (label, length with outcome,
+   reward). They give every rank all counts: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes;
+2. for GTPO, two ``all_to_all_single`` each for the largest weight and the sum of the weights at each position (of each
+   set, for the axis ``matrix``), only for split groups and between the ranks that hold them (a reduce-scatter and an
+   all-gather). Two more, of counts, with a shaping mask;
+3. for GRPO-S, two ``all_gather``, of counts and of the mean entropy of each response; two more of its divergence, with
+   a reference policy in the reward;
+4. ``all_reduce`` of a few numbers: lowest value, sums and sums of squares of the pools, and the diagnostics.
 
-Why the sharding cannot change a bit: whatever is added over tokens goes through ``algorithms.exact_sum``; everything
-else is computed token by token from these sums, with operations that IEEE 754 rounds correctly. That holds for
-advantages, rewards and metrics alike. Geometric means also take ``log`` and ``exp``, which machines of one kind round
-alike.
+The sharding cannot change a bit: all sums over tokens use ``algorithms.exact_sum``, and everything else is computed per
+token from these sums, with operations that IEEE 754 rounds correctly. Geometric means also use ``log`` and ``exp``,
+whose rounding depends on the machine.
 
-Errors: a rank whose inputs are bad says so in its header, and all ranks raise the same error instead of waiting for it.
+A rank with bad inputs reports an error code in its header, and all ranks raise the same error.
 """
 
 import hashlib
@@ -33,14 +33,14 @@ from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 
 _ERRORS: tuple[type[GTPOError], ...] = (ShapeError, DataError, ConfigError, GTPOError)
-"""Kinds of error that a rank can report; the position is their code."""
+"""Errors that a rank can report; the index is the code."""
 
 
 class ProcessGroupReduction:
     """``algorithms.batch.reduction.Reduction`` over a process group.
 
     Args:
-        dp_group: data-parallel ranks of one pipeline stage; any group of the running backend.
+        dp_group: data-parallel ranks of one pipeline stage.
     """
 
     def __init__(self, dp_group: dist.ProcessGroup) -> None:
@@ -50,7 +50,7 @@ class ProcessGroupReduction:
         is_nccl = dist.get_backend(dp_group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
         self.sent_bytes = {"all_gather": 0, "all_to_all": 0, "all_reduce": 0}
-        """What this rank had to send, by the least that an implementation of each collective can do with."""
+        """Bytes that this rank sent per kind of collective, for the cheapest implementation of each."""
 
     def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> GatheredRows:
         """See ``Reduction``. Collectives: two ``all_gather``."""
@@ -60,7 +60,7 @@ class ProcessGroupReduction:
             rows = read_rows()
         except GTPOError as error:
             problem = error
-        except Exception as error:  # noqa: BLE001 - peers wait in the gather: whatever went wrong, all ranks raise
+        except Exception as error:  # noqa: BLE001 - peers wait in the gather, so all ranks must raise
             problem = DataError(f"{type(error).__name__}: {error}")
             problem.__cause__ = error
         payload = rows.contiguous().flatten() if problem is None else _as_integers(str(problem))
@@ -100,8 +100,8 @@ class ProcessGroupReduction:
     def exchange(self, values: Tensor, ranges: Sequence[SharedRange], operation: Literal["max", "sum"]) -> Tensor:
         """See ``Reduction``. Collectives: two ``all_to_all_single``.
 
-        Each member of a range owns an equal slice of it: partial values go to the owners, who combine them and send
-        totals back. A member sends ``2 (k - 1) / k`` of the range, the least there is for ``k`` members.
+        Each member of a range owns an equal slice of it: partial values are sent to the owners, which combine them and
+        send totals back. Each of ``k`` members sends ``2 (k - 1) / k`` of the range, the minimum.
         """
         pieces = _owned_slices(ranges)
         owned = [(a, b, members) for a, b, owner, members in pieces if owner == self.dp_rank]
@@ -134,7 +134,7 @@ class ProcessGroupReduction:
 
     def _all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         buffer = values.to(self.device, copy=True).contiguous()
-        if buffer.numel():  # the same on every rank: it follows from the gathered table
+        if buffer.numel():  # equal on all ranks: it follows from the gathered table
             dist.all_reduce(buffer, op=op, group=self.dp_group)
             self.sent_bytes["all_reduce"] += 2 * (self.size - 1) * buffer.nbytes // self.size
         return buffer.to(values.device)
@@ -161,7 +161,7 @@ class ProcessGroupReduction:
 
 
 def _owned_slices(ranges: Sequence[SharedRange]) -> list[tuple[int, int, int, tuple[int, ...]]]:
-    """First, last-plus-one, owner and members of every slice, in order."""
+    """Start, end, owner and members of every slice, in order."""
     slices, start = [], 0
     for shared in ranges:
         k = len(shared.members)
@@ -181,11 +181,11 @@ def _as_text(integers: Tensor) -> str:
 
 
 def reduction_over(dp_group: dist.ProcessGroup | None) -> Reduction:
-    """The reduction over a process group; None: all responses are here."""
+    """The reduction over a process group; None: this process holds all responses."""
     return LocalReduction() if dp_group is None else ProcessGroupReduction(dp_group)
 
 
-def assign_credit(
+def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     config: AlgorithmConfig,
     *,
     rewards: Tensor,
@@ -193,12 +193,13 @@ def assign_credit(
     response_mask: Tensor,
     group_ids: Tensor,
     old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
     shaping_mask: Tensor | None = None,
     dp_group: dist.ProcessGroup | None = None,
 ) -> Credit:
     """This rank's rows of ``algorithms.assign_credit`` on the rows of all ranks of ``dp_group``, bit for bit.
 
-    Every rank of the group must call it, with any number of responses (none too) padded to any length. Collectives: see
+    Every rank of the group must call it, with any number of responses (also 0) padded to any length. Collectives: see
     the module.
 
     Raises:
@@ -213,12 +214,13 @@ def assign_credit(
         response_mask=response_mask,
         group_ids=group_ids,
         old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
         shaping_mask=shaping_mask,
         reduction=reduction_over(dp_group),
     )
 
 
-def prepare_update(
+def prepare_update(  # noqa: PLR0913 - tensors of the same rows
     config: AlgorithmConfig,
     *,
     credit: Credit,
@@ -227,6 +229,7 @@ def prepare_update(
     group_ids: Tensor,
     old_logprobs: Tensor,
     rollout_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
     dp_group: dist.ProcessGroup | None = None,
 ) -> UpdateTensors:
     """This rank's rows of ``algorithms.prepare_update`` on the rows of all ranks of ``dp_group``.
@@ -247,5 +250,6 @@ def prepare_update(
         group_ids=group_ids,
         old_logprobs=old_logprobs,
         rollout_logprobs=rollout_logprobs,
+        ref_logprobs=ref_logprobs,
         reduction=reduction_over(dp_group),
     )

@@ -1,4 +1,4 @@
-"""What the ranks that share a sequence's tokens tell one another: each token's scores, in response order."""
+"""Gathers per-token values over the context-parallel ranks, in response order."""
 
 from typing import Any
 
@@ -8,20 +8,19 @@ from torch import Tensor
 
 
 def gather_tokens(values: Tensor, places: Tensor, *, num_tokens: int, cp_group: dist.ProcessGroup | None) -> Tensor:
-    """Every token's values on every rank.
+    """Gathers every token's values on every rank.
 
-    Backward hands each rank the gradient of the tokens it gave, unsummed: all ranks compute the same loss from the same
-    gathered values, so each has the whole gradient of its own tokens, and the sum over ranks that data parallelism
-    makes of the weights' gradients counts every token once.
+    Backward returns to each rank the gradient of its own tokens, without a sum over ranks: all ranks compute the same
+    loss from the same values, and the data-parallel reduction of the weights' gradients counts every token once.
 
     Args:
-        values: ``[..., r]``, of the tokens this rank holds.
-        places: ``[r]`` int64, which of the ``num_tokens`` they are. Over all ranks every token is held once.
-        num_tokens: of all ranks.
-        cp_group: None: one rank, which holds all tokens in order.
+        values: ``[..., r]``, values of the tokens that this rank holds.
+        places: ``[r]`` int64, their indices among ``num_tokens``. Every token is held by exactly one rank.
+        num_tokens: number of tokens of all ranks.
+        cp_group: None: this rank holds all tokens in order.
 
     Returns:
-        ``[..., num_tokens]``, equal to the last bit on all ranks; differentiable.
+        ``[..., num_tokens]``, equal bit for bit on all ranks; differentiable.
 
     Collectives: one all-reduce over cp forward (a token's value plus zeros is exact), none backward.
     """

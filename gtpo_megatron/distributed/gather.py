@@ -1,11 +1,11 @@
-"""The one collective of the forward pass."""
+"""The all-gather of the forward pass of vocabulary-parallel scoring."""
 
 import torch.distributed as dist
 from torch import Tensor
 
 
 def gather_stacked(tensor: Tensor, tp_group: dist.ProcessGroup) -> Tensor:
-    """``[tp, ...]``: the ranks' tensors of one shape, in rank order; carries no gradient.
+    """Stacks the ranks' tensors of one shape in rank order: ``[tp, ...]``, without gradient.
 
     Collectives: one all-gather over ``tp_group``.
     """

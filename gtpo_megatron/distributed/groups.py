@@ -1,4 +1,4 @@
-"""The process groups a rank belongs to, by axis."""
+"""The process groups of a rank, by parallel axis."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ class ParallelGroups:
     """This rank's group along every axis; None is an axis of size one.
 
     Attributes:
-        tp: ranks that share every layer's matrices.
-        cp: ranks that hold the other tokens of the same sequences.
+        tp: ranks that split every layer's matrices.
+        cp: ranks that hold other tokens of the same sequences.
         dp: ranks that hold other rows of the same batch.
-        pp: ranks that hold the other layers.
+        pp: ranks that hold other layers.
     """
 
     tp: ProcessGroup | None = None

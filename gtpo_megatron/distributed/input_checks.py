@@ -1,7 +1,7 @@
-"""Bad input raises the same typed error on every tensor-parallel rank, so that no peer is left waiting in a collective.
+"""Checks of inputs that raise the same error on every tensor-parallel rank, so that no peer waits in a collective.
 
-Each rank checks what it can see, then all exchange one small message: what they found wrong, and the facts on which
-they must agree (number of tokens, slice of the vocabulary, a checksum of the targets).
+Each rank checks its own inputs; then all exchange one small message with an error, or with the values that must be
+equal on all ranks (number of tokens, rows of the vocabulary, a checksum of the targets).
 """
 
 import json
@@ -26,16 +26,16 @@ WEIGHT_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Runs ``local_check`` and raises on every rank what failed on any.
+    """Runs ``local_check`` and raises its error on every rank if it fails on any.
 
     Args:
         local_check: raises a `GTPOError`, or returns facts that must be equal on all ranks (JSON values).
         tp_group: None is one rank.
-        device: of the tensors, where the backend of the group can reach it.
+        device: device of the message, which the backend of the group must support.
 
     Raises:
-        GTPOError: the error of the lowest rank that has one, its class kept, and DataError for what is none of ours;
-            ShapeError where facts differ.
+        GTPOError: the error of the lowest failing rank, as DataError if it was not a GTPOError.
+        ShapeError: the facts differ.
 
     Collectives: one all-gather of 2 KiB over ``tp_group``; none for one rank.
     """
@@ -47,7 +47,7 @@ def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, 
         text = json.dumps({"facts": local_check()}).encode()
     except GTPOError as error:
         cause, text = error, _as_message(type(error).__name__, str(error))
-    except Exception as error:  # noqa: BLE001 - peers wait in the gather: whatever went wrong, all ranks raise
+    except Exception as error:  # noqa: BLE001 - peers wait in the gather, so all ranks must raise
         cause, text = error, _as_message(DataError.__name__, f"{type(error).__name__}: {error}")
     mine = torch.tensor(list(text.ljust(MESSAGE_BYTES)), dtype=torch.uint8, device=device)
     received = [json.loads(bytes(row)) for row in gather_stacked(mine, tp_group).tolist()]
@@ -65,14 +65,14 @@ def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, 
 
 
 def _as_message(name: str, reason: str) -> bytes:
-    """An error as JSON of at most ``MESSAGE_BYTES``, its text cut; a character can take twelve bytes there."""
+    """An error as JSON, its text cut to fit ``MESSAGE_BYTES``; a character can take twelve bytes."""
     while len(text := json.dumps({"error": [name, reason]}).encode()) > MESSAGE_BYTES:
         reason = reason[: len(reason) * 3 // 4]
     return text
 
 
 def group_size(tp_group: dist.ProcessGroup | None) -> int:
-    """Ranks that share the vocabulary; None is one."""
+    """Number of ranks that share the vocabulary; 1 for None."""
     size = 1 if tp_group is None else dist.get_world_size(tp_group)
     if size < 1:
         raise ConfigError("tp_group: this rank is not in it; pass the group that holds this rank's vocabulary rows")
@@ -80,7 +80,7 @@ def group_size(tp_group: dist.ProcessGroup | None) -> int:
 
 
 def check_logits(logits: Tensor) -> None:
-    """``[P, V/tp]`` of a float dtype."""
+    """Checks ``[P, V/tp]`` of a float dtype."""
     if logits.ndim != 2:
         raise ShapeError(f"logits: got shape {tuple(logits.shape)}, expected [P, V/tp]; flatten the batch first")
     if not logits.is_floating_point():
@@ -88,7 +88,7 @@ def check_logits(logits: Tensor) -> None:
 
 
 def check_linear(hidden: Tensor, weight: Tensor, chunk_tokens: int) -> None:
-    """``[P, H]`` and ``[V/tp, H]`` of one dtype, bfloat16, float32 or float64."""
+    """Checks ``[P, H]`` and ``[V/tp, H]`` of one dtype: bfloat16, float32 or float64."""
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)}: expected [P, H] and [V/tp, H] with one H"
@@ -103,7 +103,7 @@ def check_linear(hidden: Tensor, weight: Tensor, chunk_tokens: int) -> None:
 
 
 def check_vocab(local_rows: int, tp_size: int, vocab_size: int) -> None:
-    """The true vocabulary fits in what the ranks hold."""
+    """Checks that the rows of all ranks hold the vocabulary."""
     if not 1 <= vocab_size <= local_rows * tp_size:
         raise ShapeError(
             f"vocab_size: got {vocab_size}, but {tp_size} tensor-parallel rank(s) with {local_rows} rows each hold "
@@ -112,7 +112,7 @@ def check_vocab(local_rows: int, tp_size: int, vocab_size: int) -> None:
 
 
 def check_targets(target_ids: Tensor, num_tokens: int, vocab_size: int, device: torch.device) -> list[int]:
-    """``[P]`` integers in ``[0, vocab_size)``; returns smallest, largest and sum. One host synchronisation."""
+    """Checks ``[P]`` integers in ``[0, vocab_size)``; returns smallest, largest and sum. One host synchronisation."""
     if target_ids.shape != (num_tokens,) or target_ids.dtype not in (torch.int32, torch.int64):
         raise ShapeError(
             f"target_ids: got {target_ids.dtype} of shape {tuple(target_ids.shape)}, expected int64 [{num_tokens}]"
@@ -132,7 +132,7 @@ def check_targets(target_ids: Tensor, num_tokens: int, vocab_size: int, device: 
 
 
 def check_temperature(temperature: float | Tensor, num_tokens: int, device: torch.device) -> list[float]:
-    """One positive float, or ``[P]`` of them; returns smallest and largest."""
+    """Checks a positive float, or ``[P]`` of them; returns smallest and largest."""
     if not isinstance(temperature, Tensor):
         if not (temperature > 0 and math.isfinite(temperature)):
             raise DataError(f"temperature: got {temperature}, expected a positive finite number")

@@ -1,7 +1,7 @@
-"""The output layer fused with the scores: tiles of logits are made, reduced and forgotten, forward and backward.
+"""The output layer fused with the scores: only one tile of logits is in memory at a time.
 
-For each chunk of tokens the vocabulary is walked in tiles of a few megabytes. The forward pass keeps a handful of
-numbers a token; the backward pass makes every tile again and turns it into its gradient in place.
+For each chunk of tokens the vocabulary is processed in tiles of a few megabytes. The forward pass keeps a few numbers
+per token; the backward pass recomputes every tile and overwrites it with its gradient.
 """
 
 from typing import Any
@@ -23,13 +23,13 @@ from gtpo_megatron.kernels.tiles import (
 
 
 def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int) -> Tensor:
-    """Partials of this rank's columns.
+    """Partial sums over this rank's columns.
 
     Args:
         hidden: ``[P, H]``.
         weight: ``[V/tp, H]``, same dtype.
         task: what to score.
-        chunk_tokens: tokens whose tiles are made together.
+        chunk_tokens: tokens per tile.
 
     Returns:
         ``[fields, P]`` float64. Collectives: none.
@@ -37,12 +37,12 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
     scores = hidden.new_empty((0,), dtype=accumulation_dtype(hidden.dtype))
     kernels = kernels_for(hidden)
     num_tokens, rows = hidden.shape[0], task.true_rows(weight.shape[0])
-    merged = partials.empty_table(1, num_tokens, with_square=task.with_second_moment, like=scores.double())[0]
+    merged = partials.empty_table(1, num_tokens, like=scores.double())[0]
     for chunk in spans(num_tokens, chunk_tokens):
         size = chunk.stop - chunk.start
         width = tile_columns(size, hidden)
         buffer = scores.new_empty((size * min(width, weight.shape[0]),))
-        table = partials.empty_table(-(-rows // width), size, with_square=task.with_second_moment, like=scores)
+        table = partials.empty_table(-(-rows // width), size, like=scores)
         operand = _operand(hidden[chunk], scores.dtype)
         targets = task.target_ids[chunk] - task.first_row(weight.shape[0])
         temperature = task.tile_temperature(chunk, scores)
@@ -67,7 +67,7 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
     weight_grad: Tensor | None,
     reduce_hidden_grad: bool,
 ) -> Tensor | None:
-    """Makes each tile of logits again and adds its gradient to those of hidden and weight.
+    """Recomputes each tile of logits and adds its gradient to those of hidden and weight.
 
     Args:
         hidden: ``[P, H]``.
@@ -76,14 +76,14 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
         chunk_tokens: as in the forward pass.
         saved: softmax sums ``[P]`` of the forward pass.
         grads: gradients of log-probs ``[P]`` and of entropy ``[P]`` or None.
-        hidden_grad: whether hidden wants a gradient.
-        weight_grad: ``[V/tp, H]`` float32 or float64, added to in place; None where none is wanted.
+        hidden_grad: whether hidden needs a gradient.
+        weight_grad: ``[V/tp, H]`` float32 or float64, added to in place; None if not needed.
         reduce_hidden_grad: sum hidden's gradient over the tp group.
 
     Returns:
         Gradient of hidden ``[P, H]`` of its dtype, or None.
 
-    Collectives: one all-reduce a chunk over ``tp_group``, behind the next chunk's work, if ``reduce_hidden_grad``.
+    Collectives: one all-reduce per chunk over ``tp_group``, overlapped with the next chunk, if ``reduce_hidden_grad``.
     """
     scores = hidden.new_empty((0,), dtype=accumulation_dtype(hidden.dtype))
     kernels = kernels_for(hidden)
@@ -115,7 +115,7 @@ def _chunk_gradients(  # noqa: PLR0913 - one loop body, split off for its length
     grad_entropy = None if grads[1] is None else grads[1][chunk].to(scores.dtype)
     size, width = operand.shape[0], tile_columns(operand.shape[0], operand)
     buffer = scores.new_empty((size * min(width, weight.shape[0]),))
-    # What the tensor cores multiply: bfloat16 on a GPU, the tile itself elsewhere.
+    # Operand of the matrix products: bfloat16 on a GPU, the tile itself elsewhere.
     gradients = buffer if operand.dtype == scores.dtype else torch.empty_like(buffer, dtype=operand.dtype)
     targets = task.target_ids[chunk] - task.first_row(weight.shape[0])
     temperature = task.tile_temperature(chunk, scores)
@@ -151,14 +151,14 @@ class _SummedChunks:
 
     def add(self, chunk: slice, total: Tensor) -> None:
         work = None if self._tp_group is None else dist.all_reduce(total, group=self._tp_group, async_op=True)
-        self._settle()
+        self._store_pending()
         self._pending = (chunk, total, work)
 
     def finish(self) -> Tensor:
-        self._settle()
+        self._store_pending()
         return self._result
 
-    def _settle(self) -> None:
+    def _store_pending(self) -> None:
         if self._pending is None:
             return
         chunk, total, work = self._pending
@@ -169,7 +169,7 @@ class _SummedChunks:
 
 
 def _operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A CPU multiplies in ``dtype``: its bfloat16 product would round the logits. A GPU accumulates in float32."""
+    """Casts to ``dtype`` on a CPU, whose bfloat16 products would round the logits; a GPU accumulates in float32."""
     return tensor.detach() if tensor.is_cuda else tensor.detach().to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Scores from logits that somebody else made: blocks of them are read, none is changed."""
+"""Scores of given logits, which are read block by block and not changed."""
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ from gtpo_megatron.kernels.partials import SoftmaxSums
 from gtpo_megatron.kernels.tiles import accumulation_dtype, kernels_for, spans, tile_columns
 
 COLUMNS = 16_384
-"""Width of a tile of given logits; its rows follow from the size of a tile."""
+"""Columns per tile."""
 
 
 def logits_partials(logits: Tensor, task: ScoreTask) -> Tensor:
-    """Partials of this rank's columns.
+    """Partial sums over this rank's columns.
 
     Args:
-        logits: ``[P, V/tp]``, left as it is.
+        logits: ``[P, V/tp]``, not changed.
         task: what to score.
 
     Returns:
@@ -25,12 +25,12 @@ def logits_partials(logits: Tensor, task: ScoreTask) -> Tensor:
     scores = logits.new_empty((0,), dtype=accumulation_dtype(logits.dtype))
     kernels = kernels_for(logits)
     num_tokens, rows = logits.shape[0], task.true_rows(logits.shape[1])
-    merged = partials.empty_table(1, num_tokens, with_square=task.with_second_moment, like=scores.double())[0]
+    merged = partials.empty_table(1, num_tokens, like=scores.double())[0]
     for block in spans(num_tokens, _rows_of_block(logits)):
         size = block.stop - block.start
         targets = task.target_ids[block] - task.first_row(logits.shape[1])
         temperature = task.tile_temperature(block, scores)
-        table = partials.empty_table(-(-rows // COLUMNS), size, with_square=task.with_second_moment, like=scores)
+        table = partials.empty_table(-(-rows // COLUMNS), size, like=scores)
         for part, columns in enumerate(spans(rows, COLUMNS)):
             tile = logits.detach()[block, columns]
             kernels.reduce(tile, targets - columns.start, temperature, table[part], owned=False, may_mask=True)

@@ -1,4 +1,4 @@
-"""Where the ranks of a run meet: a port that is taken from the moment on that it is told to anybody."""
+"""Rendezvous of ranks over a store whose port is bound before it is announced."""
 
 import datetime
 import socket
@@ -6,23 +6,20 @@ import socket
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its list
 
 ONE_MACHINE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-"""Environment of processes that are all on this machine: nobody else shall reach what gloo and NCCL listen on.
-
-By itself gloo takes the address that the host name stands for, and NCCL the first network there is.
-"""
+"""Environment of a run on one machine: gloo and NCCL listen on the loopback interface only."""
 
 
 def bound_store(
     host: str, *, timeout: datetime.timedelta = datetime.timedelta(seconds=300), multi_tenant: bool = False
 ) -> TCPStore:
-    """A store on a free port of one address of this machine; it lives as long as the object.
+    """Opens a store on a free port of one address of this machine.
 
-    torch's own would listen on every network, and a store believes whoever can reach it.
+    A store of torch's own would listen on every interface, without authentication.
 
     Args:
-        host: name or address, as those who shall meet reach it.
-        timeout: of a wait for a key.
-        multi_tenant: further stores of this process on the same port are this one.
+        host: name or address under which the clients reach this machine.
+        timeout: timeout of waiting for a key.
+        multi_tenant: further stores of this process on the same port share this one.
     """
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -36,22 +33,21 @@ def bound_store(
             timeout=timeout,
             wait_for_workers=False,
             multi_tenant=multi_tenant,
-            master_listen_fd=listener.detach(),  # from here on the store's
+            master_listen_fd=listener.detach(),  # owned by the store from here on
         )
 
 
-class MeetingPoint:
-    """A store on this machine; ``torch.distributed`` in this process finds it by its port and starts no other.
+class Rendezvous:
+    """A store on this machine, which ``torch.distributed`` in this process finds by its port and shares.
 
-    A port that is only looked up and given back can be taken by another process while the ranks still load their
-    libraries; then they do not meet, or meet strangers. This process must be rank 0, as the host of a ``tcp://``
-    address always is, and have one such object.
+    It keeps its port bound, so no other process can take it while the ranks still load their libraries. The process
+    must be rank 0, and have one such object.
 
     Args:
-        host: this machine's name or address, as the other ranks reach it.
+        host: name or address under which the other ranks reach this machine.
 
     Attributes:
-        init_method: for ``init_process_group``; good as long as the object lives.
+        init_method: for ``init_process_group``; valid as long as the object lives.
     """
 
     def __init__(self, host: str) -> None:

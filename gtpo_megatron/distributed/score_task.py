@@ -1,4 +1,4 @@
-"""What one call of the vocabulary-parallel scores computes, and which part of the vocabulary is this rank's."""
+"""The options of one call of the vocabulary-parallel scores."""
 
 from dataclasses import dataclass
 
@@ -8,22 +8,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScoreTask:
-    """What one call scores: the same for all of its tiles, forward and backward.
+    """The options of one call, for all of its tiles, forward and backward.
 
     Attributes:
         target_ids: ``[P]`` int64, ids in the whole vocabulary.
         inverse_temperature: ``1 / T``: a float, or ``[P]`` float64.
-        vocab_size: true size of the vocabulary; columns from it on are padding.
+        vocab_size: true size of the vocabulary; further columns are padding.
         entropy_grad: whether the entropy is differentiable.
-        with_second_moment: whether ``sum_v p_v^2`` is wanted.
-        tp_group: ranks that share the vocabulary; None is one rank.
+        tp_group: ranks that share the vocabulary; None: one rank.
     """
 
     target_ids: Tensor
     inverse_temperature: float | Tensor
     vocab_size: int
     entropy_grad: bool
-    with_second_moment: bool
     tp_group: dist.ProcessGroup | None
 
     @property
@@ -33,7 +31,7 @@ class ScoreTask:
 
     @property
     def tp_size(self) -> int:
-        """Ranks that share the vocabulary."""
+        """Number of ranks that share the vocabulary."""
         return 1 if self.tp_group is None else dist.get_world_size(self.tp_group)
 
     def first_row(self, local_rows: int) -> int:
@@ -41,11 +39,11 @@ class ScoreTask:
         return 0 if self.tp_group is None else local_rows * dist.get_rank(self.tp_group)
 
     def true_rows(self, local_rows: int) -> int:
-        """How many of this rank's rows are no padding; padding is at the end of the vocabulary."""
+        """Number of this rank's rows that are not padding."""
         return min(local_rows, max(0, self.vocab_size - self.first_row(local_rows)))
 
     def tile_temperature(self, rows: slice, like: Tensor) -> Tensor | None:
-        """``1 / T`` of the tokens ``rows``, as the kernels want it; None for 1."""
+        """``1 / T`` of the tokens ``rows`` for the kernels; None if it is 1."""
         if isinstance(self.inverse_temperature, Tensor):
             return self.inverse_temperature[rows].to(like.dtype)
         if self.inverse_temperature == 1.0:

@@ -27,7 +27,7 @@ from gtpo_megatron.kernels.tiles import accumulation_dtype
 __all__ = ["TokenScores", "linear_token_scores", "token_scores"]
 
 DEFAULT_CHUNK_TOKENS = 2048
-"""Tokens whose logits are made together: enough for the matrix product to run at full rate."""
+"""Tokens per tile: enough for the matrix product to run at full rate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +36,11 @@ class TokenScores:
 
     Attributes:
         logprobs: ``[P]`` nats, of the target tokens; differentiable.
-        entropy: ``[P]`` nats, >= 0; differentiable only where asked for.
-        second_moment: ``[P]`` in (0, 1], ``sum_v p_v^2``, the mean probability under the distribution itself; or None.
+        entropy: ``[P]`` nats, >= 0; differentiable only with ``entropy_grad``.
     """
 
     logprobs: Tensor
     entropy: Tensor
-    second_moment: Tensor | None = None
 
 
 def token_scores(
@@ -52,10 +50,8 @@ def token_scores(
     temperature: float | Tensor = 1.0,
     vocab_size: int | None = None,
     entropy_grad: bool = False,
-    *,
-    with_second_moment: bool = False,
 ) -> TokenScores:
-    """Log-probability and entropy from logits: one softmax for both, which never changes its input.
+    """Log-probability and entropy from logits, which are not changed.
 
     Args:
         logits: ``[P, V/tp]``, any float dtype; the maths is float32 (float64 for float64). ``-inf`` excludes a column.
@@ -64,8 +60,7 @@ def token_scores(
         tp_group: ranks that share the vocabulary, rank r holding columns ``[r V/tp, (r+1) V/tp)``. None: one rank.
         temperature: positive float or ``[P]``; no gradient.
         vocab_size: true size; columns at or past it are padding and take no part. None: all columns count.
-        entropy_grad: let the entropy carry a gradient. GTPO holds entropy constant, so the default is free of it.
-        with_second_moment: also return ``sum_v p_v^2``.
+        entropy_grad: make the entropy differentiable. GTPO uses entropies as constants.
 
     Returns:
         `TokenScores`, the same on all ranks.
@@ -73,15 +68,15 @@ def token_scores(
     Raises:
         GTPOError: `ShapeError`, `DataError` or `ConfigError`, the same on every rank, before any result is exchanged.
 
-    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers per token), none backward; none at
-    all for one rank. One host synchronisation.
+    Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers per token), none backward; none
+    for one rank. One host synchronisation.
     """
 
     def local_check() -> checks.Facts:
         checks.check_logits(logits)
         return _check_task(logits.shape[0], logits, logits.shape[1], options)
 
-    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment)
+    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad)
     checks.agree(local_check, tp_group, logits.device)
     task = options.task(logits.shape[1])
     return TokenScores(*_LogitsScores.apply(logits, task))  # type: ignore[no-untyped-call]
@@ -98,13 +93,12 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     *,
     reduce_hidden_grad: bool = True,
-    with_second_moment: bool = False,
 ) -> TokenScores:
     """Log-probability and entropy from the output layer's input; ``logits = hidden @ weight.T`` is never all in memory.
 
-    The backward pass makes the logits again, tile by tile. The gradient of ``weight`` is summed in float32: into
-    ``weight.main_grad`` where that exists (Megatron's DDP), with zeros handed to autograd so that hooks fire and
-    a tied embedding's own gradient still arrives; else into ``weight.grad``.
+    The backward pass recomputes the logits tile by tile. The gradient of ``weight`` is summed in float32: into
+    ``weight.main_grad`` if it exists (Megatron's DDP), and autograd gets zeros, so that hooks fire and a tied
+    embedding's own gradient is added; else into ``weight.grad``.
 
     Args:
         hidden: ``[P, H]`` bfloat16, float32 or float64: the tokens to score and no others, the same on all ranks.
@@ -114,10 +108,9 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         temperature: positive float or ``[P]``; no gradient.
         vocab_size: true size; rows at or past it are padding, take no part and get gradient 0. None: all rows count.
         entropy_grad: let the entropy carry a gradient.
-        chunk_tokens: tokens whose logits are made together.
-        reduce_hidden_grad: sum ``hidden.grad`` over ``tp_group``. False under sequence parallelism, where the backward
-            of the gather that made ``hidden`` reduce-scatters it.
-        with_second_moment: also return ``sum_v p_v^2``.
+        chunk_tokens: tokens per tile.
+        reduce_hidden_grad: sum ``hidden.grad`` over ``tp_group``. False with sequence parallelism, because the backward
+            pass of the gather of ``hidden`` reduce-scatters it.
 
     Returns:
         `TokenScores`, the same on all ranks.
@@ -139,7 +132,7 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         }
         return facts
 
-    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad, with_second_moment)
+    options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad)
     checks.agree(local_check, tp_group, hidden.device)
     task = options.task(weight.shape[0])
     return TokenScores(
@@ -149,14 +142,13 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Options:
-    """The arguments that both functions share, as given."""
+    """The arguments that both functions share."""
 
     target_ids: Tensor
     tp_group: dist.ProcessGroup | None
     temperature: float | Tensor
     vocab_size: int | None
     entropy_grad: bool
-    with_second_moment: bool
 
     @property
     def tp_size(self) -> int:
@@ -173,7 +165,6 @@ class _Options:
             inverse_temperature=inverse,
             vocab_size=self.true_vocab(local_rows),
             entropy_grad=self.entropy_grad,
-            with_second_moment=self.with_second_moment,
             tp_group=self.tp_group if self.tp_size > 1 else None,
         )
 
@@ -191,26 +182,23 @@ def _check_task(num_tokens: int, rows: Tensor, local_rows: int, options: _Option
         ),
         "temperature": checks.check_temperature(options.temperature, num_tokens, rows.device),
         "entropy_grad": options.entropy_grad,
-        "with_second_moment": options.with_second_moment,
     }
 
 
 def _combine(ctx: Any, local: Tensor, task: ScoreTask, dtype: torch.dtype) -> tuple[Any, ...]:
-    """One gather of the ranks' partials, then the same arithmetic on every rank; saves what backward needs."""
+    """Gathers and merges the ranks' partial sums, and saves what backward needs."""
     if task.tp_group is not None and task.num_tokens:
         local = partials.merge(gather_stacked(local, task.tp_group), task.inverse_temperature)
-    logprobs, entropy, second_moment, sums = partials.finish(local, task.inverse_temperature)
+    logprobs, entropy, sums = partials.finish(local, task.inverse_temperature)
     ctx.sums = sums
-    outputs = logprobs.to(dtype), entropy.to(dtype), None if second_moment is None else second_moment.to(dtype)
-    constants = [] if task.entropy_grad else [outputs[1]]
-    if outputs[2] is not None:
-        constants.append(outputs[2])
-    ctx.mark_non_differentiable(*constants)
+    outputs = logprobs.to(dtype), entropy.to(dtype)
+    if not task.entropy_grad:
+        ctx.mark_non_differentiable(outputs[1])
     return outputs
 
 
 def _upstream(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the outputs; an output that nobody used has gradient 0."""
+    """Gradients of the outputs; 0 for an output that was not used."""
     zeros = torch.zeros_like(ctx.sums.rest)
     return zeros if grad_logprobs is None else grad_logprobs, grad_entropy if ctx.task.entropy_grad else None
 
@@ -274,7 +262,7 @@ def _main_grad(weight: Tensor) -> Tensor | None:
 
 
 def _weight_total(weight: Tensor) -> Tensor:
-    """Where the weight's gradient is summed: Megatron's buffer if it has the precision, else one of our own."""
+    """The buffer of the weight's gradient: Megatron's if it has the right dtype, else a new one."""
     dtype, main_grad = accumulation_dtype(weight.dtype), _main_grad(weight)
     if main_grad is not None and main_grad.dtype == dtype:
         return main_grad
@@ -282,10 +270,10 @@ def _weight_total(weight: Tensor) -> Tensor:
 
 
 def _hand_over(weight: Tensor, total: Tensor) -> Tensor:
-    """What autograd sees as the weight's gradient.
+    """The weight's gradient for autograd.
 
-    With ``main_grad`` it is zeros: Megatron's DDP adds what autograd accumulated and then fires its hook, so a tied
-    embedding's share (in the same accumulation) must not be skipped. Hence ``grad_added_to_main_grad`` is left alone.
+    With ``main_grad`` it is zeros: Megatron's DDP adds what autograd accumulated, including a tied embedding's
+    gradient, and then fires its hook. So ``grad_added_to_main_grad`` must not be set.
     """
     main_grad = _main_grad(weight)
     if main_grad is None:

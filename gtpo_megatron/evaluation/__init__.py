@@ -1,1 +1,1 @@
-"""Held-out accuracy: pure metrics, benchmarks, and the evaluator that fills them."""
+"""Held-out accuracy: metrics, benchmarks, and the evaluator during training."""

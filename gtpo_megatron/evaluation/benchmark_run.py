@@ -1,4 +1,4 @@
-"""Samples and grades whole benchmarks, some being graded while others are written; goes on where it was broken off."""
+"""Samples and grades benchmarks; grading runs during generation, and an interrupted evaluation is resumed."""
 
 import time
 from collections import deque
@@ -15,27 +15,28 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.evaluation.verdict_file import GradedResponse, VerdictFile, VerdictKey
+from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.worker_process import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import ResponseSource, SampledResponse
 
 
 class Grader(Protocol):
-    """What evaluation grades with."""
+    """Grades responses in the background."""
 
-    def submit(self, text: str, answer: str) -> "Future[Verdict]":
+    def submit(self, request: RewardRequest) -> "Future[Verdict]":
         """Queues one response."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantedResponse:
-    """A response that an evaluation asks for.
+    """A response that an evaluation needs.
 
     Attributes:
         benchmark: label of its benchmark.
-        problem: that it answers.
-        position: of the problem in the benchmark.
+        problem: the problem.
+        position: index of the problem in the benchmark.
         sample: its number among the problem's responses, from 0.
     """
 
@@ -46,17 +47,17 @@ class WantedResponse:
 
     @property
     def key(self) -> VerdictKey:
-        """Of its line."""
+        """The key of its verdict."""
         return self.benchmark, self.problem.problem_id, self.sample
 
     @property
     def request(self) -> SampleRequest:
-        """As held-out measurement during training seeds it: by the problem's position and the sample alone."""
+        """The request; its seed depends on position and sample only, as in held-out measurement during training."""
         return SampleRequest(prompt_ids=self.problem.prompt_ids, group_id=self.position, sample=self.sample)
 
 
 def wanted_responses(sets: Mapping[str, ProblemSet], samples: int) -> list[WantedResponse]:
-    """Every response of these benchmarks, problem by problem."""
+    """All responses of these benchmarks, ordered by problem."""
     return [
         WantedResponse(benchmark=label, problem=problem, position=position, sample=sample)
         for label, problems in sets.items()
@@ -67,13 +68,13 @@ def wanted_responses(sets: Mapping[str, ProblemSet], samples: int) -> list[Wante
 
 @dataclass(slots=True)
 class Timing:
-    """Where the time went once the model was loaded; grading is in none of them while generation hides it.
+    """Seconds after the model was loaded. Grading during generation is not counted.
 
     Attributes:
         generation_s: waiting for the sampler.
         grading_s: waiting for graders after the last response.
-        other_s: decoding, writing down, and handing over.
-        scoring_s: from graded responses to figures and intervals.
+        other_s: decoding, writing verdicts, submitting.
+        scoring_s: computing figures and intervals.
     """
 
     generation_s: float = 0.0
@@ -83,24 +84,25 @@ class Timing:
 
     @property
     def generation_frac(self) -> float | None:
-        """Share of the time in generation; None if there was none."""
+        """Fraction of the time spent in generation; None if no time was measured."""
         total = self.generation_s + self.grading_s + self.other_s + self.scoring_s
         return self.generation_s / total if total else None
 
 
 @dataclass(slots=True, kw_only=True)
 class BenchmarkRun:
-    """All benchmarks of one evaluation, as one stream of requests: no benchmark waits for another's longest response.
+    """All benchmarks of one evaluation, as one stream of requests, so that none waits for another's longest response.
 
     Attributes:
-        config: of the evaluation.
-        file: where verdicts go.
-        tokenizer: of the model.
-        source: samples; may be None if no response is missing.
-        grader: grades.
-        answer_in: finds the answer of a response, for maj@k; None: it is left out.
-        on_verdict: called after each verdict, new or given again, is in the file.
-        timing: filled as it runs.
+        config: the evaluation's configuration.
+        file: the file of verdicts.
+        tokenizer: the model's tokenizer.
+        source: the sampler; may be None if no response is missing.
+        grader: grades the responses.
+        answer_in: finds the answer of a response, for maj@k; None: no maj@k.
+        problems: every problem by benchmark and id.
+        on_verdict: called after each verdict is in the file.
+        timing: updated during the run.
     """
 
     config: EvaluateConfig
@@ -109,20 +111,21 @@ class BenchmarkRun:
     source: ResponseSource | None
     grader: Grader
     answer_in: Callable[[str], str | None] | None
+    problems: Mapping[tuple[str, str], Problem]
     on_verdict: Callable[[GradedResponse], None]
     timing: Timing = field(default_factory=Timing)
     _in_grading: "deque[tuple[GradedResponse, Future[Verdict]]]" = field(default_factory=deque, init=False)
 
     def run(self, missing: Sequence[WantedResponse], without_verdict: Sequence[GradedResponse]) -> None:
-        """Samples and grades what is missing, and grades again what has no verdict.
+        """Samples and grades missing responses, and grades again those without a verdict.
 
-        However it ends, what has a verdict is in the file.
+        All verdicts obtained are in the file, also after an error or interrupt.
 
         Raises:
             RolloutError, WorkerError: the sampler or a grader failed.
         """
         try:
-            for known in without_verdict:  # before the first sample, so that generation hides their grading too
+            for known in without_verdict:  # before sampling, so that they are graded during generation
                 self._submit(known)
             for response in self._sampled([wanted.request for wanted in missing]):
                 start = time.perf_counter()
@@ -132,13 +135,13 @@ class BenchmarkRun:
             start = time.perf_counter()
             self._write_down(wait=True)
             self.timing.grading_s += time.perf_counter() - start
-        except BaseException:  # an interrupt too
-            with suppress(GTPOError):  # of a grader, while another reason to stop is on its way
+        except BaseException:  # including an interrupt
+            with suppress(GTPOError):  # the first error is raised
                 self._write_down(wait=False)
             raise
 
     def _sampled(self, requests: Sequence[SampleRequest]) -> Iterator[SampledResponse]:
-        """The sampler's responses; the time until each is generation time."""
+        """Yields the sampler's responses; the time until each counts as generation time."""
         if not requests:
             return
         assert self.source is not None, "responses are missing"
@@ -168,14 +171,24 @@ class BenchmarkRun:
         )
 
     def _submit(self, response: GradedResponse) -> None:
-        self._in_grading.append((response, self.grader.submit(response.response, response.reference)))
+        problem = self.problems[response.benchmark, response.problem_id]
+        request = RewardRequest(
+            response=response.response,
+            answer=problem.answer,
+            prompt=problem.prompt,
+            columns_json=problem.columns_json,
+            ended="length" if response.is_truncated else "stop",
+            num_prompt_tokens=len(problem.prompt_ids),
+            num_response_tokens=response.num_tokens,
+        )
+        self._in_grading.append((response, self.grader.submit(request)))
 
     def _write_down(self, *, wait: bool) -> None:
-        """Writes every response that has its verdict; rows are done out of order, so each is looked at.
+        """Writes every response that has its verdict; verdicts arrive out of order.
 
         Raises:
-            WorkerError, ConfigError: a worker could not be replaced, which costs all the rows it was given. The first
-                such error is raised once everything else is written.
+            WorkerError, ConfigError: a worker could not be replaced. The first such error is raised after all other
+                verdicts were written.
         """
         broken: BaseException | None = None
         for _ in range(len(self._in_grading)):
@@ -183,14 +196,14 @@ class BenchmarkRun:
             if not (wait or verdict.done()):
                 self._in_grading.rotate(-1)
                 continue
-            error = verdict.exception()  # an interrupt while it waits leaves the row where it is
+            error = verdict.exception()  # an interrupt during this wait keeps the row in the queue
             self._in_grading.popleft()
             if error is not None:
                 broken = broken or error
                 continue
             found = verdict.result()
             done = replace(response, reward=found.reward, failure=found.failure)
-            if self.file.verdicts.get(done.key) != done:  # the same reason for no verdict once more
+            if self.file.verdicts.get(done.key) != done:  # not written again if it failed for the same reason
                 self.file.append(done)
             self.on_verdict(done)
         if broken is not None:

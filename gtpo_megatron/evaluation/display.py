@@ -1,4 +1,4 @@
-"""How far an evaluation is: bars on a terminal, a line a minute elsewhere."""
+"""Progress of an evaluation: bars on a terminal, otherwise one line per minute."""
 
 import time
 from collections import Counter
@@ -15,13 +15,13 @@ LINE_EVERY_S = 60.0
 
 
 class EvaluationDisplay(Progress):
-    """One bar per benchmark, with the share of correct responses so far.
+    """One bar per benchmark, with the fraction of correct responses so far.
 
     Args:
-        wanted: every response that is asked for.
-        file: with the verdicts that are there already.
+        wanted: every response of the evaluation.
+        file: the file of verdicts, which may have some.
         threshold: a response is correct if its reward is at least this.
-        console: where to draw.
+        console: the output.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EvaluationDisplay(Progress):
         self._next_line = time.monotonic() + LINE_EVERY_S
 
     def verdict_given(self, response: GradedResponse) -> None:
-        """One more."""
+        """Updates the display after a verdict."""
         label = response.benchmark
         self._count(response)
         self.update(self._bars[label], completed=self._done[label], correct=self._share(label))

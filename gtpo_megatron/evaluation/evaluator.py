@@ -1,4 +1,4 @@
-"""Held-out accuracy of the current policy, during training."""
+"""Held-out accuracy of the current policy during training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ SampleAndGrade = Callable[[PromptBatch], RewardBatch]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutSet:
-    """Problems that are measured on.
+    """A set of held-out problems.
 
     Attributes:
-        label: of the set, in metric names.
+        label: label of the set in metric names.
         problems: already cut to ``EvaluationConfig.num_problems``.
-        num_contaminated: of these, how many are in the training set too, the same or nearly.
+        num_contaminated: number of them that are also in the training set.
     """
 
     label: str
@@ -30,15 +30,15 @@ class HeldOutSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutResult:
-    """Accuracy over one set; a response without a verdict counts as wrong, and is counted.
+    """Accuracy over one set; a response without a verdict counts as incorrect.
 
     Attributes:
-        label: of the set.
-        mean_at_k: mean over problems of the share of correct samples.
-        interval: 95%, bootstrap over problems.
-        pass_at_k: mean over problems of whether any sample is correct.
-        best_at: expected greatest reward of 32 and of 16 responses, drawn with replacement from the samples.
-        num_problems: how many.
+        label: label of the set.
+        mean_at_k: mean over problems of the fraction of correct samples.
+        interval: its 95% bootstrap interval over problems.
+        pass_at_k: fraction of problems with a correct sample.
+        best_at: expected highest reward of 32 and of 16 responses, drawn with replacement from the samples.
+        num_problems: number of problems.
         samples: ``k``.
         num_failed: responses without a verdict.
     """
@@ -53,7 +53,7 @@ class HeldOutResult:
     num_failed: int
 
     def metrics(self) -> dict[str, float]:
-        """By metric name."""
+        """The values by metric name."""
         best_at = (self.best_at[k] for k in BEST_OF)
         values = (self.mean_at_k, *self.interval, self.pass_at_k, float(self.num_failed), *best_at)
         return dict(zip(metric_names(self.label), values, strict=True))
@@ -70,13 +70,13 @@ class HeldOutResult:
 def evaluate(
     heldout: HeldOutSet, config: EvaluationConfig, sample_and_grade: SampleAndGrade, *, threshold: float
 ) -> HeldOutResult:
-    """Samples and grades every problem of a set, then summarises.
+    """Samples and grades every problem of a set.
 
     Args:
         heldout: the set.
         config: number of samples and the interval's seed.
-        sample_and_grade: of the policy to measure.
-        threshold: a response is correct where its reward is at least this.
+        sample_and_grade: samples from the policy to measure, and grades.
+        threshold: a response is correct if its reward is at least this.
     """
     problems = heldout.problems
     prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(range(len(problems))))

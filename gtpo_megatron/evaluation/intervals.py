@@ -1,7 +1,4 @@
-"""Bootstrap intervals over problems: of any figure that is a mean over them, and of a mean over several benchmarks.
-
-In float64, seeded, and the same on every machine.
-"""
+"""Bootstrap intervals over problems, for one benchmark and for the mean over several; seeded, in float64."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from gtpo_megatron.evaluation.metrics import Floats, check_draws, finite_table
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 10_000
 BLOCK_DRAWS = 1 << 16
-"""Resampled values in memory at a time; their number does not change the result."""
+"""Resampled values in memory at a time; the result does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +33,13 @@ class Interval:
 def bootstrap_interval(
     per_problem: npt.ArrayLike, *, confidence: float = CONFIDENCE, num_bootstrap: int = NUM_RESAMPLES, seed: int = 0
 ) -> Interval:
-    """Percentile bootstrap over problems: the interval of their mean, were other problems drawn from the same source.
+    """Percentile bootstrap interval of the mean over problems.
 
     Args:
         per_problem: ``[problems]``, for example ``c.mean(axis=1)`` or :func:`pass_at_k_per_problem`.
         confidence: between 0 and 1.
-        num_bootstrap: resamples.
-        seed: of the resamples.
+        num_bootstrap: number of resamples.
+        seed: seed of the resamples.
 
     Raises:
         ShapeError, DataError: not a vector of at least one finite number, or ``confidence`` or ``num_bootstrap`` out of
@@ -62,15 +59,15 @@ def mean_intervals(
     num_bootstrap: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> list[Interval]:
-    """Plain means over several benchmarks, each counting alike, with intervals: benchmarks are fixed, problems are not.
+    """Unweighted means over several benchmarks with bootstrap intervals over problems.
 
-    Every resample draws each benchmark's problems anew, from its own, and averages the benchmarks' means.
+    Every resample draws problems within each benchmark and averages the benchmarks' means.
 
     Args:
-        benchmarks: ``[problems, figures]`` each; as many figures, and any number of problems.
+        benchmarks: ``[problems, figures]`` each; the number of problems may differ.
         confidence: between 0 and 1.
-        num_bootstrap: resamples.
-        seed: of the resamples, which are the same for every figure.
+        num_bootstrap: number of resamples.
+        seed: seed of the resamples, which are the same for every figure.
 
     Raises:
         ShapeError, DataError: no benchmark, not tables of finite numbers with equally many figures, or ``confidence``
@@ -95,10 +92,10 @@ def mean_intervals(
 
 
 def _resampled_means(values: Floats, num_bootstrap: int, rng: np.random.Generator) -> Floats:
-    """Means over as many problems as there are, drawn with replacement, ``[num_bootstrap, figures]``."""
+    """Means over problems drawn with replacement, ``[num_bootstrap, figures]``."""
     num = len(values)
     means = np.empty((num_bootstrap, values.shape[1]))
-    block = max(1, BLOCK_DRAWS // num)  # [num_bootstrap, problems] at once would be large
+    block = max(1, BLOCK_DRAWS // num)  # limits memory
     for start in range(0, num_bootstrap, block):
         size = min(block, num_bootstrap - start)
         drawn = rng.integers(num, size=(size, num))

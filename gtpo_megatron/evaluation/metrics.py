@@ -1,7 +1,7 @@
 r"""Accuracy of several samples per problem: mean@k, pass@k, best@k, maj@k; intervals are in ``intervals.py``.
 
-``c`` is ``[problems, samples]``: 0/1 or rewards, one row a problem, every row equally long. Pure and in float64;
-whatever draws at random takes a seed and is the same on every machine.
+``c`` is ``[problems, samples]``: 0/1 or rewards, one row per problem. All functions are pure and use float64;
+those that draw at random take a seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from gtpo_megatron.errors import DataError, ShapeError
 
 Floats = npt.NDArray[np.float64]
 NUM_BOOTSTRAP = 1_000
-"""Draws of k samples per problem."""
+"""Number of draws of k samples per problem."""
 
 
 def mean_at_k(c: npt.ArrayLike) -> float:
-    """Share of correct samples, averaged over problems: ``mean_p mean_s c[p, s]``, k being the number of samples.
+    """Fraction of correct samples, averaged over problems: ``mean_p mean_s c[p, s]``, k being the number of samples.
 
-    Of 0 and 1; rewards of another range give their mean, which is reported as a mean reward and not as mean@k.
+    For rewards other than 0 and 1 it is the mean reward.
 
     Raises:
         ShapeError, DataError: ``c`` is not ``[problems, samples]`` of finite numbers.
@@ -30,14 +30,14 @@ def mean_at_k(c: npt.ArrayLike) -> float:
 
 
 def pass_at_k(c: npt.ArrayLike, k: int) -> float:
-    """Unbiased probability that at least one of k samples is right, averaged over problems.
+    """Unbiased estimate of the probability that at least one of k samples is correct, averaged over problems.
 
-    ``pass@k = mean_p [1 - C(n - s_p, k) / C(n, k)]`` with n samples of which s_p are right (arXiv 2107.03374, Eq. 1).
-    Exact for k samples drawn **without** replacement; :func:`best_at_k` is its with-replacement kin and lies below it.
+    ``pass@k = mean_p [1 - C(n - s_p, k) / C(n, k)]`` with n samples, s_p of them correct (arXiv 2107.03374, Eq. 1).
+    This draws k samples **without** replacement; :func:`best_at_k` draws with replacement and is lower.
 
     Args:
         c: ``[problems, samples]`` of 0 and 1.
-        k: samples a problem, between 1 and n.
+        k: samples per problem, between 1 and n.
 
     Raises:
         ShapeError, DataError: ``c`` is not ``[problems, samples]`` of 0 and 1, or k does not lie in 1..n.
@@ -52,24 +52,24 @@ def pass_at_k_per_problem(c: npt.ArrayLike, k: int) -> Floats:
         raise DataError("pass@k needs every entry to be 0 or 1; use best_at_k for rewards, or compare with a threshold")
     num_samples = values.shape[1]
     _check_k(k, num_samples)
-    wrong = num_samples - values.sum(axis=1)
-    # C(wrong, k) / C(n, k) as a product, which neither overflows nor cancels; a factor is 0 once wrong < k.
+    incorrect = num_samples - values.sum(axis=1)
+    # C(incorrect, k) / C(n, k) as a product, which neither overflows nor cancels; 0 if incorrect < k.
     steps = np.arange(k, dtype=np.float64)
-    none_right = np.prod(np.clip(wrong[:, None] - steps, 0.0, None) / (num_samples - steps), axis=1)
-    return np.asarray(1.0 - none_right)
+    none_correct = np.prod(np.clip(incorrect[:, None] - steps, 0.0, None) / (num_samples - steps), axis=1)
+    return np.asarray(1.0 - none_correct)
 
 
 def best_at_k(c: npt.ArrayLike, k: int, *, num_bootstrap: int = NUM_BOOTSTRAP, seed: int | None = None) -> float:
-    """Expected greatest reward of k samples drawn **with** replacement from a problem's n, averaged over problems.
+    """Expected highest reward of k samples drawn **with** replacement from a problem's n, averaged over problems.
 
     ``best@k = mean_p sum_i x_(i) [(i/n)^k - ((i-1)/n)^k]`` over the sorted rewards ``x_(1) <= ... <= x_(n)``: the exact
-    expectation of the bootstrap that verl and others draw. With a ``seed`` it is drawn instead, ``num_bootstrap``
-    times, to repeat figures that were made so.
+    expectation of the bootstrap of verl and others. With a ``seed`` it is drawn ``num_bootstrap`` times instead, to
+    reproduce such figures.
 
     Args:
         c: ``[problems, samples]`` of rewards.
-        k: samples a draw; may exceed n.
-        num_bootstrap: draws, used with a seed.
+        k: samples per draw; may exceed n.
+        num_bootstrap: number of draws, used with a seed.
         seed: None for the exact expectation.
 
     Raises:
@@ -99,18 +99,17 @@ def maj_at_k(
     num_bootstrap: int = NUM_BOOTSTRAP,
     seed: int = 0,
 ) -> float:
-    """Reward of the commonest answer among k samples drawn with replacement (bootstrap), averaged over problems.
+    """Reward of the most frequent answer among k samples drawn with replacement (bootstrap), averaged over problems.
 
-    Of answers equally common, the one drawn first wins. None means that a sample gave no answer: it is outvoted by
-    any answer and scores 0 where nothing else was drawn. A draw scores the mean reward of the winning answer's samples
-    in ``c``, so that equal answers that were graded apart do not depend on which came first.
+    Of equally frequent answers the one drawn first wins. None means no answer: any answer wins over it, and a draw
+    without answers scores 0. A draw scores the mean reward of all samples in ``c`` with the winning answer.
 
     Args:
         c: ``[problems, samples]`` of 0/1 or rewards.
         answers: ``[problems][samples]`` final answers, compared as text; normalise them first.
-        k: samples a draw; may exceed n.
-        num_bootstrap: draws.
-        seed: of the draws.
+        k: samples per draw; may exceed n.
+        num_bootstrap: number of draws.
+        seed: seed of the draws.
 
     Raises:
         ShapeError, DataError: ``c`` is not ``[problems, samples]`` of finite numbers, ``answers`` has another shape, or
@@ -139,7 +138,7 @@ def maj_at_k_per_problem(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Votes:
-    """One problem's samples as votes: ``labels [samples]`` number the answers (-1: none), ``rewards [answers]``."""
+    """Votes of one problem: ``labels [samples]``, the answer's index or -1, and ``rewards [answers]``."""
 
     labels: npt.NDArray[np.int64]
     rewards: Floats
@@ -152,7 +151,7 @@ class _Votes:
         return cls(labels=labels, rewards=np.array([rewards[labels == label].mean() for label in range(len(names))]))
 
     def winner(self, drawn: npt.NDArray[np.int64]) -> Floats:
-        """The reward of the winner of each draw, ``[draws]``, for sample numbers ``drawn [draws, k]``."""
+        """The reward of the winner of each draw, ``[draws]``, for sample indices ``drawn [draws, k]``."""
         if not len(self.rewards):
             return np.zeros(len(drawn))
         ballots = self.labels[drawn]
@@ -160,7 +159,7 @@ class _Votes:
         draws = np.arange(num_draws)
         counts = np.zeros((num_draws, len(self.rewards) + 1), dtype=np.int64)  # the last column: no answer
         first = np.full_like(counts, k)
-        for position in reversed(range(k)):  # k small steps: [draws, k, answers] at once takes six times as long
+        for position in reversed(range(k)):  # six times as fast as [draws, k, answers] at once
             counts[draws, ballots[:, position]] += 1
             first[draws, ballots[:, position]] = position
         counts, first = counts[:, :-1], first[:, :-1]
@@ -176,7 +175,7 @@ def _bootstrap_draws(
     seed: int,
     score: Callable[[int, npt.NDArray[np.int64]], Floats],
 ) -> Floats:
-    """Mean score over draws of k sample numbers with replacement, by problem; ``shape`` is [problems, samples]."""
+    """Mean score per problem over draws of k sample indices with replacement; ``shape`` is [problems, samples]."""
     check_draws(num_bootstrap)
     rng = np.random.default_rng(seed)
     means = [score(p, rng.integers(shape[1], size=(num_bootstrap, k))).mean() for p in range(shape[0])]
@@ -187,7 +186,7 @@ def finite_table(c: Any) -> Floats:
     """``c`` as float64 ``[problems, samples]``.
 
     Raises:
-        ShapeError, DataError: it has another shape, no entry, or one that is not finite.
+        ShapeError, DataError: it has another shape, no values, or one that is not finite.
     """
     try:
         values = np.asarray(c, dtype=np.float64)
@@ -208,6 +207,6 @@ def _check_k(k: int, greatest: int | None) -> None:
 
 
 def check_draws(num_bootstrap: int) -> None:
-    """Raises DataError unless there is at least one draw."""
+    """Raises DataError if ``num_bootstrap`` is less than 1."""
     if num_bootstrap < 1:
         raise DataError(f"num_bootstrap={num_bootstrap}: must be at least 1")

@@ -1,4 +1,4 @@
-"""What a user may name as the model to evaluate, and a fingerprint that tells two models apart."""
+"""Checks and fingerprints the model folder of an evaluation."""
 
 import hashlib
 from pathlib import Path
@@ -14,14 +14,14 @@ from gtpo_megatron.weights.megatron.reader import is_checkpoint
 CONVERT = "python tools/convert_checkpoint.py megatron-to-hf"
 WEIGHT_ENDINGS = (".safetensors", ".bin")
 SAMPLE_BYTES = 1 << 20
-"""Of each end of a weights file; whole files of a large model would take minutes."""
+"""Bytes read at each end of a weights file; whole files would take minutes."""
 
 
 def check_model_folder(folder: Path) -> dict[str, Any]:
     """The ``config.json`` of a Hugging Face model folder.
 
     Raises:
-        ConfigError: it is not one, or has no weights.
+        ConfigError: it is not a model folder, or has no weights.
     """
     if is_checkpoint(folder):
         raise ConfigError(
@@ -48,7 +48,7 @@ def check_model_folder(folder: Path) -> dict[str, Any]:
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """Its weights files; safetensors where there are any."""
+    """Its weights files; safetensors if there are any."""
     for ending in WEIGHT_ENDINGS:
         found = sorted(path for path in folder.iterdir() if path.suffix == ending and path.is_file())
         if found:
@@ -57,7 +57,7 @@ def weight_paths(folder: Path) -> list[Path]:
 
 
 def check_length(config: dict[str, Any], needed: int) -> None:
-    """Raises ConfigError where the model has fewer positions than prompt and response together take."""
+    """Raises ConfigError if the model has fewer positions than ``needed`` tokens."""
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and needed > positions:
         raise ConfigError(
@@ -69,7 +69,7 @@ def check_length(config: dict[str, Any], needed: int) -> None:
 def model_fingerprint(folder: Path) -> str:
     """A digest of the configuration, the tokenizer and the weights.
 
-    Of every weights file: its name, its size, and a mebibyte of each end, which has the header with all names.
+    Of each weights file it reads the name, the size and one mebibyte at each end.
     """
     digest = hashlib.sha256()
     weights = weight_paths(folder)

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, computed from its verdicts, and ``evaluation.json``, which nothing here reads."""
+"""Computes the figures of an evaluation from its verdicts, and writes ``evaluation.json``."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -20,16 +20,15 @@ FORMAT = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkResult:
-    """What the verdicts say of one benchmark, by the settings of now.
+    """The result of one benchmark with the current settings.
 
     Attributes:
-        label: of the benchmark.
-        measured: the benchmark, as its last session found it.
-        is_earlier: it was measured by an earlier command, and this one does not ask for it.
-        num_problems: that the settings ask for.
-        num_complete: problems whose responses are all there.
-        scores: over complete problems. None if there are none, and for an earlier benchmark unless all are complete:
-            a trial of two problems would weigh as much in the mean as a whole benchmark.
+        label: label of the benchmark.
+        measured: the benchmark of its last session.
+        is_earlier: an earlier command measured it, and this one does not.
+        num_problems: number of problems by the current settings.
+        num_complete: problems that have all their responses.
+        scores: scores over complete problems; None if there are none, or if an earlier benchmark is incomplete.
     """
 
     label: str
@@ -42,11 +41,11 @@ class BenchmarkResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationResult:
-    """What the verdicts say of all benchmarks of a file.
+    """The results of all benchmarks of a file.
 
     Attributes:
         benchmarks: in the order in which they were first measured.
-        mean: of every figure over the benchmarks that have scores, each counting alike; empty if none has.
+        mean: unweighted mean of every figure over the benchmarks that have scores; empty if none has.
     """
 
     benchmarks: tuple[BenchmarkResult, ...]
@@ -54,20 +53,20 @@ class EvaluationResult:
 
     @property
     def num_averaged(self) -> int:
-        """Benchmarks in the mean."""
+        """Number of benchmarks in the mean."""
         return sum(one.scores is not None for one in self.benchmarks)
 
 
 def evaluation_result(
     file: VerdictFile, config: EvaluateConfig, *, asked_for: Collection[str], has_answers: bool
 ) -> EvaluationResult:
-    """Computes every figure of every benchmark in the file: samples, problems, ks and threshold are those of now.
+    """Computes every figure of every benchmark in the file with the current settings.
 
     Args:
-        file: of the evaluation.
-        config: of this command.
-        asked_for: labels of its benchmarks; a label without verdicts counts as none of its problems complete.
-        has_answers: whether the answers of responses are known, for maj@k.
+        file: the evaluation's file of verdicts.
+        config: the current settings.
+        asked_for: labels of the benchmarks of this command.
+        has_answers: whether answers were extracted, for maj@k.
     """
     found = []
     for label, measured in file.sets.items():
@@ -109,12 +108,12 @@ def write_results(
     """Writes ``evaluation.json``.
 
     Args:
-        result: to write.
-        path: of the file.
+        result: the result.
+        path: the file.
         facts: settings, model, versions, commit and machine of this command.
         samples: responses per problem.
-        sessions: what the verdicts were measured with.
-        timing: of this command.
+        sessions: settings of all sessions.
+        timing: timing of this command.
 
     Raises:
         ConfigError: the folder cannot be written.

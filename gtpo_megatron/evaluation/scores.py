@@ -1,4 +1,4 @@
-"""From graded responses to the figures that papers report, of a benchmark and of several."""
+"""Figures of graded responses, of one benchmark and of the mean over several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ CORRECT = "correct"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """The figures of a benchmark, over the problems whose responses are all there.
+    """The figures of a benchmark, over the problems that have all their responses.
 
-    Figures, by name: ``mean@n``, the share of correct responses, n being the number of samples; ``reward``, the mean
-    reward; ``pass@k``, the unbiased probability that one of k responses is correct; ``best@k``, the expected best
-    reward of k responses drawn with replacement; ``maj@k``, the reward of the commonest answer of k drawn with
-    replacement, which is left out unless the reward function's module says what the answer of a response is.
+    Names of figures: ``mean@n``, the fraction of correct responses of n samples; ``reward``, the mean reward;
+    ``pass@k``, the unbiased probability that one of k responses is correct; ``best@k``, the expected highest reward of
+    k responses drawn with replacement; ``maj@k``, the reward of the most frequent answer of k drawn with replacement,
+    only if the reward function's module can extract answers.
 
     Attributes:
         per_problem: ``[problems]`` values of each figure.
         intervals: mean of each figure over problems with its 95% interval.
         problems: counts of each problem, as JSON values.
-        truncated_frac: share of responses that the length limit cut.
+        truncated_frac: fraction of responses that the length limit cut.
         num_failed: responses without a verdict; they count as incorrect.
-        response_tokens_mean: mean length.
+        response_tokens_mean: mean response length.
     """
 
     per_problem: dict[str, Floats]
@@ -47,12 +47,12 @@ def score(
 ) -> Scores:
     """Computes every figure, with 95% intervals by bootstrap over problems.
 
-    A response without a verdict counts as incorrect, with reward 0. In maj@k all correct responses vote together,
-    however they write the answer; other answers are compared as text, presentation aside.
+    A response without a verdict counts as incorrect, with reward 0. In maj@k all correct responses have one answer;
+    other answers are compared as normalised text.
 
     Args:
-        rows: of each problem all responses; at least one problem, and equally many responses of each.
-        ks: each at most that number.
+        rows: all responses of each problem; at least one problem, and equally many responses each.
+        ks: each at most the number of responses per problem.
         threshold: a response is correct if its reward is at least this, both as float32, as in training.
         seed: of the bootstrap.
         has_answers: whether final answers were extracted.
@@ -93,9 +93,9 @@ def score(
 
 
 def mean_over(benchmarks: Sequence[Mapping[str, Floats]], *, seed: int) -> dict[str, Interval]:
-    """Means of every figure that all have: each benchmark counts alike, whatever its size.
+    """Unweighted means over benchmarks of the figures that all have.
 
-    Intervals take the benchmarks as given and the problems within each as drawn.
+    The intervals resample problems within each benchmark.
 
     Args:
         benchmarks: ``[problems]`` values by figure, of at least one benchmark.
@@ -107,6 +107,6 @@ def mean_over(benchmarks: Sequence[Mapping[str, Floats]], *, seed: int) -> dict[
 
 
 def vote(response: GradedResponse) -> str | None:
-    """What an incorrect response votes for; None if it has no answer."""
+    """The vote of an incorrect response; None if it has no answer."""
     text = normalised(response.answer) if response.answer is not None else ""
     return f"incorrect: {text}" if text else None

@@ -1,4 +1,4 @@
-"""The results on a screen."""
+"""The table of results on a terminal."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,16 +13,16 @@ from gtpo_megatron.untrusted.text import printable
 
 
 def results_table(result: EvaluationResult, *, samples: int, ks: Sequence[int], title: str) -> Table:
-    """A line per benchmark, in percent, and a line for their mean if there are several.
+    """One line per benchmark, in percent, and one for their mean if there are several.
 
-    mean@k with its 95% interval; of the other ks the greatest, and for pass@k one in the middle; the mean reward if it
-    is not mean@k. ``evaluation.json`` has all of them, with their intervals.
+    Columns: mean@k with its 95% interval, pass@k for a middle and the greatest k, best@k and maj@k for the greatest k,
+    and the mean reward if it differs from mean@k.
 
     Args:
-        result: of the evaluation.
+        result: the evaluation's result.
         samples: responses per problem.
-        ks: of the figures, ascending.
-        title: of the table.
+        ks: the ks of the figures, ascending.
+        title: the table's title.
     """
     mean = f"mean@{samples}"
     shown = ks if len(ks) <= 2 else (ks[len(ks) // 2], ks[-1])  # pass@1 is mean@k

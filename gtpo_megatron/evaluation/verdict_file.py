@@ -1,8 +1,8 @@
-"""``verdicts.jsonl``: all that an evaluation knows, one line each, only ever appended to.
+"""``verdicts.jsonl``, the append-only file from which every figure of an evaluation is computed.
 
-The first line says what every response depends on (model, sampling, seed, template, grading); a file of something else
-is refused. Below it, in order of time: sessions (which benchmarks, by which settings, versions and commit) and graded
-responses. If a response was graded again, its later line counts. Every figure is computed from these lines.
+The first line is the identity: all that responses depend on (model, sampling, seed, template, grading); another
+identity is refused. Then follow, in order of time, sessions (benchmarks, settings, versions and commit) and graded
+responses. If a response was graded again, the later line is used.
 """
 
 import json
@@ -33,14 +33,14 @@ class GradedResponse:
 
     Attributes:
         benchmark: label of its benchmark.
-        problem_id: of its problem.
+        problem_id: id of its problem.
         sample: its number among the problem's responses, from 0.
-        seed: it was sampled with.
-        reference: the right answer, which the response was graded with.
-        reward: of the reward function; 0 without a verdict.
+        seed: the seed of its sampling.
+        reference: the reference answer.
+        reward: the reward function's result; 0 without a verdict.
         failure: why there is no verdict; None if there is one.
-        is_truncated: the length limit cut it.
-        num_tokens: its length.
+        is_truncated: whether the length limit cut it.
+        num_tokens: its length in tokens.
         answer: the final answer in it, or None.
         response: its text; in memory only for responses without a verdict, which are graded again.
     """
@@ -59,23 +59,23 @@ class GradedResponse:
 
     @property
     def key(self) -> VerdictKey:
-        """The same for every line of one response."""
+        """Identifies the response."""
         return self.benchmark, self.problem_id, self.sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSet:
-    """A benchmark as a session found it.
+    """A benchmark of a session.
 
     Attributes:
-        dataset: what was asked for.
+        dataset: the requested data set.
         origin: the file, or the hub's repository and commit.
-        content_sha256: of ids, prompts and answers.
-        num_rows: rows that were read.
-        num_repeated: rows left out because an earlier one has the same prompt.
-        num_dropped_long: problems left out because their prompt is too long.
-        problem_ids: of all usable problems, in order, however many of them were asked for.
-        contamination: what was found in the training set; None if none was looked at.
+        content_sha256: digest of ids, prompts and answers.
+        num_rows: rows read.
+        num_repeated: rows dropped because an earlier one has the same prompt.
+        num_dropped_long: problems dropped because their prompt is too long.
+        problem_ids: ids of all usable problems, in order, before ``num_problems`` is applied.
+        contamination: result of the search in the training set; None if there was no search.
     """
 
     dataset: str
@@ -89,22 +89,22 @@ class MeasuredSet:
 
 
 class VerdictFile:
-    """The file of one evaluation, read and then open for appending.
+    """The file of one evaluation, read once and then open for appending.
 
     Args:
-        path: made if it does not exist.
-        identity: what the responses to come depend on, as JSON values.
-        answer_in: finds the final answer in a response's text, for responses whose line has none: the function may be
-            new, or have been mended. None if there is no such function.
+        path: created if it does not exist.
+        identity: all that responses depend on, as JSON values.
+        answer_in: finds the final answer in a response's text, for lines without an answer. None if there is no such
+            function.
 
     Attributes:
-        sets: every benchmark in the file by label, as its last session found it.
+        sets: every benchmark in the file by label, of its last session.
         sessions: in order of time, as JSON values, without their benchmarks' problems.
-        verdicts: of every response the line that counts.
+        verdicts: the last verdict of every response.
 
     Raises:
-        ConfigError: the file holds responses of something else.
-        DataError: it is damaged, elsewhere than in a last line that a crash cut short.
+        ConfigError: the file has another identity.
+        DataError: it is damaged; a last line that a crash cut short is dropped instead.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class VerdictFile:
         identity = json.loads(json.dumps(identity))
         if path.exists():
             self._read(identity)
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")  # half a pair as a JSON escape
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")  # surrogates as JSON escapes
         if self._file.tell() == 0:
             self._write({_IDENTITY: identity})
 
@@ -129,33 +129,33 @@ class VerdictFile:
             self._check_same({"content": found}, {"content": wanted}, f" of {printable(label)}")
 
     def begin_session(self, facts: Mapping[str, Any], sets: Mapping[str, MeasuredSet]) -> None:
-        """Appends what the lines to come are measured with.
+        """Appends a session: the settings of the following verdicts.
 
         Args:
             facts: settings, model, versions and commit, as JSON values.
-            sets: the benchmarks that are measured, by label.
+            sets: the benchmarks measured, by label.
         """
         session = {**facts, _BENCHMARKS: {label: asdict(one) for label, one in sets.items()}}
         self._write({_SESSION: session})
         self._note_session(session, sets)
 
     def append(self, verdict: GradedResponse) -> None:
-        """Appends a line, which counts from now on."""
+        """Appends a verdict, which replaces an earlier one of the response."""
         self._write(asdict(verdict))
         self._remember(verdict)
 
     def has_verdict(self, key: VerdictKey) -> bool:
-        """Whether the response is there, and was graded: by other limits it may be, if it was not."""
+        """Whether the response is in the file and its grading did not fail."""
         known = self.verdicts.get(key)
         return known is not None and known.failure is None
 
     def complete(self, label: str, problem_ids: Sequence[str], samples: int) -> list[list[GradedResponse]]:
-        """The responses of each of these problems that has all its samples."""
+        """The responses of the problems that have all their samples."""
         rows = ([self.verdicts.get((label, name, sample)) for sample in range(samples)] for name in problem_ids)
         return [[one for one in row if one is not None] for row in rows if None not in row]
 
     def close(self) -> None:
-        """Makes sure that everything is on the disk."""
+        """Flushes the file to disk and closes it."""
         if not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -174,7 +174,7 @@ class VerdictFile:
                 whole = end
         except DataError as error:
             raise DataError(f"{error}; choose another --output") from error
-        if whole < self.path.stat().st_size:  # after a crash; its response is sampled again
+        if whole < self.path.stat().st_size:  # after a crash
             logger.warning("%s: the last line is cut short and is dropped", self.path)
             os.truncate(self.path, whole)
 
@@ -210,19 +210,8 @@ class VerdictFile:
             )
 
 
-def read_verdicts(path: Path) -> Iterator[GradedResponse]:
-    """Every graded response of a file with its text, in order of time; a response that was graded again comes again.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    for place, record, _ in _records(path):
-        if _IDENTITY not in record and _SESSION not in record:
-            yield as_record(GradedResponse, record, place)
-
-
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Place, content and end of every line, up to one that is cut short."""
+    """Place, content and end offset of every complete line."""
     end = 0
     for number, line in numbered_lines(path):
         if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Which kernels serve a device, and how large a tile is."""
+"""Selects the kernels of a device and the size of tiles."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from gtpo_megatron.kernels import torch_tiles
 from gtpo_megatron.kernels.partials import SoftmaxSums
 
 CPU_TILE_ELEMENTS = 1 << 22
-"""16 MiB of float32: what the matrix product writes is read again from the last-level cache, not from memory."""
+"""16 MiB of float32, which fit the last-level cache between the matrix product and the kernel."""
 
 MIN_TILE_COLUMNS = 512
-"""Narrower products waste time packing their operands; a chunk so long that this matters has larger tiles."""
+"""Narrower matrix products spend their time packing operands."""
 
 GPU_TILE_ELEMENTS = 1 << 25
 """128 MiB of float32: large enough to fill the device, small beside one activation."""
@@ -67,7 +67,7 @@ TORCH_KERNELS = TileKernels(reduce=torch_tiles.reduce_tile, gradient=torch_tiles
 
 
 def kernels_for(tensor: Tensor) -> TileKernels:
-    """Triton's on an NVIDIA GPU, unless the tensor is float64 or Triton is not installed; plain torch elsewhere."""
+    """Triton's on an NVIDIA GPU, unless the tensor is float64 or Triton is not installed; otherwise plain torch."""
     if not tensor.is_cuda or tensor.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
         return TORCH_KERNELS
     from gtpo_megatron.kernels import triton_tiles
@@ -86,6 +86,6 @@ def spans(total: int, step: int) -> Iterator[slice]:
 
 
 def tile_columns(num_rows: int, tensor: Tensor) -> int:
-    """Columns of a tile of ``num_rows`` rows."""
+    """Number of columns of a tile of ``num_rows`` rows."""
     elements = GPU_TILE_ELEMENTS if tensor.is_cuda else CPU_TILE_ELEMENTS
     return max(MIN_TILE_COLUMNS, elements // max(1, num_rows))

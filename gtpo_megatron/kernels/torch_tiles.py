@@ -1,6 +1,6 @@
-"""Partial sums and gradients of one tile of logits in plain torch: the path of CPUs, and of GPUs without Triton.
+"""Partial sums and gradients of one tile of logits in plain torch, for CPUs and GPUs without Triton.
 
-Both functions walk over blocks that stay in a core's cache, since they are a handful of elementwise passes.
+Both functions make several elementwise passes over blocks that fit a core's cache.
 """
 
 import torch
@@ -9,22 +9,20 @@ from torch import Tensor
 from gtpo_megatron.kernels.partials import (
     LOWEST,
     MAX,
-    NUM_FIELDS,
     REST,
-    SQUARE,
     TARGET,
     WEIGHTED,
     SoftmaxSums,
 )
 
 BLOCK_ELEMENTS = 1 << 17
-"""Elements of one block for each thread: 512 KiB of float32; smaller ones fit better and wait longer for threads."""
+"""Elements of a block per thread: 512 KiB of float32; smaller blocks cost more synchronisation of threads."""
 
 PEAKED_SUM = 1.02
-"""Below this sum of exponentials the 1 of the maximum would cost the rest two digits: sum again without it."""
+"""Below this sum of exponentials the maximum's term 1 costs the rest two digits; it is then summed without it."""
 
 UNSHIFTED_LIMIT = 60.0
-"""Maxima within this leave ``exp(z)`` far from both ends of float32, so that no pass need subtract them first."""
+"""Largest magnitude of a maximum for which ``exp(z)`` is safe in float32 without subtracting it."""
 
 
 def reduce_tile(
@@ -40,16 +38,16 @@ def reduce_tile(
 
     Args:
         logits: ``[n, c]``, any float dtype, contiguous along ``c``.
-        target_columns: ``[n]`` int64, the target's column in this tile; outside ``[0, c)`` where another tile has it.
+        target_columns: ``[n]`` int64, the target's column in this tile; outside ``[0, c)`` if another tile has it.
         inverse_temperature: ``[n]`` of the dtype of ``out``, or None for 1.
         out: ``[fields, n]`` float32 or float64, overwritten.
         owned: ``logits`` is scratch of the dtype of ``out`` and may be overwritten.
-        may_mask: logits may be ``-inf``, as columns that the caller excludes.
+        may_mask: logits may be ``-inf`` (columns that the caller excludes).
 
     Communication: none.
     """
     _read_targets(logits, target_columns, out)
-    plain = inverse_temperature is None and not may_mask and out.shape[0] == NUM_FIELDS
+    plain = inverse_temperature is None and not may_mask
     if plain and logits.dtype == out.dtype and _reduce_unshifted(logits, out):
         return
     distances = logits if owned else logits.to(out.dtype, copy=True)
@@ -65,21 +63,19 @@ def reduce_tile(
         _to_distances_(block, maximum, inverse_temperature, rows, may_mask=may_mask)
         exponential = torch.exp(block, out=scratch[: len(block)])
         torch.sum(exponential, dim=1, out=totals[rows])
-        if out.shape[0] > SQUARE:
-            out[SQUARE, rows] = torch.linalg.vecdot(exponential, exponential)
         torch.sum(exponential.mul_(block), dim=1, out=weighted[rows])
     out[REST] -= 1
     _sum_again_where_peaked(distances, None, out)
 
 
 def _reduce_unshifted(logits: Tensor, out: Tensor) -> bool:
-    """The same from sums over ``exp(z)`` in place of ``exp(z - m)``: one pass fewer, logits are only read.
+    """Like `reduce_tile`, with sums of ``exp(z)`` instead of ``exp(z - m)``: one pass fewer, logits unchanged.
 
     ``r = e^-m sum exp(z) - 1`` and ``u = e^-m (sum z exp(z) - m sum exp(z))``. The difference costs up to ``|m|``
-    float32 roundings, 4e-6 nats of entropy; peaked rows, where that would show, are summed again around their maximum.
+    float32 roundings, 4e-6 nats of entropy; peaked rows are summed again around their maximum.
 
     Returns:
-        False where a maximum lies outside ``UNSHIFTED_LIMIT`` or is NaN: then ``out`` must be computed otherwise.
+        False if a maximum is beyond ``UNSHIFTED_LIMIT`` or NaN; ``out`` is then not valid.
     """
     maxima, totals, weighted = out[MAX], out[REST], out[WEIGHTED]
     step = _block_rows(logits)
@@ -118,11 +114,11 @@ def gradient_tile(
         logits: ``[n, c]``; may be ``out`` itself.
         target_columns: as in `reduce_tile`.
         inverse_temperature: ``[n]``, or None for 1.
-        sums: ``[n]`` each, of the whole vocabulary.
+        sums: ``[n]`` each, over the whole vocabulary.
         grad_logprobs: ``[n]``, ``g``.
-        grad_entropy: ``[n]``, ``g_H``, or None where the entropy carries no gradient.
-        out: ``[n, c]``, overwritten; its own dtype, the maths in that of ``sums``. Logits are changed only if they
-            are ``out`` itself, of that dtype.
+        grad_entropy: ``[n]``, ``g_H``, or None without a gradient of the entropy.
+        out: ``[n, c]`` of any float dtype, overwritten; the maths uses that of ``sums``. If ``logits`` is ``out``, both
+            have that dtype; otherwise logits are not changed.
         may_mask: as in `reduce_tile`.
 
     Communication: none.
@@ -148,7 +144,7 @@ def gradient_tile(
             torch.addcmul(constant[rows, None], block, slope[rows, None], out=block).mul_(exponential)
     if out is not logits:
         out.copy_(distances)
-    # exp(d) - (1 + r) loses everything where the target has nearly all the mass; expm1(d) - r is exact there.
+    # exp(d) - (1 + r) loses all digits if the target has nearly all the mass; expm1(d) - r is exact.
     if inverse_temperature is not None:
         distance_at_target *= inverse_temperature[held]
     gradient = (torch.expm1(distance_at_target) - sums.rest[held]) * grad_logprobs[held]
@@ -174,11 +170,11 @@ def _to_distances_(
 
 
 def _sum_again_where_peaked(tile: Tensor, maxima: Tensor | None, out: Tensor) -> None:
-    """Gives peaked rows their digits back.
+    """Recomputes the sums of peaked rows without the maximum's term.
 
     Args:
         tile: ``[n, c]`` distances, or logits whose ``maxima`` are still to be subtracted.
-        maxima: ``[n]`` or None. With distances the weighted sum is exact already: the maximum's own term is 0 there.
+        maxima: ``[n]``; None for distances, whose weighted sum needs no correction.
         out: ``[fields, n]``.
     """
     peaked = (out[REST] < PEAKED_SUM - 1).nonzero().squeeze(1)

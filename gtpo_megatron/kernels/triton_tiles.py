@@ -1,11 +1,10 @@
-"""Partial sums and gradients of one tile of logits in Triton: one pass over the tile each.
+"""Partial sums and gradients of one tile of logits in Triton, in one pass over the tile each.
 
-The matrix product that makes a tile stays with cuBLAS (bfloat16 in, float32 out); what these kernels save is the half
-a dozen passes over it that elementwise operations take. They also run on CPU tensors under ``TRITON_INTERPRET=1``.
-Same contracts as `torch_tiles`, which is their reference. float32 maths only.
+They have the contracts of `torch_tiles`, their reference, and compute in float32. They also run on CPU tensors under
+``TRITON_INTERPRET=1``.
 """
 
-# Triton reads the signatures of its kernels itself: pointers and sizes without Python types.
+# Triton parses the kernels' signatures: pointers and sizes without Python types.
 # ruff: noqa: ANN001, ANN202, PLR0913
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -13,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gtpo_megatron.kernels.partials import LOWEST, SQUARE, SoftmaxSums
+from gtpo_megatron.kernels.partials import LOWEST, SoftmaxSums
 
 REDUCE_COLUMNS = 4096
-"""Columns a program reads at a time: 16 KiB of float32, enough loads in flight to use the memory's bandwidth."""
+"""Columns that a program reads at a time: 16 KiB of float32, enough to saturate the memory's bandwidth."""
 
 GRADIENT_COLUMNS = 2048
 """Columns that one program of the elementwise gradient kernel handles."""
@@ -34,18 +33,16 @@ def _reduce_kernel(
     row_stride,
     field_stride,
     HAS_TEMPERATURE: tl.constexpr,
-    HAS_SQUARE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program a row: an online softmax that keeps the maximum's own 1 out of the sum (see `partials`)."""
+    """One program per row: an online softmax that keeps the maximum's term 1 out of the sum (see `partials`)."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * row_stride
     scale = tl.load(inverse_temperature_ptr + row) if HAS_TEMPERATURE else 1.0
     maximum = tl.full((), float("-inf"), tl.float32)
     rest = tl.zeros((), tl.float32)
     weighted = tl.zeros((), tl.float32)
-    square = tl.zeros((), tl.float32)
-    occupied = tl.zeros((), tl.float32)  # 0 before the first finite logit, whose own 1 then counts
+    occupied = tl.zeros((), tl.float32)  # 0 before the first finite logit, 1 after it
     for start in range(0, num_columns, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
         z = tl.load(logits_ptr + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
@@ -54,12 +51,11 @@ def _reduce_kernel(
         is_empty = block_maximum == float("-inf")
         reference = tl.where(is_empty, 0.0, block_maximum)
         d = tl.where(z == float("-inf"), _LOWEST, tl.maximum((z - reference) * scale, _LOWEST))
-        # Maxima may ignore NaN, and infinity minus itself: both must reach the result.
+        # NaN and infinite logits must give NaN; the maxima may have ignored them.
         d = tl.where((z != z) | (z == float("inf")), float("nan"), d)
         e = tl.exp(d)
         block_rest = tl.sum(tl.where((columns == winner) & (e == e), 0.0, e), axis=0)
         block_weighted = tl.sum(e * d, axis=0)
-        block_square = tl.sum(e * e, axis=0)
         block_occupied = tl.where(is_empty, 0.0, 1.0)
 
         merged = tl.maximum(maximum, block_maximum)
@@ -73,7 +69,6 @@ def _reduce_kernel(
             block_weighted + new_d * (block_occupied + block_rest)
         )
         rest = old_w * rest + new_w * block_rest + loser_one
-        square = old_w * old_w * square + new_w * new_w * block_square
         occupied = tl.maximum(occupied, block_occupied)
         maximum = merged
     target = tl.load(targets_ptr + row)
@@ -84,8 +79,6 @@ def _reduce_kernel(
     tl.store(out_ptr + field_stride, rest)
     tl.store(out_ptr + 2 * field_stride, weighted)
     tl.store(out_ptr + 3 * field_stride, at_target)
-    if HAS_SQUARE:
-        tl.store(out_ptr + 4 * field_stride, square)
 
 
 @triton.jit
@@ -106,7 +99,7 @@ def _gradient_kernel(
     HAS_ENTROPY: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program a row and block of columns; reads a logit and writes its gradient, possibly to the same place."""
+    """One program per row and block of columns; ``out`` may be ``logits``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < num_columns
@@ -119,7 +112,7 @@ def _gradient_kernel(
     d = tl.maximum((z - maximum) * scale, _LOWEST)
     d = tl.where(z != z, z, d)
     e = tl.exp(d)
-    # exp(d) - (1 + r) loses everything where the target has nearly all the mass: expm1(d) - r by its series there.
+    # exp(d) - (1 + r) loses all digits if the target has nearly all the mass, so expm1 is computed by its series.
     near = d * (1.0 + d * (0.5 + d * (0.16666667 + d * 0.041666668)))
     expm1 = tl.where(d > -0.03, near, e - 1.0)
     numerator = grad * tl.where(columns == target, expm1 - rest, e)
@@ -138,7 +131,7 @@ def reduce_tile(
     owned: bool,
     may_mask: bool,
 ) -> None:
-    """`torch_tiles.reduce_tile`; neither flag matters: nothing is overwritten, and ``-inf`` costs nothing."""
+    """See `torch_tiles.reduce_tile`; logits are not changed, and both flags are ignored."""
     del owned, may_mask
     if logits.shape[0] == 0:
         return
@@ -151,7 +144,6 @@ def reduce_tile(
         logits.stride(0),
         out.stride(0),
         HAS_TEMPERATURE=inverse_temperature is not None,
-        HAS_SQUARE=out.shape[0] > SQUARE,
         COLUMNS=min(REDUCE_COLUMNS, triton.next_power_of_2(logits.shape[1])),
         num_warps=8,
     )
@@ -168,7 +160,7 @@ def gradient_tile(
     *,
     may_mask: bool,
 ) -> None:
-    """`torch_tiles.gradient_tile`; the flag does not matter."""
+    """See `torch_tiles.gradient_tile`; the flag is ignored."""
     del may_mask
     if logits.shape[0] == 0:
         return

@@ -1,1 +1,1 @@
-"""What a person sees of a run: metrics, logs, the live display and the report."""
+"""Metrics, their sinks, logs, timers, the live display, memory and profiling."""

@@ -1,4 +1,4 @@
-"""Which responses are correct, for readers of files: the comparison of ``algorithms.batch.outcome``, without torch."""
+"""Compares rewards from files with the success threshold, like ``algorithms.batch.outcome`` but without torch."""
 
 from typing import Any
 
@@ -9,17 +9,14 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def are_correct(rewards: ArrayLike, *, threshold: float) -> Flags:
-    """``r_i >= threshold`` in float32, the precision in which training has its rewards.
-
-    Ten tenths add up to 0.9999999999999999 in float64, which is 1 in float32: a file keeps the former, and a response
-    must not be wrong in a table that was correct in training.
+    """``r_i >= threshold`` in float32, the dtype of rewards in training, so that tables agree with training.
 
     Args:
-        rewards: any shape, a single number included; those without a verdict mean nothing here.
-        threshold: least reward of a correct response.
+        rewards: any shape, including a single number.
+        threshold: lowest reward of a correct response.
 
     Returns:
-        Of the same shape.
+        Flags of the same shape.
     """
-    with np.errstate(over="ignore"):  # to infinity, as torch does
+    with np.errstate(over="ignore"):  # overflow gives infinity, as in torch
         return np.asarray(np.asarray(rewards).astype(np.float32) >= np.float32(threshold))

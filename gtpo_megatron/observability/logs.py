@@ -1,4 +1,4 @@
-"""Sets up logging once a process; called from a command line's or a worker's entry, never at import."""
+"""Sets up logging, once per process, from the entry point of a command or worker."""
 
 import logging
 import sys
@@ -10,7 +10,7 @@ from rich.logging import RichHandler
 from gtpo_megatron.run_folder.provenance import LOG_FILE
 
 PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
-"""Our own loggers, which follow the configured level; other libraries speak from WARNING on."""
+"""Loggers that follow the configured level; other libraries log from WARNING on."""
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(prefix)s%(name)s: %(message)s"
 _TERMINAL_FORMAT = "%(prefix)s%(message)s"
@@ -25,15 +25,15 @@ def rank_prefix(rank: int, **coordinates: int) -> str:
 def set_up_logs(
     *, level: str = "INFO", run_folder: Path | None = None, prefix: str = "", console: Console | None = None
 ) -> None:
-    """Gives the root logger one handler for people and, if asked, one for ``log.txt``; a second call replaces them.
+    """Gives the root logger a terminal handler and, if asked, one for ``log.txt``; a second call replaces them.
 
     Args:
-        level: of our own loggers.
-        run_folder: ``log.txt`` in it is appended to, one whole line a write, so ranks of one machine can share it.
-            None: no file.
+        level: level of the loggers in ``PACKAGES``.
+        run_folder: ``log.txt`` in it is appended to, one write per line, so ranks of one machine can share it. None: no
+            file.
         prefix: see :func:`rank_prefix`; empty in the driver.
-        console: the terminal that a live display draws on, so that log lines appear above it. Where it is no terminal
-            (or None), plain lines go to stderr.
+        console: the console of the live display, so that log lines appear above it. If it is not a terminal, or None,
+            plain lines go to stderr.
     """
     handlers: list[logging.Handler] = []
     if console is not None and console.is_terminal:
@@ -66,7 +66,7 @@ def set_up_logs(
 
 
 class _LogFile(logging.FileHandler):
-    """A file whose disk may be full: that is said once on stderr, without a traceback a line, and tried again."""
+    """A log file that reports a failed write, such as on a full disk, once on stderr, and keeps trying."""
 
     _is_failing = False
 
@@ -90,7 +90,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _PrefixFilter(logging.Filter):
-    """Adds the rank to every record, other libraries' included."""
+    """Adds the rank to every record, including those of other libraries."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the metrics of held-out sets are called, and their mean over benchmarks."""
+"""Names of the metrics of held-out sets, and their mean over benchmarks."""
 
 import math
 import re
@@ -18,31 +18,29 @@ def mean_metric(label: str) -> str:
 
 
 def set_name(label: str) -> str:
-    """What a reader calls a set: ``held-out`` is the run's own, benchmarks go by their labels."""
+    """The displayed name of a set: ``held-out`` for the run's own, the label for benchmarks."""
     return "held-out" if label == HELDOUT else label
 
 
 def labels_among(metrics: Iterable[str]) -> list[str]:
-    """Labels of the sets whose mean@k is among metric names: the run's own first, the others as they come."""
+    """Labels of the sets whose mean@k is among the metric names: the run's own first, the others in order."""
     labels = dict.fromkeys(match.group(1) for name in metrics if (match := _MEAN.fullmatch(name)))
     return [HELDOUT] * (HELDOUT in labels) + [label for label in labels if label != HELDOUT]
 
 
 def interval(row: Mapping[str, Any], label: str) -> tuple[float, float]:
-    """The 95% interval of a set's mean@k in one line of metrics; NaN where it is not there."""
+    """The 95% interval of a set's mean@k in one line of metrics; NaN if it is missing."""
     low, high = (finite(row.get(f"eval/{label}_interval_{end}")) for end in ("low", "high"))
     return (math.nan, math.nan) if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkMean:
-    """The plain mean of mean@k over benchmarks, with its 95% interval; NaN where an interval of theirs is not there.
+    """The unweighted mean of mean@k over benchmarks, with its 95% interval; NaN if the interval of one is missing.
 
-    The metrics have the interval ``[l_i, u_i]`` of each benchmark's mean ``m_i``, but no longer its problems. Those of
-    different benchmarks are independent, so the distances to the ends add up in squares (Zou and Donner 2008):
-    ``mean - sqrt(sum (m_i - l_i)^2) / n`` and ``mean + sqrt(sum (u_i - m_i)^2) / n``. ``evaluate`` has the problems,
-    and draws them again instead. A benchmark without any correct answer, or without a wrong one, has an interval of no
-    width, as a bootstrap gives it: the mean's is then too narrow.
+    It is computed from the intervals ``[l_i, u_i]`` of the benchmarks' means ``m_i``, which are independent (Zou and
+    Donner 2008): ``mean - sqrt(sum (m_i - l_i)^2) / n`` and ``mean + sqrt(sum (u_i - m_i)^2) / n``. The bootstrap
+    interval of a benchmark with only correct or only incorrect answers has width 0; this interval is then too narrow.
     """
 
     mean: float
@@ -50,11 +48,11 @@ class BenchmarkMean:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], labels: Sequence[str]) -> "BenchmarkMean | None":
-        """From one line of metrics; None where a benchmark is missing, or there are fewer than two.
+        """The mean of one row of metrics; None if a benchmark is missing, or there are fewer than two.
 
         Args:
             row: metrics by name.
-            labels: of sets; the run's own held-out set is no benchmark.
+            labels: labels of sets; the run's own held-out set is skipped.
         """
         benchmarks = [label for label in labels if label != HELDOUT]
         means = [mean for label in benchmarks if (mean := finite(row.get(mean_metric(label)))) is not None]

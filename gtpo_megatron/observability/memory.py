@@ -1,9 +1,9 @@
-"""Peak memory of a process and everything it started, from ``/proc``.
+"""Peak memory of a process and its descendants, from ``/proc``.
 
-The figure is the sum of **PSS** (proportional set size): a page shared by n processes counts 1/n in each, so that
-shared libraries, forked pages and shared-memory object stores enter the sum once. Where the kernel refuses PSS (another
-user's process, no Linux), that process counts with its RSS, which overstates what is shared. Not included: GPU
-memory, processes on other machines, a peak between two readings.
+It is the sum of **PSS** (proportional set size): a page shared by n processes counts 1/n in each, so shared libraries,
+forked pages and shared-memory object stores count once. A process whose PSS cannot be read (another user's, no Linux)
+counts with its RSS, which counts shared pages fully. GPU memory, processes on other machines and peaks between two
+readings are not included.
 """
 
 import logging
@@ -15,10 +15,10 @@ import psutil
 
 GIB = 1024.0**3
 MAX_OVERHEAD = 0.02
-"""Largest share of one core spent on reading: PSS costs about 10 ms per GiB of 4 kB pages."""
+"""Largest fraction of one core spent on reading: PSS costs about 10 ms per GiB of 4 kB pages."""
 
 STAGE_POLL_S = 0.02
-"""How often it is asked which stage is running."""
+"""Seconds between queries of the running stage."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def tree_memory_gib(pid: int | None = None) -> tuple[float, str]:
         pid: root of the tree; None: this process.
 
     Returns:
-        GiB, and what was counted: ``"pss"``, or ``"rss"`` if any process would give only that. A root that has ended
+        GiB, and ``"pss"``, or ``"rss"`` if that was used for any process. A root that has ended
         counts 0.
     """
     try:
@@ -43,7 +43,7 @@ def tree_memory_gib(pid: int | None = None) -> tuple[float, str]:
         try:
             total += process.memory_full_info().pss
         except psutil.NoSuchProcess:
-            continue  # it ended between listing and reading, and so did its memory
+            continue  # it ended between listing and reading
         except (psutil.AccessDenied, AttributeError):
             kind = "rss"
             total += _rss(process)
@@ -55,8 +55,8 @@ class PeakMemory:
 
     Args:
         pid: root of the tree; None: this process.
-        interval_s: seconds between readings; stretched where reading is slow, so that it stays below 2% of a core.
-        stage: asked at every reading which stage is running (``StageTimers.current``); empty between stages.
+        interval_s: seconds between readings; longer if reading is slow, to stay below 2% of a core.
+        stage: returns the running stage (``StageTimers.current``); empty between stages.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class PeakMemory:
             self._thread = None
 
     def take(self) -> dict[str, float]:
-        """``memory/peak_gib`` since the last call, a reading made now included, and ``memory/<stage>_peak_gib``.
+        """``memory/peak_gib`` since the last call, including a reading now, and ``memory/<stage>_peak_gib``.
 
-        A stage in which no reading fell is absent.
+        A stage without a reading is absent.
         """
         self._read()
         with self._lock:
@@ -103,9 +103,9 @@ class PeakMemory:
                 return
 
     def _wait_for_new_stage(self, timeout_s: float) -> bool:
-        """Waits until a stage runs that has no reading yet, but not for ever; True where the reading is to end.
+        """Waits until a stage without a reading runs, or the timeout; True if the thread must stop.
 
-        Short stages would hardly ever be met otherwise.
+        Without it, short stages would rarely get a reading.
         """
         deadline = time.perf_counter() + timeout_s
         while self._stage() in self._peaks and (left := deadline - time.perf_counter()) > 0:

@@ -1,17 +1,18 @@
-"""Metric values that ranks can merge, and the names they go by.
+"""Metric values that can be merged over ranks, and the format of their names.
 
-A rank never reports an average: it reports the sums that an average is made of, so that ranks with different numbers of
-tokens merge without weights and each number is divided exactly once, in :func:`to_scalars`. Values that several ranks
-hold in common (all tensor-parallel ranks of one data-parallel rank, say) must be reported by one of them only.
+A rank reports sums and counts, not averages; :func:`to_scalars` divides once after merging. A value that several ranks
+hold (such as the tensor-parallel ranks of one data-parallel rank) must be reported by one of them only.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeVar
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.observability.histogram import Histogram
 
 T = TypeVar("T")
 
@@ -19,12 +20,12 @@ NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]*/[a-z][a-z0-9_]*")
 """``stage/quantity_unit``: lower case, digits and underscores, exactly one slash."""
 
 NONDETERMINISTIC_STAGES = frozenset({"timing", "memory", "throughput", "health"})
-"""Stages whose values differ between two runs of one seed, because they are about the machine."""
+"""Stages whose values differ between two runs of one seed, because they measure the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A total over ranks, such as a number of failed rewards."""
+    """A sum over ranks, such as the number of failed rewards."""
 
     total: float
 
@@ -34,12 +35,12 @@ class Mean:
     """``sum total / sum count`` over ranks.
 
     Attributes:
-        total: sum of the values on this rank.
-        count: how many there are (tokens, responses); 0 is legal. A mean of nothing is NaN, never 0.
+        total: sum of the values on this rank; as a fraction, it is added up over ranks without rounding.
+        count: their number (tokens, responses) or their weight; the mean is NaN if the total count is 0.
     """
 
-    total: float
-    count: float
+    total: float | Fraction
+    count: float | Fraction
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -62,14 +63,18 @@ class Min:
     value: float
 
 
-Metric = Sum | Mean | Max | Min
+Metric = Sum | Mean | Max | Min | Histogram
+"""A histogram of values over all ranks becomes two scalars, their median and 99th percentile."""
+
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+"""Of a histogram, by the ending of their names."""
 
 
 def check_name(name: str) -> None:
-    """Raises unless ``name`` is ``stage/quantity_unit``.
+    """Checks that ``name`` is ``stage/quantity_unit``.
 
     Raises:
-        DataError: naming the metric and the pattern.
+        DataError: it is not.
     """
     if NAME_PATTERN.fullmatch(name) is None:
         raise DataError(
@@ -78,13 +83,13 @@ def check_name(name: str) -> None:
 
 
 def merge(records: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Merges the records of several ranks into one; the order of the ranks does not change a bit of the result.
+    """Merges the records of several ranks; the result does not depend on their order, bit for bit.
 
     Args:
-        records: one mapping a rank; a metric may be missing on some of them.
+        records: one mapping per rank; a metric may be missing on some.
 
     Returns:
-        One value a name, of the same type, ready for another merge or for :func:`to_scalars`. Names are sorted.
+        One value per name, of the same type, sorted by name.
 
     Raises:
         DataError: a malformed name, or one name with two types of metric.
@@ -101,13 +106,14 @@ def merge(records: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def to_scalars(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The numbers to write, divided once.
+    """Converts merged metrics to floats.
 
     Args:
-        metrics: merged over ranks.
+        metrics: metrics merged over ranks.
 
     Returns:
-        One float a name, sorted by name. A :class:`Mean` of nothing is NaN.
+        One float per name, sorted by name; of a histogram ``NAME_p50`` and ``NAME_p99``. A :class:`Mean` with count 0
+        is NaN.
 
     Raises:
         DataError: a malformed name.
@@ -123,19 +129,21 @@ def to_scalars(metrics: Mapping[str, Metric]) -> dict[str, float]:
                 scalars[name] = float(metric.total) / float(metric.count) if metric.count else math.nan
             case Max() | Min():
                 scalars[name] = float(metric.value)
+            case Histogram():
+                scalars |= {f"{name}_{ending}": metric.quantile(share) for ending, share in QUANTILES.items()}
     return scalars
 
 
 def is_deterministic(name: str) -> bool:
-    """Whether two runs of one seed on one machine must agree on this metric to the last bit."""
+    """Whether two runs of one seed on one machine must agree on this metric bit for bit."""
     return name.partition("/")[0] not in NONDETERMINISTIC_STAGES
 
 
 def deterministic(scalars: Mapping[str, T]) -> dict[str, T]:
-    """Leaves out times, memory and throughput: what remains must be equal in two runs of one seed.
+    """The metrics that must be equal in two runs of one seed: without times, memory and throughput.
 
     Args:
-        scalars: by metric name; other keys, such as ``step``, are kept.
+        scalars: values by metric name; other keys, such as ``step``, are kept.
     """
     return {name: value for name, value in scalars.items() if is_deterministic(name)}
 
@@ -146,18 +154,22 @@ def _merge_one(name: str, values: list[Metric]) -> Metric:
         raise DataError(f"metric {name!r}: got {' and '.join(kinds)} from different ranks, expected one type")
     first = values[0]
     if isinstance(first, Sum):
-        return Sum(_exact_sum([value.total for value in values if isinstance(value, Sum)]))
+        return Sum(float(_exact_sum([value.total for value in values if isinstance(value, Sum)])))
     if isinstance(first, Mean):
         means = [value for value in values if isinstance(value, Mean)]
         return Mean(_exact_sum([value.total for value in means]), _exact_sum([value.count for value in means]))
+    if isinstance(first, Histogram):
+        return sum((value for value in values if isinstance(value, Histogram)), start=Histogram())
     extremes = [value.value for value in values if isinstance(value, Max | Min)]
     if any(math.isnan(value) for value in extremes):
-        return type(first)(math.nan)  # max() and min() keep or lose a NaN depending on the order
+        return type(first)(math.nan)  # max() and min() treat NaN depending on the order
     return Max(max(extremes)) if isinstance(first, Max) else Min(min(extremes))
 
 
-def _exact_sum(values: list[float]) -> float:
-    """Correctly rounded, so independent of the order; infinities and NaN pass through instead of raising."""
+def _exact_sum(values: Sequence[float | Fraction]) -> float | Fraction:
+    """Correctly rounded sum, independent of the order; exact of fractions; infinities and NaN are propagated."""
+    if all(isinstance(value, Fraction) for value in values):
+        return sum(values, start=Fraction())
     if all(math.isfinite(value) for value in values):
         return math.fsum(values)
     return float(sum(values))

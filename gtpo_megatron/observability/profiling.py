@@ -12,7 +12,7 @@ from gtpo_megatron.config.profile import ProfileConfig
 logger = logging.getLogger(__name__)
 
 FOLDER = "profile"
-"""In the run folder."""
+"""Name of the folder in the run folder."""
 
 
 class StepProfiler:
@@ -20,8 +20,8 @@ class StepProfiler:
 
     Args:
         config: what to trace.
-        rank: of this process.
-        run_folder: where ``profile/`` is made; None: nothing is traced, wherever there is no run.
+        rank: this process's rank.
+        run_folder: parent of ``profile/``; None: nothing is traced.
     """
 
     def __init__(self, config: ProfileConfig, *, rank: int, run_folder: Path | None) -> None:
@@ -37,7 +37,7 @@ class StepProfiler:
         self._is_capturing = False
 
     def step_begins(self, step: int) -> None:
-        """Starts the trace where the step is the first of those chosen."""
+        """Starts the trace if the step is the first chosen one."""
         if self._is_chosen and not self._is_running and self._config.traces(step):
             self._start()
 
@@ -57,12 +57,12 @@ class StepProfiler:
                     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
     def step_done(self, step: int) -> None:
-        """Ends the trace where the next step is not to be traced any more, and writes it."""
+        """Ends and writes the trace if the next step is not chosen."""
         if self._is_running and not self._config.traces(step + 1):
             self.close()
 
     def close(self) -> None:
-        """Ends a trace that is still running, and writes it."""
+        """Ends and writes a running trace."""
         if self._is_capturing:
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
@@ -97,9 +97,9 @@ class StepProfiler:
 
 
 def nsight_options(config: ProfileConfig, *, rank: int, run_folder: Path) -> dict[str, str] | None:
-    """What ``nsys profile`` is told about a rank's process; None where the rank runs without it.
+    """Options of ``nsys profile`` for a rank's process; None if the rank runs without it.
 
-    The report starts and ends where the rank says so (``cudaProfilerStart`` and ``Stop``), and the rank lives on.
+    The rank starts and ends the capture (``cudaProfilerStart`` and ``Stop``) and continues after it.
     """
     if config.tool != "nsys" or rank not in config.ranks:
         return None

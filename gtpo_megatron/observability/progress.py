@@ -1,4 +1,4 @@
-"""The live display of a training run in the terminal; one plain line a step where there is no terminal."""
+"""The live display of a training run in a terminal; without a terminal, one plain line per step."""
 
 import math
 import time
@@ -20,15 +20,14 @@ from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, l
 from gtpo_megatron.observability.timers import duration
 
 REFRESHES_PER_S = 2.0
-"""Enough for a clock that counts seconds; more only flickers over a slow connection."""
+"""Enough for a clock in seconds; more flickers over a slow connection."""
 STEPS_FOR_TIME_LEFT = 10
-"""Steps averaged for the time left: few enough to follow responses that grow, enough to smooth out evaluations."""
+"""Steps averaged for the time left."""
 TREND_WIDTH = 16
 TWO_COLUMNS_FROM = 108
-"""Terminal columns that two metrics side by side need."""
+"""Least width of a terminal for two metrics side by side."""
 
 FINISHED = "finished"
-GAP = "sync/logprob_gap_max"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -38,7 +37,7 @@ def _fixed(digits: int, unit: str = "") -> Callable[[float], str]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One metric on display: its label and how its number is written, with the unit."""
+    """One displayed metric with its label and the format of its value."""
 
     name: str
     label: str
@@ -52,28 +51,27 @@ def _percent(value: float) -> str:
 _REWARD = _Row("rollout/reward_mean", "reward", _fixed(3))
 _NO_ACCURACY = _Row("", "accuracy", _percent)
 _SETS_MEAN = "mean over benchmarks"
-"""Stands for a metric's name; the mean is of this display only."""
+"""Used as a metric name in this display only."""
 _ROWS = (
     _Row("policy/entropy_nats", "entropy", _fixed(3, " nats")),
     _Row("rollout/response_length_tokens", "length", _fixed(1, " tokens")),
     _Row("throughput/tokens_per_s", "speed", _fixed(0, " tokens/s")),
-    _Row(GAP, "log-prob gap", lambda value: f"{value:.1e} nats"),
+    _Row("sync/logprob_gap_p99", "log-prob gap", lambda value: f"{value:.1e} nats"),
 )
 
 
 class TrainingDisplay:
-    """Shows how training goes: step, the numbers that matter with their course, the stage now running, time left.
+    """Shows step, main metrics with their trends, the running stage and the time left.
 
-    On a terminal it draws one panel that stays in place while notes and log lines scroll above it. Elsewhere (a file,
-    CI) it writes the same numbers as one line a step, with the time by stage in place of the stage now running.
+    On a terminal it draws a panel below the notes and log lines. Otherwise (a file, CI) it writes one line per step,
+    with the time by stage instead of the running stage.
 
     Args:
         num_steps: number of the last step.
-        title: what runs, such as ``gtpo · tiny_cpu``.
-        first_step: number of steps done before, by the run that this one resumes.
-        gap_limit: the largest log-prob gap allowed, nats; a gap past it is shown as an alarm.
-        console: where to draw; give the same one to ``logs.set_up_logs``. None: stdout.
-        is_live: draw the panel; None: if the console is a terminal that can.
+        title: title of the run, such as ``gtpo · tiny_cpu``.
+        first_step: number of steps done before a resume.
+        console: the output; pass the same one to ``logs.set_up_logs``. None: stdout.
+        is_live: draw the panel; None: if the console is an interactive terminal.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ class TrainingDisplay:
         num_steps: int,
         title: str,
         first_step: int = 0,
-        gap_limit: float | None = None,
         console: Console | None = None,
         is_live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -90,7 +87,6 @@ class TrainingDisplay:
         self._num_steps = num_steps
         self._title = title
         self._step = first_step
-        self._gap_limit = gap_limit
         self._console = console or Console()
         self._is_live = self._console.is_interactive and self._console.file.isatty() if is_live is None else is_live
         self._clock = clock
@@ -130,15 +126,15 @@ class TrainingDisplay:
             )
 
     def stage(self, name: str) -> None:
-        """Says what is running now; cheap enough for every stage of every step."""
+        """Sets the running stage; cheap enough for every stage of every step."""
         self._stage, self._stage_start = name, self._clock()
 
     def step_done(self, step: int, scalars: Mapping[str, float]) -> None:
         """Shows the numbers of a finished step.
 
         Args:
-            step: its number, 1 to ``num_steps``; 0 for what was measured before training.
-            scalars: by metric name, as they go to the sinks; what is missing is not shown.
+            step: its number, 1 to ``num_steps``; 0 for measurements before training.
+            scalars: values by metric name, as for the sinks.
         """
         now = self._clock()
         if step > self._step:
@@ -160,7 +156,7 @@ class TrainingDisplay:
             self._live.refresh()
 
     def note(self, text: str) -> None:
-        """Writes a line that stays: above the panel, or between the plain lines."""
+        """Writes a line above the panel, or between the plain lines."""
         self._line(text)
 
     @property
@@ -172,7 +168,7 @@ class TrainingDisplay:
 
     @property
     def _rows(self) -> list[_Row]:
-        """What is shown; of held-out sets the first, and the mean over benchmarks where there are several."""
+        """The displayed metrics; of held-out sets the first, and the mean over benchmarks if there are several."""
         accuracy = [_Row(mean_metric(label), set_name(label), _percent) for label in self._sets[:1]]
         num_benchmarks = sum(label != HELDOUT for label in self._sets)
         if num_benchmarks > 1:
@@ -251,11 +247,8 @@ class TrainingDisplay:
         values = self._history[row.name]
         if not values:
             return row.label, Text("-", style="dim"), ""
-        is_alarm = not math.isfinite(values[-1]) or (
-            row.name == GAP and self._gap_limit is not None and values[-1] > self._gap_limit
-        )
-        value = Text(self._value(row), style="bold red" if is_alarm else "bold")
-        if row.write is _percent:  # two or three points make no course: say where it started
+        value = Text(self._value(row), style="bold" if math.isfinite(values[-1]) else "bold red")
+        if row.write is _percent:  # too few points for a trend: show the first value
             begin = Text(f"from {row.write(values[0])}", style="dim") if len(values) > 1 else Text("")
             return row.label, value, begin
         return row.label, value, trend(values, TREND_WIDTH) if self._can_draw else ""
@@ -274,9 +267,9 @@ class TrainingDisplay:
 
 
 def trend(values: Sequence[float], width: int) -> str:
-    """The course of a whole series as ``width`` block characters at most; each is the mean of its share of the values.
+    """Draws a series as at most ``width`` block characters, each the mean of consecutive values.
 
-    A constant series is drawn at half height; what is not finite leaves a gap.
+    A constant series is drawn at half height; values that are not finite leave a gap.
     """
     count = min(width, len(values))
     means = []

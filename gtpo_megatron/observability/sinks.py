@@ -1,8 +1,7 @@
-"""Where the numbers of a step go: ``metrics.jsonl`` always, TensorBoard and Weights & Biases if chosen.
+"""Writes the metrics of a step: ``metrics.jsonl`` always, TensorBoard and Weights & Biases if chosen.
 
-A sink that fails (a lost network) is switched off with an error in the log and a count; it never stops a training run.
-``metrics.jsonl`` waits for room on its disk instead. A wrong name, a step written twice, or a chosen library that is
-not installed raises: those are mistakes in the code or in the configuration, and show at the first step.
+A sink that fails (such as a lost network) is switched off, logged and counted; it never stops a training run.
+``metrics.jsonl`` waits for disk space instead. A wrong name, a step written twice, or a missing library raises.
 """
 
 import importlib.util
@@ -26,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 class MetricSink(Protocol):
-    """Takes the numbers of one step after the other."""
+    """Takes the metrics of each step."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes one step; steps ascend, but not necessarily by one."""
+        """Writes one step; steps ascend, with gaps allowed."""
 
     def close(self) -> None:
-        """Finishes what is buffered."""
+        """Writes what is buffered."""
 
 
 class TensorBoardSink:
@@ -40,11 +39,11 @@ class TensorBoardSink:
 
     Args:
         folder: the run folder.
-        first_step: TensorBoard hides what an earlier, broken-off run wrote at this step or later; None: a fresh run.
+        first_step: TensorBoard hides earlier events of this step or later ones; None: a new run.
     """
 
     def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # half a second, so only if chosen
+        from torch.utils.tensorboard import SummaryWriter  # takes half a second, so only if chosen
 
         if not isinstance(threading.excepthook, _QuietWriters):
             threading.excepthook = _QuietWriters(threading.excepthook)
@@ -62,10 +61,10 @@ class TensorBoardSink:
 
 
 class _QuietWriters:
-    """TensorBoard's thread ends by an error that the next ``write`` raises too: no traceback of it on the terminal.
+    """Suppresses the traceback of an error in TensorBoard's thread, which the next ``write`` raises again.
 
     Args:
-        before: the hook for all others.
+        before: the hook for all other errors.
     """
 
     def __init__(self, before: Callable[[threading.ExceptHookArgs], Any]) -> None:
@@ -77,7 +76,7 @@ class _QuietWriters:
 
 
 class WandbSink:
-    """One run at Weights & Biases; its id is kept in the run folder, so a resumed run goes on in the same place.
+    """One run at Weights & Biases; its id is kept in the run folder, so a resumed run continues it.
 
     Args:
         folder: the run folder; also wandb's own folder for offline runs.
@@ -100,9 +99,9 @@ class WandbSink:
             dir=str(folder),
             resume="allow",
             config=dict(run_config),
-            settings={"console": "off"},  # its capture of standard output breaks a live display; log.txt has it all
+            settings={"console": "off"},  # its capture of standard output breaks the live display
         )
-        # wandb's own step counter refuses to go back to the checkpoint's step after a crash; a metric of ours does not.
+        # wandb's own step counter cannot go back to the checkpoint's step after a crash; a metric can.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -116,10 +115,10 @@ class WandbSink:
 
 
 class MetricSinks:
-    """Writes to several sinks, and goes on without those that fail.
+    """Writes to several sinks, and switches off those that fail.
 
     Args:
-        sinks: by the name that the log calls them.
+        sinks: sinks by name.
 
     Attributes:
         failures: the sinks that were switched off, with the reason.
@@ -132,7 +131,7 @@ class MetricSinks:
 
     @property
     def num_failed(self) -> int:
-        """How many sinks were switched off."""
+        """Number of sinks that were switched off."""
         return len(self.failures)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -166,7 +165,7 @@ class MetricSinks:
     def _guard(self, name: str, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - vendors raise anything, and no logger is worth a training run
+        except Exception as error:  # noqa: BLE001 - vendors raise anything, and a sink must not stop the run
             self.switch_off(name, error)
 
     def switch_off(self, name: str, error: Exception) -> None:
@@ -177,7 +176,7 @@ class MetricSinks:
 
 
 def check_loggers(logging_config: LoggingConfig) -> None:
-    """Raises ConfigError where a chosen logger's library is not installed; imports none."""
+    """Raises ConfigError if the library of a chosen logger is not installed; imports none."""
     if logging_config.tensorboard and not _is_installed("tensorboard"):
         raise ConfigError(
             "logging.tensorboard is on, but TensorBoard is not installed; install it (uv pip install tensorboard) or "
@@ -205,11 +204,10 @@ def open_sinks(
         folder: the run folder; must exist.
         logging_config: which sinks.
         run_config: the resolved configuration, for sinks that show it.
-        last_row: of a resumed run, the last step that stays; what later ones wrote is dropped, as the run will write it
-            again. -1: none stays. None: a fresh run.
+        last_row: last step that a resumed run keeps; later rows are dropped. -1: none is kept. None: a new run.
 
     Raises:
-        ConfigError: a chosen library is not installed, or a file of it in the run folder is damaged.
+        ConfigError: a chosen library is not installed, or one of its files in the run folder is damaged.
     """
     check_loggers(logging_config)
     if last_row is not None:

@@ -1,4 +1,4 @@
-"""How long the stages of a step take."""
+"""Timers of the stages of a step."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,15 +8,15 @@ from gtpo_megatron.observability.metrics import check_name
 
 
 class StageTimers:
-    """Adds up seconds by stage on the monotonic clock; use from one thread.
+    """Sums seconds per stage; for use by one thread.
 
-    Stages may nest: an outer stage includes its inner ones. A stage entered again while it runs is not counted twice. A
-    stage that raises is counted as well.
+    Stages may nest: an outer stage includes its inner ones. A stage entered again while it runs is counted once. A
+    stage that raises is counted.
 
     Args:
-        on_stage: called with the name of the stage that is now running (``TrainingDisplay.stage``, for example): at
-            entry, and with the outer stage's name when an inner one ends.
-        clock: seconds, never going back.
+        on_stage: called with the name of the running stage (for example ``TrainingDisplay.stage``): at entry, and with
+            the outer stage's name when an inner one ends.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class StageTimers:
         self._running: list[str] = []
 
     def tell_also(self, listener: Callable[[str], None]) -> None:
-        """One more to be called as ``on_stage`` is; it must not raise."""
+        """Adds another ``on_stage`` listener, which must not raise."""
         self._listeners.append(listener)
 
     @contextmanager
@@ -36,7 +36,7 @@ class StageTimers:
         """Times its body under ``timing/<name>_s``.
 
         Raises:
-            DataError: the name does not make a metric name.
+            DataError: ``timing/<name>_s`` is not a metric name.
         """
         check_name(f"timing/{name}_s")
         is_outermost = name not in self._running
@@ -54,19 +54,19 @@ class StageTimers:
 
     @property
     def current(self) -> str:
-        """The innermost stage that is running; empty between stages. Other threads may ask."""
+        """The innermost running stage; empty between stages. Other threads may read it."""
         running = self._running
         return running[-1] if running else ""
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts seconds of a stage that ran elsewhere, beside the stages of this thread."""
+        """Adds seconds of a stage that ran in another thread or process."""
         check_name(f"timing/{name}_s")
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last call, as ``timing/<stage>_s``, and starts again at zero.
+        """Returns the seconds since the last call as ``timing/<stage>_s``, and resets them.
 
-        A stage still running is left out; its whole time counts when it ends.
+        The time of a running stage is added when it ends.
         """
         taken = {f"timing/{name}_s": seconds for name, seconds in sorted(self._seconds.items())}
         self._seconds.clear()

@@ -1,1 +1,1 @@
-"""The loop, and who runs what: in one process, or over Ray."""
+"""The training loop, and the processes of its stages: one process, or Ray actors."""

@@ -1,4 +1,4 @@
-"""The model that a user names: a Hugging Face folder, a run's exported model, or one of its checkpoints."""
+"""Finds the model to evaluate: a Hugging Face folder, a run's exported model, or one of its checkpoints."""
 
 import logging
 import math
@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 EXPORT = "hf"
 UNVERIFIED = "hf-unverified"
-"""What was converted without a look at the manifest: whoever evaluates with one does not take it."""
+"""Folder of a checkpoint that was converted without verification; not used if verification is on."""
 EVALUATIONS = "evaluations"
 HOLDER_BYTES = 512
-"""Of a lock file are read; a host's name is shorter."""
+"""Bytes read of a lock file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatedModel:
-    """The model, and where the user found it.
+    """The model to evaluate.
 
     Attributes:
-        folder: in Hugging Face format.
-        named: what the user wrote.
-        checkpoint: of a run, such as ``step_40``; empty for a model folder and for a run's exported model.
+        folder: its folder in Hugging Face format.
+        named: the folder that the user named.
+        checkpoint: the run's checkpoint, such as ``step_40``; empty for a model folder and an exported model.
     """
 
     folder: Path
@@ -44,20 +44,20 @@ class EvaluatedModel:
 
 
 def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: Verify = "full") -> EvaluatedModel:
-    """The folder to load; a checkpoint is converted once, into ``evaluations/step_N/hf`` of its run.
+    """Finds the folder to load; a checkpoint is converted once, into ``evaluations/step_N/hf`` of its run.
 
-    Without verification that is ``hf-unverified`` beside it, unless ``hf`` is there. Where another process is
-    converting it, this one waits and takes what that one has made.
+    Without verification the target is ``hf-unverified``, unless ``hf`` exists. If another process is converting the
+    checkpoint, this one waits and uses its result.
 
     Args:
-        folder: that the user named.
-        checkpoint: of a run: its name, or ``latest``; empty: the exported model, or the latest checkpoint of a run that
-            has not ended.
+        folder: the folder that the user named.
+        checkpoint: name of the run's checkpoint, or ``latest``; empty: the exported model, or the latest checkpoint of
+            a run that has not ended.
         run: the run's configuration; None for a model folder.
-        verify: what is compared with the manifest of a checkpoint that is to be converted.
+        verify: which checks a checkpoint must pass before it is converted.
 
     Raises:
-        ConfigError: it is neither a model nor a run that has one, a checkpoint is asked of a model folder, or the run's
+        ConfigError: it is neither a model nor a run with one, a checkpoint of a model folder is requested, or the run's
             folder cannot be written.
         CheckpointError: the checkpoint is damaged, or the disk is full.
     """
@@ -75,11 +75,11 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: 
         target = target.with_name(UNVERIFIED)
     if not target.is_dir():
         again: Verify = "none"
-        if verify != "none":  # before anything is made
+        if verify != "none":  # before any folder is created
             check_checkpoint(found, verify)
             again = "sizes"
         with _alone(target):
-            if not target.is_dir():  # else another process has made it meanwhile
+            if not target.is_dir():  # another process may have created it while this one waited
                 logger.warning("%s is converted to %s, which can be removed afterwards", found, target)
                 megatron_to_hf(found, Path(run.model.path), target, progress=ConversionProgress(), verify=again)
     check_model_folder(target)
@@ -88,9 +88,9 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: 
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Waits until no other process makes ``target``; its lock lies beside it and says who holds it.
+    """Locks the conversion to ``target``, waiting for other processes; the lock file beside it names the holder.
 
-    It is another lock than that of the results in this folder, which is held as long as an evaluation takes.
+    The lock of the results in this folder is a different one.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def _alone(target: Path) -> Iterator[None]:
             "it writable, or convert elsewhere with tools/convert_checkpoint.py megatron-to-hf"
         ) from error
     try:
-        with suppress(OSError):  # a full disk: whoever waits is told less, and the conversion says what it lacks
+        with suppress(OSError):  # a full disk: the holder's name is missing, and the conversion will report it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
@@ -134,6 +134,6 @@ def _checkpoint(folder: Path, name: str, verify: Verify) -> Path:
             logger.warning(latest.note)
         return latest.path
     there = sorted(path.name for path in checkpoints.glob("step_*") if is_checkpoint(path))
-    if name not in there:  # so that no path leads out of the run
+    if name not in there:  # so that no path leaves the run folder
         raise ConfigError(f"checkpoint={name!r}: run {folder} has {', '.join(there) or 'none'}; or say latest")
     return checkpoints / name

@@ -1,4 +1,4 @@
-"""``gtpo-megatron evaluate``: checks everything, starts one vLLM engine and the graders, measures, writes down."""
+"""``gtpo-megatron evaluate``: checks the request, starts one vLLM engine and the graders, and measures."""
 
 import os
 import time
@@ -32,14 +32,15 @@ from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, MeasuredSet, Ve
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
-from gtpo_megatron.orchestration.loop.inputs import contamination_notes
+from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
-from gtpo_megatron.rewards.function import resolve_final_answer
+from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, resolve_rewards
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.rollout.response_stream import ResponseSource
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
+from gtpo_megatron.sandbox.choose import check_sandbox
 
 
 def evaluate_model(
@@ -50,22 +51,26 @@ def evaluate_model(
     console: Console,
     needs_training_set: bool = True,
 ) -> EvaluationResult:
-    """Measures what is missing in ``output`` and prints a table of everything.
+    """Samples and grades what is missing in ``output``, and prints a table of all results.
 
-    An interrupt ends it early: what was graded is in the file, and the same call goes on from there.
+    After an interrupt the graded responses are in the file, and the same call continues.
 
     Args:
-        model: to measure.
-        config: what is asked for.
-        output: folder, made if need be.
-        console: where the person looks.
-        needs_training_set: if ``config.against`` cannot be read, that is an error; else a note.
+        model: the model.
+        config: the request.
+        output: folder, created if needed.
+        console: the terminal.
+        needs_training_set: raise if ``config.against`` cannot be read; otherwise print a note.
 
     Raises:
-        ConfigError, DataError: a model, benchmark, reward or output folder that cannot be used; before anything starts.
-        RolloutError, WorkerError: sampling or grading broke; what was graded is in the file.
+        ConfigError, DataError: a model, benchmark, reward or output folder cannot be used; raised before any start.
+        RolloutError, WorkerError: sampling or grading failed.
     """
     check_request(config)
+    rewards = resolve_rewards(config.reward.function)
+    check_threshold(rewards, config.success_threshold, option="--success-threshold")
+    if any(one.statement.needs_sandbox for one in rewards):
+        check_sandbox(config.reward.sandbox)
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
     final_answer = resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
@@ -111,18 +116,18 @@ def evaluate_model(
 
 
 def check_request(config: EvaluateConfig) -> None:
-    """Raises ConfigError for what only the settings together show, before anything takes time."""
+    """Raises ConfigError for invalid combinations of settings; fast."""
     config.check_samples()
     if is_cpu_build():
         check_cache(config.engine.rollout(config.sampling), where="engine")
     for ref in config.sets.values():
         origin_of(ref)
         if ref.path:
-            read_records(ref.path)  # whether it is there: a run's checkpoint is converted before the rows are read
+            read_records(ref.path)  # checks that the file exists, before a checkpoint is converted
 
 
 def identity(config: EvaluateConfig, fingerprint: str) -> dict[str, Any]:
-    """Everything but its problems that the responses to a benchmark depend on; how many of them there are does not."""
+    """All that a response depends on besides its problem, as JSON values."""
     return {
         "model": fingerprint,
         "sampling": to_plain(config.sampling),
@@ -142,11 +147,12 @@ def _load(dataset: DatasetRef, tokenizer: PreTrainedTokenizerBase, config: Evalu
         max_prompt_tokens=config.max_prompt_tokens,
         verbatim_text=config.verbatim_text,
         template=config.prompt_template,
+        graded_by=rows_needed(resolve_rewards(config.reward.function), drops=False),
     )
 
 
 def _training_set(config: EvaluateConfig, console: Console, *, is_needed: bool) -> Questions | None:
-    """All questions of ``against``; None if it names nothing, or cannot be read and need not be."""
+    """All questions of ``against``; None if it is empty, or cannot be read and is not needed."""
     if config.training_set is None:
         return None
     try:
@@ -162,7 +168,7 @@ def _training_set(config: EvaluateConfig, console: Console, *, is_needed: bool) 
 def _measured_set(
     label: str, problems: ProblemSet, training: Questions | None, config: EvaluateConfig, console: Console
 ) -> MeasuredSet:
-    """What is written down about a benchmark; says what was noticed while reading it."""
+    """The record of a benchmark; prints its notes."""
     head = problems.head(config.num_problems)
     notes = [*head.notes]
     contamination = None
@@ -204,14 +210,7 @@ def _measure(
     if without_verdict:
         console.print(f"of these, without a verdict and graded again: {len(without_verdict)}", highlight=False)
     with ExitStack() as stack:
-        scorer = stack.enter_context(
-            RewardScorer(
-                config.reward.function,
-                num_workers=config.reward.num_workers,
-                timeout_s=config.reward.timeout_s,
-                memory_limit_mib=config.reward.memory_limit_mib,
-            )
-        )
+        scorer = stack.enter_context(RewardScorer(config.reward))
         engine = None
         if missing:
             console.print(f"loading {model.folder} into vLLM", highlight=False)
@@ -226,18 +225,19 @@ def _measure(
             source=engine,
             grader=scorer,
             answer_in=answer_in,
+            problems={(one.benchmark, one.problem.problem_id): one.problem for one in wanted},
             on_verdict=display.verdict_given,
             timing=timing,
         ).run(missing, without_verdict)
 
 
 def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseSource:
-    """A vLLM engine in this process, which ends with the stack."""
+    """Starts a vLLM engine in this process; the stack closes it."""
     import torch
 
     os.environ.update(ONE_MACHINE | ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT))
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings are of our settings, and would bury the table
-    stack.enter_context(swept_process())  # before vLLM is imported, which notes the temporary folder
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings about our settings would hide the table
+    stack.enter_context(swept_process())  # before the import of vLLM, which reads the temporary folder
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
     engine = VllmEngine(
@@ -253,7 +253,7 @@ def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseS
 
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """The folder, made if need be, for this process alone."""
+    """Creates and locks the output folder."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         descriptor = held_locks.acquire(output / ".lock")

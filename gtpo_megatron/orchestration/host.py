@@ -1,4 +1,4 @@
-"""What this machine lacks for a run that it is to carry itself, found before any process starts."""
+"""Checks that this machine can run the engines on its CPUs, before any process starts."""
 
 from pathlib import Path
 
@@ -11,20 +11,23 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import Architecture
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Of vLLM 0.32's attention on CPUs (``CPUAttentionBackend.get_supported_head_sizes``); a test compares them."""
+"""Head sizes of vLLM 0.32's CPU attention (``CPUAttentionBackend.get_supported_head_sizes``; checked by a test)."""
+
+CPU_EXPERT_MULTIPLE = 32
+"""vLLM 0.32's experts on CPUs take a hidden size that this divides (``CPUUnquantizedExperts.output_alignment``)."""
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _GIB = 2**30
 
 
 def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Architecture) -> None:
-    """Compares a run on this machine's CPUs with what they, and vLLM on them, can do.
+    """Checks memory and attention of engines on this machine's CPUs.
 
-    Only where torch is a build for CPUs and no other machine's Ray is named: then this is where engines would run. A
-    GPU's memory is the planner's subject.
+    It checks only if torch is a CPU build and no Ray address is given, so that engines would run here.
 
     Raises:
-        ConfigError: engines would take more memory than there is, or vLLM has no attention for the model's heads.
+        ConfigError: the engines need more memory than the machine has, or vLLM does not support the head size or, for
+            experts, the hidden size or expert parallelism.
     """
     if cluster.address or not is_cpu_build():
         return
@@ -34,19 +37,29 @@ def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Arc
             f"model.path: head size {architecture.head_size}: vLLM's attention on CPUs has "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}; take a model with one of these, or a machine with GPUs"
         )
+    if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
+        raise ConfigError(
+            f"model.path: hidden size {architecture.hidden_size}: vLLM's experts on CPUs need a multiple of "
+            f"{CPU_EXPERT_MULTIPLE}; take another model, or a machine with GPUs"
+        )
+    if rollout.expert_parallel:
+        raise ConfigError(
+            "rollout.expert_parallel=True: vLLM's experts on CPUs do not know which of them a worker holds; switch it "
+            "off, or take a machine with GPUs"
+        )
 
 
 def is_cpu_build() -> bool:
-    """Whether the installed torch knows no GPUs, so that whatever starts here runs on CPUs."""
+    """Whether the installed torch is a build without CUDA."""
     return torch.version.cuda is None
 
 
 def check_cache(rollout: RolloutConfig, *, where: str) -> None:
-    """Raises ConfigError where the key-value caches of all engines are larger than this machine's memory.
+    """Raises ConfigError if the key-value caches of all engines are larger than this machine's memory.
 
     Args:
         rollout: the engines.
-        where: its fields stand, for the message.
+        where: prefix of the field in the message.
     """
     num_workers = rollout.num_engines * rollout.tensor_parallel_size
     needed, there = num_workers * rollout.kv_cache_mib << 20, machine_bytes()
@@ -59,7 +72,7 @@ def check_cache(rollout: RolloutConfig, *, where: str) -> None:
 
 
 def machine_bytes() -> int:
-    """Memory that this process may use at most: the machine's, or what its container is given of it."""
+    """Memory limit of this process: the machine's, or the container's."""
     limits = [int(psutil.virtual_memory().total)]
     for path in _CGROUP_LIMITS:
         try:

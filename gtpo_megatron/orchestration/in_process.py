@@ -1,4 +1,4 @@
-"""All parts of a step in this process, without Ray: the same classes, for tests and for a debugger."""
+"""All stages of a step in this process, without Ray, for tests and debugging."""
 
 import os
 import tempfile
@@ -6,21 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, RolloutShard, TokenRecord, take_rows
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.stages.colocation import gpu_turns
+from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
 from gtpo_megatron.orchestration.stages.grading import RewardGrader, build_grader
 from gtpo_megatron.orchestration.stages.protocols import (
     Metrics,
     RolloutHandle,
-    StepParts,
+    Stages,
     rollout_summary,
 )
 from gtpo_megatron.orchestration.stages.weight_link import connect
@@ -34,11 +36,11 @@ from gtpo_megatron.weights.push.transports.process_group import open_store
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
 
 HOST = "127.0.0.1"
-"""Both sides are on it."""
+"""Address of both sides."""
 
 
 class LocalEngine:
-    """The sampler; handles hold the batch itself."""
+    """The sampler; a handle's payload is the batch itself."""
 
     num_restarts = 0
 
@@ -48,32 +50,36 @@ class LocalEngine:
         self.forget_prefixes = engine.forget_prefixes
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Lets GPU memory go."""
+        """Releases GPU memory."""
         self._engine.sleep(keep_weights=keep_weights)
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        """Takes GPU memory back."""
+        """Allocates GPU memory again."""
         self._engine.wake(what)
 
-    def unattended(self, *, step: int = 0) -> "LocalEngine":
-        """Itself: it cannot die alone, and has one step's requests at a time."""
-        del step
+    def unattended(self) -> "LocalEngine":
+        """Returns itself: the engine cannot die alone."""
         return self
 
+    def group_sampler(self, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int) -> NoReturn:
+        """Refused by the configuration: an engine in the trainer's process is not paused for a push."""
+        del sampling, samples_per_prompt, seed
+        raise ConfigError("cluster.mode='local' samples the groups of a step together; use mode='ray'")
+
     def replace_lost(self) -> bool:
-        """Nothing: it cannot die alone."""
+        """Does nothing: the engine cannot die alone."""
         return False
 
     def abandon(self) -> None:
-        """Nothing: it ends with this process."""
+        """Does nothing: the engine ends with this process."""
 
     def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
-        """The batch that the handle holds."""
+        """Returns the batch of a handle."""
         batch: RolloutBatch = rollouts.payload
         return batch
 
     def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
-        """A handle that holds the batch."""
+        """Returns a handle of a batch."""
         return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
 
     def generate(
@@ -84,16 +90,16 @@ class LocalEngine:
         return RolloutHandle(payload=batch, **rollout_summary(batch))
 
     def hosts(self) -> list[str]:
-        """The only engine's."""
+        """The host of the engine."""
         return [HOST]
 
     def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
-        """For every worker of the engine."""
+        """Opens the slots of every worker of the engine."""
         slots: dict[int, SharedSlots] = self._engine.open_slots(range(self._engine.num_workers), shape)
         return slots
 
     def connect_weights(self, link: WeightLink) -> None:
-        """Every worker opens its end."""
+        """Opens the transport in every worker."""
         self._engine.connect_weights(link, range(self._engine.num_workers))
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
@@ -110,12 +116,12 @@ class LocalRewards:
         self._grader = grader
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """One verdict a response."""
-        return self._grader.grade(self._grader.decode(rollouts.payload), rollouts.group_ids.tolist(), prompts)
+        """Grades every response."""
+        return self._grader.grade(self._grader.decode(rollouts.payload), prompts)
 
 
 class LocalActor:
-    """One Megatron rank, which has all rows."""
+    """One Megatron rank, which holds all rows."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -124,11 +130,11 @@ class LocalActor:
         self._store: Any = None
 
     def places(self) -> list[tuple[RankPlace, str]]:
-        """The only rank's."""
+        """Place and host of the rank."""
         return [(self._actor.place, HOST)]
 
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """A store of this process."""
+        """Opens a store in this process."""
         self._store = open_store(HOST, deadline_s=deadline_s)
         return HOST, self._store.port
 
@@ -137,31 +143,39 @@ class LocalActor:
         return merge([self._actor.score_tokens(_all_rows(rollouts))])
 
     def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
-        """Takes the sampler's scores."""
+        """Uses the sampler's scores."""
         return merge([self._actor.use_sampler_scores(_all_rows(rollouts))])
 
     def assign_credit(self, rewards: RewardBatch) -> Metrics:
-        """Advantages of all responses."""
+        """Computes the advantages of all responses."""
         return merge([self._actor.assign_credit(rewards)])
 
     def update(self, *, step: int) -> Metrics:
-        """Optimizer updates."""
+        """Runs the optimizer updates of a step."""
         return merge([self._actor.update(step)])
 
     def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
-        """The chosen groups' responses."""
+        """Returns the records of the chosen groups' responses."""
         return [record for _, record in self._actor.sample_records(list(group_ids))]
 
+    def explain_gap(self, typical_nats: float) -> GapReport:
+        """The report on all responses."""
+        return merged([self._actor.explain_gap(typical_nats)])
+
+    def expert_load(self) -> dict[int, list[int]]:
+        """Tokens of each expert, by layer."""
+        return self._actor.expert_load()
+
     def release_batch(self) -> None:
-        """Lets the step's responses go."""
+        """Frees the step's batch."""
         self._actor.release_batch()
 
     def offload(self) -> None:
-        """Gradients and optimizer state leave the GPU."""
+        """Moves gradients and optimizer state to the host."""
         self._actor.offload()
 
     def onload(self) -> None:
-        """They come back."""
+        """Moves gradients and optimizer state back to the GPU."""
         self._actor.onload()
 
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
@@ -169,7 +183,7 @@ class LocalActor:
         self._actor.begin_save(str(folder), in_background)
 
     def is_save_written(self) -> bool:
-        """The trainer's part is written."""
+        """Whether the trainer's part is written."""
         return bool(self._actor.is_save_written())
 
     def finish_save(self) -> dict[str, str]:
@@ -189,7 +203,7 @@ class _Transfer:
         self._trainer, self._sampler = trainer, sampler
 
     def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
-        """Sends and receives."""
+        """Sends and receives the weights of ``version``; returns the checksums of both sides."""
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(self._trainer.send_weights, version, with_checksums)
             received = self._sampler.receive_weights(version, with_checksums=with_checksums)
@@ -197,8 +211,8 @@ class _Transfer:
 
 
 @contextmanager
-def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Iterator[StepParts]:
-    """The parts of a step in this process."""
+def local_stages(config: RunConfig, run_folder: Path, timers: StageTimers) -> Iterator[Stages]:
+    """Starts the stages of a step in this process."""
     import torch
 
     os.environ.update(ONE_MACHINE | engine_environment(config.rollout, has_gpus=torch.cuda.is_available()))
@@ -206,7 +220,7 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
     with swept_process(), tempfile.TemporaryDirectory() as folder:
-        # the trainer first: vLLM joins a torch.distributed world of one that it finds, Megatron insists on its own
+        # the trainer first: vLLM can use an existing torch.distributed world of one, Megatron cannot
         trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
         sampler = VllmEngine(
             config.model.path,
@@ -219,14 +233,13 @@ def local_parts(config: RunConfig, run_folder: Path, timers: StageTimers) -> Ite
         engine, actor = LocalEngine(sampler), LocalActor(trainer)
         connect(config, actor, engine, has_gpus=torch.cuda.is_available())
         try:
-            yield StepParts(
+            yield Stages(
                 engine=engine,
                 reward=LocalRewards(grader),
                 actor=actor,
                 weight_sync=WeightSync(config.weight_sync, _Transfer(trainer, sampler)),
-                turns=gpu_turns(config.rollout, actor, engine),
+                memory_sharing=memory_sharing_of(config.rollout, actor, engine),
                 timers=timers,
-                logprob_gap_limit=config.weight_sync.logprob_gap_limit,
             )
         finally:
             grader.close()

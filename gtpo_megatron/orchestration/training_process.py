@@ -1,4 +1,4 @@
-"""A training run in a process of its own, to be watched, and killed with everything it started."""
+"""A training run as a child process, which can be stopped, or killed with all its descendants."""
 
 import contextlib
 import os
@@ -17,12 +17,12 @@ from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 POLL_S = 0.05
-"""Short against a step, so that a kill comes where it is meant to."""
+"""Short compared with a step, so that a kill comes at the intended step."""
 SHOWN_CHARACTERS = 2000
-"""Of the output of a run that failed."""
+"""Of the output of a failed run, in messages."""
 
 ProcessState = Literal["running", "stopped", "finished"]
-"""A run that has stopped was asked to, by us or from outside, and goes on from its last checkpoint."""
+"""``stopped``: the run was asked to stop, and can be resumed."""
 
 
 class TrainingProcess:
@@ -32,7 +32,7 @@ class TrainingProcess:
         config_file: the resolved configuration.
         folder: of the run.
         output: file for what it prints.
-        resume: go on from the folder's last checkpoint.
+        resume: resume from the folder's last checkpoint.
     """
 
     def __init__(self, config_file: Path, folder: Path, *, output: Path, resume: bool) -> None:
@@ -46,17 +46,17 @@ class TrainingProcess:
 
     @property
     def last_step(self) -> int:
-        """In the metrics so far; -1 before the first row."""
+        """The last step in the metrics; -1 before the first row."""
         try:
             return max((row["step"] for row in read_metrics(self._folder / METRICS_FILE)), default=-1)
         except DataError:
             return -1
 
     def wait(self, on_step: Callable[[int], None], *, until: Callable[[], bool] | None = None) -> None:
-        """Waits for a good end, or until a condition holds.
+        """Waits until the run finishes, or until a condition holds.
 
         Args:
-            on_step: told the last step, again and again.
+            on_step: called repeatedly with the last step.
             until: None waits for the end.
 
         Raises:
@@ -72,10 +72,10 @@ class TrainingProcess:
             self._raise("" if until is None else " before it could be killed")
 
     def wait_until(self, deadline: float) -> ProcessState:
-        """Waits for a good end, or for a moment.
+        """Waits until the run finishes, or for a deadline.
 
         Args:
-            deadline: on ``time.monotonic``; may be infinite.
+            deadline: time of ``time.monotonic``; may be infinite.
 
         Raises:
             WorkerError: it failed.
@@ -85,16 +85,16 @@ class TrainingProcess:
         return self._state()
 
     def stop(self, *, within_s: float) -> ProcessState:
-        """Asks the run to save and stop after its step; follow it with :meth:`kill`.
+        """Asks the run to save and stop after the current step; call :meth:`kill` afterwards.
 
         Args:
-            within_s: longest time to wait for it; a step and a checkpoint.
+            within_s: timeout; must cover a step and a checkpoint.
 
         Returns:
-            ``running`` where that was too short; it then goes on from an earlier checkpoint.
+            ``running`` after the timeout; the run can then be resumed from an earlier checkpoint.
 
         Raises:
-            WorkerError: it failed on the way.
+            WorkerError: it failed.
         """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -106,7 +106,7 @@ class TrainingProcess:
         status = self._process.poll()
         if status is None:
             return "running"
-        if status in (EXIT_STOPPED, -signal.SIGTERM):  # the signal itself, where it came before there was a handler
+        if status in (EXIT_STOPPED, -signal.SIGTERM):  # the signal itself if it came before the handler was set
             return "stopped"
         if status:
             self._raise("")
@@ -117,7 +117,7 @@ class TrainingProcess:
         raise WorkerError(f"the run in {self._folder} ended with status {self._process.returncode}{when}:\n{text}")
 
     def kill(self) -> None:
-        """SIGKILL to the driver, then to ranks, engine and all else that it started; harmless after the end."""
+        """Sends SIGKILL to the driver, then to all processes that it started; does nothing after the end."""
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self._process.pid).children(recursive=True)

@@ -54,5 +54,8 @@ FRAGMENTATION = 0.05
 """Share of what comes and goes in a step (activations, workspaces, buffers) that the allocator cannot hand out again,
 with expandable segments."""
 
+EXCHANGE_BYTES = GIB // 16
+"""What a GPU holds of both policies while they change places; ``actor/reference.py`` has the same number."""
+
 HOST_PROCESS_BYTES = 4 * GIB
 """Resident memory of a process that has imported torch, CUDA's libraries and Megatron or vLLM."""

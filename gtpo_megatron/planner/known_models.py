@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.planner.shape import Experts, ModelShape, read_shape
+from gtpo_megatron.planner.shape import ModelShape, read_shape
+from gtpo_megatron.weights.experts import Experts
 
 
 def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, **more: Any) -> ModelShape:
@@ -24,7 +25,26 @@ def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: i
 
 _QWEN2_5_7B = _shape(28, 3584, 18944, 28, 4, 152064, qkv_bias=True)
 _LLAMA_3_1_8B = _shape(32, 4096, 14336, 32, 8, 128256)
-_QWEN3_EXPERTS = Experts(num_experts=128, experts_per_token=8, ffn_size=768)
+
+
+def _qwen3_experts(ffn: int, layers: int) -> Experts:
+    """Experts in every layer."""
+    return Experts(num_experts=128, experts_per_token=8, ffn_size=ffn, layers=(True,) * layers)
+
+
+def _glm4_5_experts(num: int, ffn: int, dense: int, layers: int, scaling: float) -> Experts:
+    """Dense layers first; one shared expert, which is as wide as a routed one."""
+    return Experts(
+        num_experts=num,
+        experts_per_token=8,
+        ffn_size=ffn,
+        layers=(False,) * dense + (True,) * (layers - dense),
+        shared_ffn_size=ffn,
+        score="sigmoid",
+        scaling=scaling,
+        has_bias=True,
+    )
+
 
 KNOWN_MODELS: dict[str, ModelShape] = {
     "Qwen/Qwen2.5-7B": _QWEN2_5_7B,
@@ -32,7 +52,17 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     "Qwen/Qwen2.5-72B": _shape(80, 8192, 29568, 64, 8, 152064, qkv_bias=True),
     "Qwen/Qwen3-32B": _shape(64, 5120, 25600, 64, 8, 151936, qk_norm=True, max_positions=40960),
     "Qwen/Qwen3-30B-A3B": _shape(
-        48, 2048, 6144, 32, 4, 151936, qk_norm=True, max_positions=40960, experts=_QWEN3_EXPERTS
+        48, 2048, 6144, 32, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(768, 48)
+    ),
+    "Qwen/Qwen3-235B-A22B": _shape(
+        94, 4096, 12288, 64, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(1536, 94)
+    ),
+    # without the layer that predicts a second token, which is not trained here
+    "zai-org/GLM-4.5-Air": _shape(
+        46, 4096, 10944, 96, 8, 151552, qkv_bias=True, experts=_glm4_5_experts(128, 1408, 1, 46, 1.0)
+    ),
+    "zai-org/GLM-4.5": _shape(
+        92, 5120, 12288, 96, 8, 151552, qkv_bias=True, qk_norm=True, experts=_glm4_5_experts(160, 1536, 3, 92, 2.5)
     ),
     "meta-llama/Llama-3.1-8B": _LLAMA_3_1_8B,
     "meta-llama/Llama-3.1-70B": _shape(80, 8192, 28672, 64, 8, 128256),

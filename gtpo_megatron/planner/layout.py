@@ -7,7 +7,7 @@ from typing import Literal
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.planner.shape import ModelShape
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "experts", "full"]
 """From the fastest to the smallest."""
 
 
@@ -22,8 +22,11 @@ class Layout:
         virtual: chunks of layers per stage (interleaved schedule); 1: the layers of a stage are one piece.
         context: ranks that share every sequence.
         expert: ranks that share the experts of a layer, out of tensor x context x data; 1 for a dense model.
+        expert_tensor: ranks that share the matrices of each expert. A stage's ranks are
+            ``expert tensor x expert x expert data``, a partition of its own beside ``tensor x context x data``.
         sequence_parallel: activations between the tensor-parallel regions are split over ``tensor`` too.
-        distributed_optimizer: optimizer state is split over data x context.
+        distributed_optimizer: optimizer state is split over the ranks that hold the same weights: data x context, for
+            experts expert data.
         recompute: which activations are made again in the backward pass.
     """
 
@@ -33,6 +36,7 @@ class Layout:
     virtual: int = 1
     context: int = 1
     expert: int = 1
+    expert_tensor: int = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = True
     recompute: Recompute = "none"
@@ -40,35 +44,50 @@ class Layout:
     @property
     def data(self) -> int:
         """Replicas of the model."""
-        return self.num_ranks // self.model_ranks
+        return self.num_ranks // (self.tensor * self.pipeline * self.context)
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that must talk to each other for one micro-batch."""
-        return self.tensor * self.pipeline * self.context
+        """Ranks that must talk to each other for one micro-batch; ranks that share experts may be of many replicas."""
+        return self.pipeline * max(self.tensor * self.context, self.expert * self.expert_tensor)
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of a pipeline stage."""
+        return self.num_ranks // self.pipeline
 
     @property
     def expert_data(self) -> int:
-        """Replicas of an expert; experts are not split over ``tensor``."""
-        return self.num_ranks // (self.pipeline * self.expert)
+        """Replicas of an expert."""
+        return self.stage_ranks // (self.expert * self.expert_tensor)
 
     @property
     def sequence_split(self) -> int:
         """Over how many of the tensor-parallel ranks activations outside the tensor-parallel regions are split."""
         return self.tensor if self.sequence_parallel else 1
 
+    def busiest_load(self, imbalance: float) -> float:
+        """Token copies that the busiest rank of an expert-parallel group receives, over the group's mean.
+
+        Args:
+            imbalance: the assumed ratio; it is capped by ``expert``, since a rank cannot receive more than all copies.
+        """
+        return min(imbalance, self.expert)
+
     def __str__(self) -> str:
-        """As people write it: ``TP8 PP4 DP2``; axes of size 1 are left out."""
+        """The usual short form: ``TP8 PP4 DP2``; axes of size 1 are left out."""
         axes = (("TP", self.tensor), ("PP", self.pipeline), ("VPP", self.virtual), ("CP", self.context))
-        shown = [f"{name}{size}" for name, size in (*axes, ("EP", self.expert)) if size > 1]
+        experts = (("EP", self.expert), ("ETP", self.expert_tensor))
+        shown = [f"{name}{size}" for name, size in (*axes, *experts) if size > 1]
         return " ".join([*shown, f"DP{self.data}"])
 
 
 def layouts(shape: ModelShape, *, num_ranks: int, gpus_per_node: int) -> Iterator[Layout]:
     """Every layout that the model and the ranks allow, with sequence parallelism and a distributed optimizer.
 
-    Tensor-parallel ranks are within a node, and their number divides heads, key-value heads and the MLP's width;
-    stages and chunks have equal numbers of layers. Without recomputation: that is for the caller to vary.
+    Tensor-parallel ranks are within a node, and their number divides heads, key-value heads and the MLP's width; stages
+    and chunks have equal numbers of layers; the ranks that share an expert's matrices are no more than the
+    tensor-parallel ones. Without recomputation, which the caller varies.
     """
     for tensor in divisors(num_ranks):
         if tensor > gpus_per_node or gpus_per_node % tensor or not divides_model(shape, tensor):
@@ -89,18 +108,39 @@ def layouts(shape: ModelShape, *, num_ranks: int, gpus_per_node: int) -> Iterato
 
 
 def divides_model(shape: ModelShape, tensor: int) -> bool:
-    """Whether heads, key-value heads and the dense MLP split evenly."""
+    """Whether heads, key-value heads, dense MLPs and shared experts split evenly."""
     widths = [shape.num_heads, shape.num_query_groups]
-    if shape.experts is None:
+    if shape.num_expert_layers < shape.num_layers:
         widths.append(shape.ffn_size)
+    if shape.experts is not None:
+        widths.append(shape.experts.shared_ffn_size)
     return not any(width % tensor for width in widths)
+
+
+def expert_sizes(shape: ModelShape, stage_ranks: int) -> tuple[list[int], list[int]]:
+    """Sizes of the expert and the expert-tensor axis that a model and the ranks of a stage allow, each by itself."""
+    if shape.experts is None:
+        return [1], [1]
+    allowed = divisors(stage_ranks)
+    return (
+        [size for size in allowed if shape.experts.num_experts % size == 0],
+        [size for size in allowed if shape.experts.ffn_size % size == 0],
+    )
+
+
+def layers_of_chunk(shape: ModelShape, layout: Layout, stage: int, chunk: int) -> tuple[int, int]:
+    """Layers with a dense MLP and layers with experts, in one of a stage's chunks; Megatron deals chunks in turns."""
+    size = shape.num_layers // (layout.pipeline * layout.virtual)
+    first = (chunk * layout.pipeline + stage) * size
+    return shape.layers_between(first, first + size)
 
 
 def _with_chunks_and_experts(shape: ModelShape, base: Layout) -> Iterator[Layout]:
     chunks = divisors(shape.num_layers // base.pipeline) if base.pipeline > 1 else [1]
-    experts = [1]
-    if shape.experts is not None:
-        experts = [e for e in divisors(shape.experts.num_experts) if (base.num_ranks // base.pipeline) % e == 0]
+    experts, expert_tensors = expert_sizes(shape, base.stage_ranks)
     for virtual in chunks:
         for expert in experts:
-            yield replace(base, virtual=virtual, expert=expert)
+            for expert_tensor in expert_tensors:
+                # more ranks than share the other matrices would only send more
+                if expert_tensor <= base.tensor and base.stage_ranks % (expert * expert_tensor) == 0:
+                    yield replace(base, virtual=virtual, expert=expert, expert_tensor=expert_tensor)

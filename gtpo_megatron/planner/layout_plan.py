@@ -59,7 +59,7 @@ def make_plan(request: PlanRequest) -> Plan:
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
-    """For ``--json``: dictionaries, lists, numbers and strings; bytes as integers, seconds as floats."""
+    """What ``--json`` prints: dictionaries, lists, numbers and strings; bytes as integers, seconds as floats."""
     request, shown = plan.request, plan.own or plan.choice
     numbers = {"num_engines": request.num_engines, "sequences_in_cache": plan.sequences_in_cache}
     return {
@@ -67,6 +67,7 @@ def plan_to_plain(plan: Plan) -> dict[str, Any]:
         "model": request.model,
         "num_parameters": request.shape.num_parameters,
         "num_active_parameters": request.shape.num_active_parameters,
+        "expert_imbalance": request.expert_imbalance,
         "cluster": asdict(request.cluster) | {"is_colocated": request.cluster.is_colocated},
         "batch": asdict(request.batch),
         "engine": asdict(request.engine) | asdict(engine_of(request)) | numbers,

@@ -1,4 +1,4 @@
-"""A plan for people: what was chosen and why, bytes by part and phase, the next best, and why the others do not fit."""
+"""Prints a plan: the choice and its reason, bytes by part and phase, the next best, and why the others do not fit."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,7 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
 
     Args:
         plan: to show.
-        console: where.
+        console: to print to.
         show_all: every layout; else the best few, those that differ in their chunks only once.
     """
     console.width = max(MIN_WIDTH, console.width)
@@ -56,7 +56,7 @@ def _rows(layouts: Sequence[JudgedLayout], show_all: bool) -> list[JudgedLayout]
     first: dict[tuple[int, ...], JudgedLayout] = {}
     for judged in layouts:
         layout = judged.layout
-        first.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert), judged)
+        first.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert, layout.expert_tensor), judged)
     return list(first.values())[:NUM_SHOWN]
 
 
@@ -73,10 +73,18 @@ def _head(plan: Plan) -> Iterable[str]:
         f"a step: {batch.num_responses} responses of at most {batch.max_sequence_tokens} tokens, {batch.num_updates} "
         f"update(s) of {batch.num_update_responses}, micro-batches of {batch.largest_micro_batch} tokens"
     )
+    kind = ", which share experts whole" if engine.expert_parallel else ""
     yield (
-        f"{request.num_engines} vLLM engine(s) of {engine.tensor} GPU(s): a cache of {engine.cache_bytes / GIB:g} GiB "
-        f"a GPU holds {sequences} sequences of full length, {engine.max_sequences} are decoded together"
+        f"{request.num_engines} vLLM engine(s) of {engine.tensor} GPU(s){kind}: a cache of "
+        f"{engine.cache_bytes / GIB:g} GiB a GPU holds {sequences} sequences of full length, {engine.max_sequences} "
+        f"are decoded together"
     )
+    if request.shape.experts is not None:
+        yield (
+            f"experts: {request.shape.experts.num_experts} in each of {request.shape.num_expert_layers} layers, "
+            f"{request.shape.experts.experts_per_token} for a token; the busiest rank is taken to receive "
+            f"{request.expert_imbalance:g} times the mean (--expert-imbalance)"
+        )
     if sequences < 1:
         advice = "raise rollout.kv_cache_mib or rollout.tensor_parallel_size"
         yield f"[yellow]not one sequence of full length fits into the cache: {advice}[/]"

@@ -1,10 +1,11 @@
 """Bytes by part, per rank of a stage, in every phase of a step.
 
 Colocated, a step goes as ``orchestration/stages/colocation.py`` says: generate (engine awake, the trainer's gradients
-freed and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (the
-engine's weights awake, its cache not), save (engine asleep, its weights on the host).
-Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. Where vLLM computes the
-entropies there is no scoring.
+freed and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (as
+generate, but the engine's cache is not there), save (engine asleep, its weights on the host).
+Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. If vLLM computes the
+entropies, there is no scoring but that of a reference policy, whose weights are in pinned host memory all the time and
+change places with the trainer's for it.
 """
 
 from collections.abc import Mapping
@@ -15,12 +16,11 @@ from gtpo_megatron.planner import hardware
 from gtpo_megatron.planner.activations import (
     in_flight,
     layer_bytes_per_token,
-    layers_of_chunk,
     saved_by_final_norm,
     saved_by_layer,
 )
 from gtpo_megatron.planner.engine import EngineMemory, engine_memory
-from gtpo_megatron.planner.layout import Layout
+from gtpo_megatron.planner.layout import Layout, Recompute, layers_of_chunk
 from gtpo_megatron.planner.output_layer import OutputLayerMemory, output_layer
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.trainer_state import StageParameters, TrainerState, stage_parameters, trainer_state
@@ -58,7 +58,7 @@ class GPUMemory:
     Attributes:
         role: ``stage 3`` or ``engine``.
         phases: bytes by part, in the phases it knows.
-        host: bytes of host memory that go with it, by what for.
+        host: bytes of host memory that its processes take, by purpose.
     """
 
     role: str
@@ -84,21 +84,28 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     )
     head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory()
     score, train = _forward_and_backward(request, layout, stage, parameters, head)
-    held: Bytes = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
+    if request.has_reference:
+        score["workspace"] = max(score["workspace"], hardware.EXCHANGE_BYTES)
+    weights = state.weights + state.routers
+    held: Bytes = {"weights": weights, "gradients": state.gradients, "optimizer": state.optimizer}
     # a slice that is not contiguous is copied on the GPU before it goes into a bucket
     push: Bytes = {"push buffers": parameters.largest * request.weight_bytes}
     phases: dict[Phase, Bytes] = {
         "train": {**held, **train},
-        "push": {**held, **push},
+        "push": {"weights": weights, **push} if request.cluster.is_colocated else {**held, **push},
         "save": {**held, "checkpoint staging": _staging_on_gpu(parameters, layout)},
     }
-    if request.has_scoring:
+    if request.has_scoring or request.has_reference:
         phases = {"score": {**held, **score}, **phases}
     host = _host_of_rank(parameters, layout, state)
+    if request.has_reference:
+        host["reference policy"] = parameters.num_elements * request.weight_bytes
+        if request.resets_reference:
+            host["checkpoint staging"] += host["reference policy"]
     reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout)
     if request.cluster.is_colocated:
         # the last push is checked by responses that are scored while the engine stays awake
-        phases = {"generate": {"weights": state.weights, **score}, **phases}
+        phases = {"generate": {"weights": weights, **score}, **phases}
         _add_engine(phases, request)
         reserve += _engine_reserve(request)
         host["optimizer while generating"] = state.optimizer
@@ -123,7 +130,7 @@ def engine_gpu(request: PlanRequest) -> GPUMemory:
 
 
 def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
-    """Host memory of the fullest node, by what for.
+    """Bytes of host memory of the fullest node, by purpose.
 
     Ranks fill the nodes first: that is a node full of ranks, the last one with ranks and the first engines beside them,
     or a node full of engines.
@@ -156,6 +163,7 @@ def engine_of(request: PlanRequest) -> EngineMemory:
         weight_bytes=request.engine.weight_bytes,
         max_sequences=request.engine.max_sequences,
         sequence_tokens=request.batch.max_sequence_tokens,
+        expert_parallel=request.engine.expert_parallel,
     )
 
 
@@ -166,9 +174,10 @@ def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
     phases["generate"]["KV cache"] = request.engine.cache_bytes
     phases["generate"]["vLLM workspace"] = engine.workspace
     phases["push"]["vLLM weights"] = engine.weights
-    # buckets are unpacked into tensors of full shape, as vLLM's loader wants them; and a layer is there twice
+    # buckets are unpacked into tensors of full shape, as vLLM's loader wants them, all experts of a layer at once; and
+    # a layer is there twice
     vocabulary = request.shape.vocab_size * request.shape.hidden_size * request.engine.weight_bytes
-    unpacked = max(vocabulary, request.engine.tensor * request.bucket_bytes)
+    unpacked = max(vocabulary, engine.layer_experts, request.engine.tensor * request.bucket_bytes)
     phases["push"]["push buffers"] = phases["push"].get("push buffers", 0) + unpacked + engine.layer
 
 
@@ -200,25 +209,26 @@ def _forward_and_backward(
     """
     shape, batch = request.shape, request.batch
     tokens = -(-batch.largest_micro_batch // layout.context)
-    saved = saved_by_layer(shape, request.kernels, request.weight_bytes, layout.recompute)
-    per_layer = layer_bytes_per_token(layout, saved)
     per_replica = -(-batch.num_update_responses // layout.data) * batch.max_sequence_tokens
     num_micro_batches = max(1, -(-per_replica // batch.largest_micro_batch))
     chunks = in_flight(layout, stage, num_micro_batches)
-    activations = chunks * layers_of_chunk(shape, layout) * per_layer * tokens
+    layers = _chunks(request, layout, stage)
+    kinds = [kind for kind in (False, True) if any(counts[kind] for counts in layers)]
+    kept = {kind: _kept_by_layer(request, layout, kind, layout.recompute) for kind in kinds}
+    # of chunks with different layers, as many of the one that keeps most
+    activations = chunks * tokens * max(sum(counts[kind] * kept[kind] for kind in kinds) for counts in layers)
     if stage == layout.pipeline - 1:
         final = saved_by_final_norm(shape, request.kernels, request.weight_bytes)
         activations += layer_bytes_per_token(layout, final) * tokens
-    width = shape.ffn_size / layout.tensor
-    if shape.experts is not None:
-        width = shape.experts.experts_per_token * shape.experts.ffn_size / layout.sequence_split
-    backward = (2 * shape.hidden_size + 3 * width) * request.weight_bytes * tokens
+    width = max(_work_width(request, layout, kind) for kind in kinds)
+    backward = (2 * shape.hidden_size + width) * request.weight_bytes * tokens
     if layout.recompute == "full":
-        whole = saved_by_layer(shape, request.kernels, request.weight_bytes, "none")
-        backward += layer_bytes_per_token(layout, whole) * tokens
+        backward += tokens * max(_kept_by_layer(request, layout, kind, "none") for kind in kinds)
+    elif layout.recompute == "experts" and True in kinds:
+        backward += tokens * (_kept_by_layer(request, layout, True, "none") - kept[True])
     # autograd holds the gradient of a weight until Megatron's hook has added it to the buffer
     backward += parameters.largest * request.weight_bytes
-    forward = (4 * shape.hidden_size + 3 * width) * request.weight_bytes * tokens
+    forward = (4 * shape.hidden_size + width) * request.weight_bytes * tokens
     score: Bytes = {"workspace": int(forward), "output layer": 0}
     train: Bytes = {"activations": int(activations), "workspace": int(backward)}
     if head.training:
@@ -227,13 +237,37 @@ def _forward_and_backward(
     return score, train
 
 
+def _kept_by_layer(request: PlanRequest, layout: Layout, has_experts: bool, recompute: Recompute) -> float:
+    """Bytes per token that a layer keeps for the backward pass."""
+    saved = saved_by_layer(request.shape, request.kernels, request.weight_bytes, recompute, has_experts=has_experts)
+    return layer_bytes_per_token(layout, saved, request.expert_imbalance)
+
+
+def _chunks(request: PlanRequest, layout: Layout, stage: int) -> set[tuple[int, int]]:
+    """Dense layers and layers with experts of each of the stage's chunks."""
+    return {layers_of_chunk(request.shape, layout, stage, chunk) for chunk in range(layout.virtual)}
+
+
+def _work_width(request: PlanRequest, layout: Layout, has_experts: bool) -> float:
+    """Elements per token of a layer's widest tensors while it works, of which three are of an MLP's width.
+
+    Of a layer with experts, the copies of tokens are there as they were sent and as they were received.
+    """
+    shape = request.shape
+    if not has_experts:
+        return 3 * shape.ffn_size / layout.tensor
+    assert shape.experts is not None
+    sent = shape.experts.experts_per_token / layout.sequence_split
+    received = sent * layout.busiest_load(request.expert_imbalance)
+    columns = layout.expert_tensor * shape.hidden_size + 3 * shape.experts.ffn_size
+    return sent * shape.hidden_size + received * columns + 3 * shape.experts.shared_ffn_size / layout.tensor
+
+
 def _staging_on_gpu(parameters: StageParameters, layout: Layout) -> int:
     """A distributed optimizer is gathered over its replicas, one of its three tensors at a time, through the GPU."""
     if not layout.distributed_optimizer:
         return 0
-    experts = parameters.num_expert_elements
-    copies = 1 + 1 / (layout.data * layout.context)
-    return int(4 * ((parameters.num_elements - experts) * copies + experts * (1 + 1 / layout.expert_data)))
+    return int(sum(4 * elements * (1 + 1 / replicas) for elements, replicas in parameters.replicated(layout)))
 
 
 def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerState) -> dict[str, int]:
@@ -245,7 +279,7 @@ def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerSta
     elements = parameters.num_elements
     staging = 12 * elements + state.weights
     if layout.distributed_optimizer:
-        shares = 12 * elements // (layout.data * layout.context)
+        shares = sum(12 * part // replicas for part, replicas in parameters.replicated(layout))
         staging = 12 * elements + shares + max(2 * 4 * elements, state.weights)
     host = {"checkpoint staging": staging, "processes": hardware.HOST_PROCESS_BYTES}
     if state.optimizer_on_host:
@@ -261,7 +295,9 @@ def _host_of_worker(request: PlanRequest) -> dict[str, int]:
 
 def _trainer_reserve(layout: Layout) -> int:
     """Context, and a communicator for each axis; the embedding's and the world's are there in any case."""
-    axes = (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data * layout.context)
+    axes = [layout.tensor, layout.pipeline, layout.context, layout.data * layout.context]
+    if layout.expert > 1 or layout.expert_tensor > 1:
+        axes += [layout.expert, layout.expert_tensor, layout.expert * layout.expert_tensor, layout.expert_data]
     communicators = 1 + sum(size > 1 for size in axes) if layout.num_ranks > 1 else 0
     return hardware.CONTEXT_BYTES + communicators * hardware.COMMUNICATOR_BYTES
 

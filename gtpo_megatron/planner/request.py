@@ -1,5 +1,6 @@
 """What is to be planned: a model, a batch, an engine and the GPUs, as numbers."""
 
+import math
 from dataclasses import dataclass
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive
@@ -12,6 +13,10 @@ from gtpo_megatron.planner.known_models import find_shape
 from gtpo_megatron.planner.layout import Layout, divides_model
 from gtpo_megatron.planner.shape import ModelShape
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE
+
+EXPERT_IMBALANCE = 1.5
+"""Copies of tokens that the busiest rank of an expert-parallel group receives, over the mean: an assumption. A run
+measures it, and routers that are not balanced anew may drift away from it."""
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -121,6 +126,7 @@ class EngineSettings:
         cache_bytes: key-value cache on each of its GPUs.
         max_sequences: decoded together.
         most: how many engines there are at most; 0: as many as have GPUs.
+        expert_parallel: its ranks share a layer's experts, each whole, instead of the matrices of every expert.
     """
 
     tensor: int
@@ -128,6 +134,7 @@ class EngineSettings:
     cache_bytes: int
     max_sequences: int
     most: int = 0
+    expert_parallel: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +142,7 @@ class PlanRequest:
     """Everything a plan is made from.
 
     Attributes:
-        name: of the recipe, for people.
+        name: of the recipe.
         model: name or folder.
         own_layout: the recipe's; None if it is for another number of ranks.
         transport: of the weight push; ``process_group`` and ``relay`` have buckets on the GPUs, the other on the host.
@@ -143,9 +150,12 @@ class PlanRequest:
         weight_bytes: per element of the trainer's weights.
         offload_fraction: share of the optimizer that lives on the host.
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
+        has_reference: a reference policy is on the host and scores in a pass of its own.
+        resets_reference: checkpoints have its weights.
         kernels: of the trainer's layers.
         object_store_bytes: shared memory per node, for batches between processes.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
+        expert_imbalance: copies of tokens that the busiest rank of an expert-parallel group receives, over the mean.
     """
 
     name: str
@@ -160,17 +170,19 @@ class PlanRequest:
     weight_bytes: int = 2
     offload_fraction: float = 0.0
     has_scoring: bool = True
+    has_reference: bool = False
+    resets_reference: bool = False
     kernels: Kernels = "te"
     object_store_bytes: int = 0
     vocab_multiple: int = VOCAB_MULTIPLE
+    expert_imbalance: float = EXPERT_IMBALANCE
 
     def __post_init__(self) -> None:
-        tensor, gpus = self.engine.tensor, self.cluster.num_engine_gpus
-        if gpus % tensor or not divides_engine(self.shape, tensor):
-            fitting = [t for t in range(1, gpus + 1) if gpus % t == 0 and divides_engine(self.shape, t)]
+        self._check_engine()
+        if self.expert_imbalance < 1 or not math.isfinite(self.expert_imbalance):
             raise ConfigError(
-                f"rollout.tensor_parallel_size={tensor}: must divide the {gpus} GPUs that generate, and heads and MLP "
-                f"of {self.model}; choose from {fitting}"
+                f"expert_imbalance={self.expert_imbalance}: the busiest rank's load over the mean is at least 1; "
+                f"1 is a router in balance, {EXPERT_IMBALANCE} is assumed if nothing is given"
             )
         if self.batch.max_sequence_tokens > self.shape.max_positions:
             raise ConfigError(
@@ -178,14 +190,30 @@ class PlanRequest:
                 f"{self.shape.max_positions} of {self.model}"
             )
 
+    def divides_engine(self, tensor: int) -> bool:
+        """Whether so many ranks divide the GPUs that generate, and the model."""
+        return self.cluster.num_engine_gpus % tensor == 0 and divides_engine(
+            self.shape, tensor, expert_parallel=self.engine.expert_parallel
+        )
+
+    def _check_engine(self) -> None:
+        tensor, gpus = self.engine.tensor, self.cluster.num_engine_gpus
+        if not self.divides_engine(tensor):
+            fitting = [t for t in range(1, gpus + 1) if self.divides_engine(t)]
+            parts = "heads and experts" if self.engine.expert_parallel else "heads and MLP"
+            raise ConfigError(
+                f"rollout.tensor_parallel_size={tensor}: must divide the {gpus} GPUs that generate, and {parts} of "
+                f"{self.model}; choose from {fitting}"
+            )
+
     @property
     def push_bytes_on_gpu(self) -> int:
-        """Of one side's buckets, which stay between pushes."""
+        """Bytes of one side's buckets on the GPU, where they stay between pushes."""
         return 2 * self.bucket_bytes if self.transport in ("process_group", "relay") else 0
 
     @property
     def num_engines(self) -> int:
-        """That share the prompts."""
+        """Engines that share the prompts."""
         filled = self.cluster.num_engine_gpus // self.engine.tensor
         return min(self.engine.most or filled, filled)
 
@@ -198,7 +226,12 @@ def gpus_of(config: RunConfig) -> tuple[int, int]:
 
 
 def request_from(
-    config: RunConfig, cluster: Cluster, *, mean_prompt_tokens: float = 0.0, mean_response_tokens: float = 0.0
+    config: RunConfig,
+    cluster: Cluster,
+    *,
+    mean_prompt_tokens: float = 0.0,
+    mean_response_tokens: float = 0.0,
+    expert_imbalance: float = EXPERT_IMBALANCE,
 ) -> PlanRequest:
     """A recipe on given GPUs.
 
@@ -207,6 +240,7 @@ def request_from(
         cluster: may have another number of GPUs than the recipe; see ``gpus_of``.
         mean_prompt_tokens: for times; 0: an eighth of the longest.
         mean_response_tokens: for times; 0: half of the longest.
+        expert_imbalance: of a mixture of experts, as in ``PlanRequest``.
 
     Raises:
         ConfigError: an unknown model, or an engine that does not divide the GPUs or the model.
@@ -237,6 +271,7 @@ def request_from(
             cache_bytes=config.rollout.kv_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,
             most=config.rollout.num_engines if is_own else 0,
+            expert_parallel=config.rollout.expert_parallel,
         ),
         own_layout=_own_layout(config, shape) if is_own else None,
         transport=config.weight_sync.transport,
@@ -244,7 +279,10 @@ def request_from(
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
         has_scoring=config.rollout.entropy_source == "actor",
+        has_reference=config.has_reference,
+        resets_reference=config.reference.reset_every_steps > 0,
         object_store_bytes=config.cluster.object_store_mib << 20,
+        expert_imbalance=expert_imbalance,
     )
 
 
@@ -262,12 +300,18 @@ def _own_layout(config: RunConfig, shape: ModelShape) -> Layout:
             f"{parallel} does not divide {config.model.path}: {shape.num_layers} layers, {shape.num_heads} heads, "
             f"{shape.num_query_groups} key-value heads, MLP width {shape.ffn_size}"
         )
+    if shape.experts is not None:
+        shape.experts.check_layout(parallel)
+    elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:
+        raise ConfigError(f"{parallel}: {config.model.path} has no experts; set the expert parallel sizes to 1")
     return Layout(
         num_ranks=parallel.num_ranks,
         tensor=tensor,
         pipeline=pipeline,
         virtual=virtual,
         context=parallel.context_parallel_size,
+        expert=parallel.expert_parallel_size,
+        expert_tensor=parallel.expert_tensor_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         distributed_optimizer=parallel.distributed_optimizer,
         recompute=config.model.recompute,

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gtpo_megatron.planner.hardware import GIB
-from gtpo_megatron.planner.layout import Layout, layouts
+from gtpo_megatron.planner.layout import Layout, Recompute, layouts
 from gtpo_megatron.planner.phases import GPUMemory, Part, Phase, engine_gpu, engine_of, node_host, trainer_gpu
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.step_time import StepTime, step_time
-from gtpo_megatron.planner.trainer_state import stage_parameters
+from gtpo_megatron.planner.trainer_state import layers_of_stage, stage_parameters
 
 ABOUT_AS_FAST = 1.1
 """Estimates are not better than this; within it, fewer communicating ranks decide: they fail and wait less."""
@@ -55,7 +55,7 @@ class JudgedLayout:
 
     @property
     def seconds(self) -> float:
-        """Of the stages that the trainer's layout changes."""
+        """Estimated seconds of scoring and training, which depend on the trainer's layout."""
         return self.time.score + self.time.train
 
     @property
@@ -65,7 +65,7 @@ class JudgedLayout:
 
     @property
     def largest_parts(self) -> list[tuple[Part, int]]:
-        """Of the worst GPU's peak, largest first."""
+        """The parts of the worst GPU's peak, largest first."""
         return sorted(self.worst.phases[self.peak_phase].items(), key=lambda row: -row[1])
 
     def reason(self) -> str:
@@ -83,14 +83,21 @@ class JudgedLayout:
 
 
 def judge(request: PlanRequest, layout: Layout) -> JudgedLayout:
-    """Looks at the GPUs that can be fullest: the first two stages, the last one, an engine's."""
+    """Judges a layout by the GPUs that can be fullest: the first stage's, the last one's, an engine's, and others'.
+
+    Of the stages between that have equal layers, the first one holds the most activations, and it alone is judged.
+    """
     last = layout.pipeline - 1
-    gpus = [trainer_gpu(request, layout, stage) for stage in sorted({0, min(1, last), last})]
+    between = {layers_of_stage(request.shape, layout, stage): stage for stage in range(last - 1, 0, -1)}
+    gpus = [trainer_gpu(request, layout, stage) for stage in sorted({0, *between.values(), last})]
     host = max(sum(node_host(request, gpu).values()) for gpu in gpus)
     if not request.cluster.is_colocated:
         gpus.append(engine_gpu(request))
     widest = max(
-        (stage_parameters(request.shape, layout, stage, request.vocab_multiple) for stage in {0, last}),
+        (
+            stage_parameters(request.shape, layout, stage, request.vocab_multiple)
+            for stage in {0, *between.values(), last}
+        ),
         key=lambda parameters: parameters.num_elements,
     )
     return JudgedLayout(
@@ -130,15 +137,21 @@ def anything_fits(request: PlanRequest) -> bool:
 
 
 def least_recompute(request: PlanRequest, layout: Layout) -> JudgedLayout:
-    """The least of no, selective and full recomputation that fits; full if none does."""
+    """The least recomputation that fits, in the order of ``Recompute``; full if none does."""
     judged = judge(request, layout)
     if judged.fits:
         return judged
     fullest = judge(request, replace(layout, recompute="full"))
     if not fullest.fits:
         return fullest
-    selective = judge(request, replace(layout, recompute="selective"))
-    return selective if selective.fits else fullest
+    between: list[Recompute] = ["selective"]
+    if request.shape.experts is not None:
+        between.append("experts")
+    for recompute in between:
+        judged = judge(request, replace(layout, recompute=recompute))
+        if judged.fits:
+            return judged
+    return fullest
 
 
 def _in_order(judged_layouts: Sequence[JudgedLayout]) -> list[JudgedLayout]:

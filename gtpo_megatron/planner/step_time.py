@@ -12,19 +12,25 @@ from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.trainer_state import StageParameters
 
 COMPUTE_EFFICIENCY = 0.6
-"""Of the bfloat16 peak, for products of thousands of tokens."""
+"""Share of the bfloat16 peak that matrix products over thousands of tokens reach."""
+
+EXPERTS_EFFICIENCY = 0.35
+"""Share of the bfloat16 peak that grouped products reach: narrow matrices, a few hundred tokens each. Assumed."""
 
 BYTES_EFFICIENCY = 0.75
-"""Of the rate of a link or of a GPU's memory."""
+"""Share of the nominal rate of a link or of a GPU's memory."""
 
 DECODE_LAYER_S = 25e-6
-"""Per layer of a decode step besides reading memory: launches out of a CUDA graph, two small all-reduces."""
+"""Seconds per layer of a decode step besides reading memory: launches of a CUDA graph, two small all-reduces."""
+
+DECODE_EXPERTS_S = 25e-6
+"""Seconds that a layer with experts takes besides those: routing, sorting tokens, two grouped products. Assumed."""
 
 HOST_BYTES = 20e9
-"""Per second, between a GPU and pinned host memory, and of a rank's share of the host's memory."""
+"""Bytes per second between a GPU and pinned host memory, and of a rank's share of the host's memory rate."""
 
 ADAM_BYTES = 24
-"""Per parameter: float32 weight and moments, read and written once."""
+"""Bytes per parameter that Adam moves: float32 weight and moments, read and written once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +39,7 @@ class StepTime:
 
     Attributes:
         generate: the same for every layout of the trainer.
+        score: of the policy, and of its reference.
         train: all optimizer updates of the step.
         push: into every engine, through host memory.
     """
@@ -44,7 +51,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return self.generate + self.score + self.train + self.push
 
 
@@ -67,48 +74,100 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     if layout.virtual > 1:  # the interleaved schedule wants a multiple of the stages
         trained = -(-trained // layout.pipeline) * layout.pipeline
     bubble = layout.pipeline - 1
-    passes = 4 if layout.recompute == "full" else 3
-    update = (trained + bubble / layout.virtual) * passes * forward + _reduce(request, layout, widest)
-    state = widest.num_elements / (layout.data * layout.context if layout.distributed_optimizer else 1)
+    again = {"full": forward, "experts": _experts(request, layout, tokens)}.get(layout.recompute, 0.0)
+    update = (trained + bubble / layout.virtual) * (3 * forward + again) + _reduce(request, layout, widest)
+    state = sum(
+        elements / (replicas if layout.distributed_optimizer else 1) for elements, replicas in widest.replicated(layout)
+    )
     # on the host Adam reads gradients there, and its state; else that leaves for the host while engines generate
     update += request.offload_fraction * state * (ADAM_BYTES + 12) / HOST_BYTES
     moved = (1 - request.offload_fraction) * state * ADAM_BYTES / HOST_BYTES if request.cluster.is_colocated else 0.0
     return StepTime(
         generate=_generate(request, engine),
-        score=(scored + bubble) * forward if request.has_scoring else 0.0,
+        score=(request.has_scoring + request.has_reference) * (scored + bubble) * forward
+        + request.has_reference * _exchanges(request, widest),
         train=batch.num_updates * update + moved,
         push=(widest.num_elements * request.weight_bytes + engine.weights) / HOST_BYTES,
     )
+
+
+def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
+    """Seconds in which the reference takes the policy's place, and leaves it: each time weights go both ways."""
+    return 4 * widest.num_elements * request.weight_bytes / HOST_BYTES
 
 
 def _forward(request: PlanRequest, layout: Layout, tokens: float) -> float:
     """Seconds of one micro-batch on the slowest stage, which also has the output layer."""
     shape, batch = request.shape, request.batch
     length = batch.mean_prompt_tokens + batch.mean_response_tokens
-    layers = shape.num_layers / layout.pipeline
-    weights = (shape.num_active_parameters - shape.embedding_parameters) / layout.pipeline
+    layers, expert_layers = (num / layout.pipeline for num in (shape.num_layers, shape.num_expert_layers))
+    experts = _chosen_expert_parameters(request) / layout.pipeline
+    weights = (shape.num_active_parameters - shape.embedding_parameters) / layout.pipeline - experts
     head = shape.vocab_size * shape.hidden_size * batch.mean_response_tokens / length
     flops = 2 * tokens * (weights + layers * shape.query_width * length + head) / (layout.tensor * layout.context)
     row = tokens / layout.context * shape.hidden_size * request.weight_bytes
     keys_and_values = 2 * row * shape.key_value_width / shape.hidden_size / layout.tensor
-    # tensor parallelism gathers and reduces twice, context parallelism passes keys and values around a ring
-    sent = 4 * row * _share_sent(layout.tensor) / _link(request, layout.tensor)
-    sent += keys_and_values * (layout.context - 1) / _link(request, layout.tensor * layout.context)
-    if shape.experts is not None:  # there and back
-        copies = 2 * shape.experts.experts_per_token / layout.sequence_split
-        sent += copies * row * _share_sent(layout.expert) / _link(request, layout.expert)
+    # tensor parallelism gathers and reduces twice, but not around experts; context parallelism passes keys and values
+    # around a ring
+    gathered = 4 * layers - 2 * expert_layers * (shape.experts is not None and not shape.experts.shared_ffn_size)
+    sent = gathered * row * _share_sent(layout.tensor) / _link(request, layout.tensor)
+    sent += layers * keys_and_values * (layout.context - 1) / _link(request, layout.tensor * layout.context)
     hop = 0.0
     if layout.pipeline > 1:  # a chunk's ranks come after all of the stage before it
         reach = layout.tensor * layout.context * layout.data * 2
         hop = layout.virtual * row / layout.sequence_split / _link(request, reach)
-    return flops / _flops(request) + layers * sent + hop
+    return flops / _flops(request) + _experts(request, layout, tokens) + sent + hop
+
+
+def _experts(request: PlanRequest, layout: Layout, tokens: float) -> float:
+    """Seconds of a micro-batch in the experts of one stage, with the copies of tokens there and back."""
+    load = layout.busiest_load(request.expert_imbalance)
+    flops = 2 * tokens * load * _chosen_expert_parameters(request) / (layout.pipeline * layout.tensor * layout.context)
+    row = tokens / layout.context * request.shape.hidden_size * request.weight_bytes
+    sent = request.shape.num_expert_layers / layout.pipeline * load * _dispatch(request, layout, row)
+    return flops / _expert_flops(request) + sent
+
+
+def _chosen_expert_parameters(request: PlanRequest) -> int:
+    """Parameters of the experts that a token is sent to, over all layers; 0 for a dense model."""
+    shape = request.shape
+    if shape.experts is None:
+        return 0
+    return shape.num_expert_layers * shape.experts.experts_per_token * shape.expert_parameters
+
+
+def _dispatch(request: PlanRequest, layout: Layout, row: float) -> float:
+    """Seconds of one layer: copies of tokens to their experts and back, gathered by those that share an expert.
+
+    Every rank sends equally many bytes to each other rank, so the slower link decides: the network, if the group spans
+    nodes.
+
+    Args:
+        request: model and GPUs.
+        layout: of the trainer.
+        row: bytes of the micro-batch's hidden states, over the tensor-parallel ranks.
+    """
+    if request.shape.experts is None:
+        return 0.0
+    copies = request.shape.experts.experts_per_token * row / layout.sequence_split
+    within = max(1, min(layout.expert, request.cluster.gpus_per_node // layout.expert_tensor))
+    gpu = request.cluster.gpu
+    seconds = max(
+        copies * (within - 1) / layout.expert / gpu.nvlink_bytes,
+        copies * (layout.expert - within) / layout.expert / gpu.network_bytes,
+    )
+    gathered = layout.expert_tensor * copies * _share_sent(layout.expert_tensor)
+    return 2 * (seconds / BYTES_EFFICIENCY + gathered / _link(request, layout.expert_tensor))
 
 
 def _reduce(request: PlanRequest, layout: Layout, widest: StageParameters) -> float:
     """Seconds: gradients in float32 over the replicas, new weights back to all."""
-    replicas = layout.data * layout.context
-    num_bytes = widest.num_elements * (4 + request.weight_bytes)
-    return num_bytes * _share_sent(replicas) / _link(request, layout.tensor * replicas)
+    num_bytes = 4 + request.weight_bytes
+    # replicas of a parameter are spread over the whole stage
+    return sum(
+        elements * num_bytes * _share_sent(replicas) / _link(request, layout.stage_ranks)
+        for elements, replicas in widest.replicated(layout)
+    )
 
 
 def _generate(request: PlanRequest, engine: EngineMemory) -> float:
@@ -121,14 +180,29 @@ def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     steps = max(batch.max_response_tokens, responses * batch.mean_response_tokens / together)
     decoded = responses * batch.mean_response_tokens / steps
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
-    token = 2 * request.shape.num_active_parameters / tensor / _flops(request)
-    step = max((engine.weights + decoded * context * engine.cache_per_token) / memory, decoded * token)
+    shape, experts = request.shape, _chosen_expert_parameters(request)
+    load = min(tensor, request.expert_imbalance) if request.engine.expert_parallel else 1.0
+    dense = 2 * (shape.num_active_parameters - experts) / tensor / _flops(request)
+    token = dense + 2 * load * experts / tensor / _expert_flops(request)
+    read = engine.weights - engine.expert_weights * (1 - _share_of_experts(request, decoded))
+    step = max((read + decoded * context * engine.cache_per_token) / memory, decoded * token)
     prefill = responses * batch.mean_prompt_tokens * token
-    return steps * (step + request.shape.num_layers * DECODE_LAYER_S) + prefill
+    launches = shape.num_layers * DECODE_LAYER_S + shape.num_expert_layers * DECODE_EXPERTS_S
+    return steps * (step + launches) + prefill
+
+
+def _share_of_experts(request: PlanRequest, tokens: float) -> float:
+    """Share of a layer's experts that receive at least one of ``tokens`` tokens, if routers choose evenly."""
+    experts = request.shape.experts
+    return 1.0 if experts is None else 1 - (1 - experts.experts_per_token / experts.num_experts) ** tokens
 
 
 def _flops(request: PlanRequest) -> float:
     return request.cluster.gpu.bf16_flops * COMPUTE_EFFICIENCY
+
+
+def _expert_flops(request: PlanRequest) -> float:
+    return request.cluster.gpu.bf16_flops * EXPERTS_EFFICIENCY
 
 
 def _link(request: PlanRequest, reach: int) -> float:
@@ -138,5 +212,5 @@ def _link(request: PlanRequest, reach: int) -> float:
 
 
 def _share_sent(ranks: int) -> float:
-    """Of a buffer, by each rank of a ring."""
+    """Share of a buffer that each rank of a ring sends."""
     return (ranks - 1) / ranks

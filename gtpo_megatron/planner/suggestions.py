@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from gtpo_megatron.planner.engine import divides_engine
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.search import anything_fits, judge_all
 
@@ -89,12 +88,7 @@ def _smaller_cache(request: PlanRequest, factor: int) -> Choice:
 
 def _is_engine(request: PlanRequest, tensor: int) -> bool:
     """Whether engines of so many ranks divide the model, the node and the GPUs."""
-    cluster = request.cluster
-    return (
-        tensor <= cluster.gpus_per_node
-        and cluster.num_engine_gpus % tensor == 0
-        and divides_engine(request.shape, tensor)
-    )
+    return tensor <= request.cluster.gpus_per_node and request.divides_engine(tensor)
 
 
 def _more_gpus(request: PlanRequest) -> list[Choice]:

@@ -1,1 +1,1 @@
-"""The page of one or several runs: what is read, which figures are made of it, how it is served."""
+"""The report page of one or several runs: reading, figures, serving."""

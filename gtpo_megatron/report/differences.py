@@ -1,6 +1,6 @@
-"""What makes curves say less of the runs than they seem to: other measurements, or problems that were trained on.
+"""Warnings for the reader of several runs: different measurements, or contaminated held-out sets.
 
-A run whose configuration does not say, because it is of an older version, is left out of a comparison.
+A run without the compared setting is left out of a comparison.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ _Said = list[tuple[str, str]]
 
 
 def differences(runs: Sequence[RunData]) -> list[str]:
-    """Sentences for the reader of several runs; none where all was measured alike."""
+    """Sentences about settings that differ between the runs; empty if there are none."""
     return [*_of_sets(runs), *_of_evaluation(runs), *_of_best(runs)]
 
 
 def contaminated(run: RunData) -> list[str]:
-    """Sentences on held-out sets of which problems are in the training set, too."""
+    """Sentences about held-out sets with problems that are in the training set."""
     found = [(set_name(label), run.values(f"eval/{label}_contaminated_count")) for label in measured_sets([run])]
     return [
         f"{counts[-1]:g} of the {name} problems are in the training set, too, the same or nearly: accuracy on {name} "
@@ -35,7 +35,7 @@ def contaminated(run: RunData) -> list[str]:
 
 
 def _of_sets(runs: Sequence[RunData]) -> list[str]:
-    """By the content of the problems, wherever they lie."""
+    """Compares held-out sets by the content of their problems."""
     remarks = []
     for label in measured_sets(runs):
         measuring = [run for run in runs if run.values(mean_metric(label))]
@@ -47,7 +47,7 @@ def _of_sets(runs: Sequence[RunData]) -> list[str]:
 
 
 def _of_evaluation(runs: Sequence[RunData]) -> list[str]:
-    """Settings of the evaluation, over the runs that share a set with another."""
+    """Compares settings of the evaluation between runs that share a set."""
     sets = [measured_sets([run]) for run in runs]
     sharing = [
         run
@@ -78,7 +78,7 @@ def _of_best(runs: Sequence[RunData]) -> list[str]:
 
 
 def _by_value(said: _Said) -> str:
-    """Such as ``8 (gtpo, grpo), 32 (dapo)``; empty where all say the same."""
+    """Values with their runs, such as ``8 (gtpo, grpo), 32 (dapo)``; empty if all are equal."""
     names: dict[str, list[str]] = {}
     for name, text in said:
         names.setdefault(text, []).append(name)

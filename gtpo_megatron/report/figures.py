@@ -1,11 +1,14 @@
-"""Which figures a report has, and what each says."""
+"""The figures of a report, with their captions."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.observability.measured_sets import mean_metric
+from gtpo_megatron.report.expert_figures import expert_figures
 from gtpo_megatron.report.run_data import RunData, measured_sets
+from gtpo_megatron.report.sampled_groups import MAX_PARTS
 from gtpo_megatron.report.traces import (
     ALARM,
     BLUE,
@@ -17,8 +20,8 @@ from gtpo_megatron.report.traces import (
     draw_curves,
     line,
 )
-from gtpo_megatron.run_folder.finite import finite
 
+_PART = re.compile(r"reward/([a-z0-9_]+)_mean")
 _FROM_ZERO = {"yaxis_rangemode": "tozero"}
 _SHARE = {"yaxis_rangemode": "tozero", "yaxis_tickformat": "~p"}
 _LOG = {"yaxis": {"type": "log", "exponentformat": "power", "dtick": 1}}
@@ -48,9 +51,9 @@ _OF_TRAINING = (
     Figure(
         "gap", "Sampler against trainer", "nats",
         "Difference between the log-probabilities that sampler and trainer give to the same sampled tokens, after each "
-        "weight push.",
+        "weight push: the largest, and what 99% of the tokens stay within, with its limit at the last step.",
         (Curve("sync/logprob_gap_max", "largest", is_smoothed=False),
-         Curve("sync/logprob_gap_mean", "mean", GREY, "dot", is_smoothed=False)), _LOG),
+         Curve("sync/logprob_gap_p99", "99%", GREY, "dot", is_smoothed=False)), _LOG),
     Figure(
         "groups", "Groups and cuts", "share",
         "Prompt groups with both correct and incorrect responses, the only ones that teach; groups all correct or all "
@@ -96,14 +99,36 @@ _OF_TRAINING = (
          Curve("timing/update_s", "update", ORANGE, "dot"),
          Curve("timing/rollout_wait_s", "waiting for responses", VIOLET, "dashdot")), _FROM_ZERO),
 )
+_REFERENCE = Figure(
+    "reference", "Divergence from the reference policy", "nats per token",
+    "Mean k3 estimate of the KL divergence of the policy from its reference, over response tokens.",
+    (Curve("policy/kl_ref_nats", "k3"),), _FROM_ZERO)
 # fmt: on
 
 
 def figures(runs: Sequence[RunData]) -> list[Figure]:
-    """All figures, in reading order; what no run has measured has no traces."""
+    """All figures in order; one that no run has measured has no traces. Some runs have no experts or no reference."""
     of_sets = [_accuracy(runs, label) for label in measured_sets(runs) or [HELDOUT]]
-    drawn = [draw_curves(runs, figure) for figure in (_REWARD, *of_sets, *_OF_TRAINING)]
+    drawn = [draw_curves(runs, figure) for figure in (_REWARD, *_parts(runs), *of_sets, *_OF_TRAINING)]
+    drawn += [figure for figure in [draw_curves(runs, _REFERENCE)] if figure.traces]
+    drawn += expert_figures(runs)
     return [_with_limits(runs, figure) for figure in drawn]
+
+
+def _parts(runs: Sequence[RunData]) -> list[Figure]:
+    """The figure of the parts of the reward; none if no run's reward has parts."""
+    names = dict.fromkeys(
+        found[1] for run in runs for row in run.metrics[-1:] for name in row if (found := _PART.fullmatch(name))
+    )
+    if not names:
+        return []
+    colours, dashes = (BLUE, ORANGE, VIOLET, GREY), ("solid", "dash", "dot", "dashdot")
+    curves = tuple(
+        Curve(f"reward/{name}_mean", name.replace("_", " "), colours[index % 4], dashes[index % 4])
+        for index, name in enumerate(sorted(names)[:MAX_PARTS])
+    )
+    caption = "What the reward is made of, as its function says: the mean of each part over the responses that have it."
+    return [Figure("reward-parts", "Parts of the reward", "mean over responses", caption, curves, _FROM_ZERO)]
 
 
 def _accuracy(runs: Sequence[RunData], label: str) -> Figure:
@@ -120,13 +145,13 @@ def _accuracy(runs: Sequence[RunData], label: str) -> Figure:
 
 
 def _with_limits(runs: Sequence[RunData], figure: Figure) -> Figure:
-    """The log-prob gap with the limits that the runs set to it; any other figure as it is."""
+    """Adds the runs' limits to the figure of the log-prob gap; returns other figures unchanged."""
     if figure.key != "gap" or not figure.traces:
         return figure
     last = max(2, *(run.num_steps_done for run in runs))
-    found = {finite(run.setting("weight_sync.logprob_gap_limit")) or 0.0 for run in runs} - {0.0}
-    limits = [
-        line([(1, limit), (last, limit)], name=f"limit {limit:g}", color=ALARM, mode="lines", hoverinfo="skip")
+    found = {limits[-1] for run in runs if (limits := run.values("sync/logprob_gap_p99_limit"))}
+    lines = [
+        line([(1, limit), (last, limit)], name=f"limit {limit:.2g}", color=ALARM, mode="lines", hoverinfo="skip")
         for limit in sorted(found)
     ]
-    return replace(figure, traces=(*figure.traces, *limits))
+    return replace(figure, traces=(*figure.traces, *lines))

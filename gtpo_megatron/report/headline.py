@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
 
 from gtpo_megatron.config.evaluation import HELDOUT
 from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, mean_metric
@@ -18,11 +17,11 @@ _ALGORITHMS = {"GRPOS": "GRPO-S", "DrGRPO": "Dr. GRPO"}
 _UNMEASURED = ("-", "not measured")
 
 _Card = tuple[str, str]
-"""A number, and what it is in a few words."""
+"""A number and its label."""
 
 
 def summary(run: RunData) -> str:
-    """Such as ``GTPO v6 · 40 of 40 steps``, as HTML."""
+    """One line of HTML, such as ``GTPO v6 · 40 of 40 steps``."""
     planned = run.setting("num_steps")
     steps = f"{run.num_steps_done} of {planned} steps" if planned else f"{run.num_steps_done} steps"
     if isinstance(planned, int) and run.num_steps_done < planned:
@@ -34,7 +33,7 @@ def summary(run: RunData) -> str:
 
 
 def headlines(runs: Sequence[RunData]) -> str:
-    """The section, as HTML; what a run did not measure is a dash."""
+    """The section as HTML; missing measurements are dashes."""
     return "".join(_cards(run, runs) for run in runs)
 
 
@@ -58,7 +57,7 @@ def _percent(value: float) -> str:
 
 
 def _accuracy(run: RunData, runs: Sequence[RunData]) -> tuple[str, _Card]:
-    """On the first set that all runs were measured on; if they share none, on this run's first, which is named."""
+    """Accuracy on the first set of all runs; if there is none, on this run's first set, which is named."""
     own = measured_sets([run])
     sets = [each for each in map(measured_sets, ([run] for run in runs)) if each]
     shared = next((label for label in measured_sets(runs) if all(label in each for each in sets)), None)
@@ -83,7 +82,7 @@ def _accuracy(run: RunData, runs: Sequence[RunData]) -> tuple[str, _Card]:
 
 
 def _intervals(intervals: Sequence[tuple[float, float]]) -> str:
-    """Of the first and the last measurement, or of the only one; nothing if an end is unknown."""
+    """Intervals of the first and last measurement, or of the only one; empty if an end is unknown."""
     if not all(math.isfinite(end) for ends in intervals for end in ends):
         return ""
     shown = [f"[{100 * low:.1f}, {100 * high:.1f}]" for low, high in intervals[:: max(1, len(intervals) - 1)]]
@@ -101,12 +100,11 @@ def _reward(run: RunData) -> _Card:
 
 
 def _gap(run: RunData) -> _Card:
-    gaps = run.values("sync/logprob_gap_max")
+    gaps, limits = run.values("sync/logprob_gap_p99"), run.values("sync/logprob_gap_p99_limit")
     if not gaps:
         return _UNMEASURED
-    limit: Any = run.setting("weight_sync.logprob_gap_limit")
-    of_limit = f"; limit {limit:g}" if isinstance(limit, float) else ""
-    return f"{max(gaps):.1e}", f"nats at most, over all steps{of_limit}"
+    of_limit = f"; limit {min(limits):.1e}" if limits else ""
+    return f"{max(gaps):.1e}", f"nats at most at 99% of the tokens of a step{of_limit}"
 
 
 def _time(run: RunData) -> _Card:

@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page on one run or several."""
+"""``report.html``: a self-contained page of one or several runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from gtpo_megatron.report.samples import num_bytes, page_json, sample_section, s
 from gtpo_megatron.report.traces import Figure, plain_figure
 
 MAX_OWN_BYTES = 3_400_000
-"""Of a page besides plotly's 4.8 MB and our own scripts, so that all stays below 8 MiB."""
+"""Size limit without plotly's 4.8 MB and our scripts, so that a page stays below 8 MiB."""
 MAX_SAMPLE_BYTES = 2_900_000
-"""Of all sampled groups of a page."""
+"""Size limit of all sampled groups."""
 
 _SETTINGS = {
     "model": "model.path", "weights in": "model.dtype", "prompts per step": "data.prompts_per_step",
@@ -34,12 +34,12 @@ _SETTINGS = {
 def write_report(runs: Sequence[Path], out: Path) -> None:
     """Writes one HTML file that needs no network.
 
-    What a run lacks (a metric, its configuration, sampled texts) is left out with a sentence in its place; a metrics
-    file cut in mid-line by a crash is read up to there.
+    Missing data of a run (a metric, its configuration, sampled texts) is replaced by a sentence; a cut last line of
+    metrics is ignored.
 
     Args:
         runs: run folders; several are drawn in the same figures.
-        out: the file, replaced only when the new one is complete; a device or a pipe is written to.
+        out: the file, replaced atomically; a device or pipe is written to directly.
 
     Raises:
         DataError: no run folder given, or one that does not exist.
@@ -47,17 +47,17 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     """
     page = document(content(read_runs(runs)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(out, page, errors="replace")  # a model may sample half a pair
+    write_file(out, page, errors="replace")  # sampled text may contain surrogates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """What a page shows.
+    """The content of a page.
 
     Attributes:
         main: HTML of everything between header and footer; every text of a run is escaped.
         data: plain values for the page's script: figures and sampled groups.
-        title: of the window.
+        title: title of the window.
     """
 
     main: str
@@ -66,7 +66,7 @@ class Content:
 
 
 def content(runs: Sequence[RunData]) -> Content:
-    """Draws one or several runs."""
+    """Builds the content for one or several runs."""
     drawn = figures(runs)
     plots = {figure.key: plain_figure(figure.traces, **figure.layout) for figure in drawn if figure.traces}
     above = headlines(runs)
@@ -88,10 +88,10 @@ def document(shown: Content, *, live: str = "", scripts: Sequence[str] = ("repor
     """The whole page as an HTML document.
 
     Args:
-        shown: what is on it.
-        live: HTML above it; none in a file.
-        scripts: assets that draw it, in order.
-        plotly_at: address of plotly's script; empty puts it into the page, which then loads nothing.
+        shown: its content.
+        live: HTML above the content, for a served page.
+        scripts: names of the page's scripts, in order.
+        plotly_at: address of plotly's script; empty: include it in the page.
     """
     plotly = f'<script src="{plotly_at}"></script>' if plotly_at else f"<script>{plotly_script()}</script>"
     return "".join(
@@ -110,8 +110,8 @@ def document(shown: Content, *, live: str = "", scripts: Sequence[str] = ("repor
 
 
 def plotly_script() -> str:
-    """Plotly for a browser."""
-    from plotly.offline import get_plotlyjs  # plotly takes a while to import; nothing else here needs it
+    """Plotly's JavaScript."""
+    from plotly.offline import get_plotlyjs  # slow to import
 
     script: str = get_plotlyjs()
     return script
@@ -140,7 +140,7 @@ def _heading(runs: Sequence[RunData]) -> str:
     settings = ""
     for label, path in _SETTINGS.items():
         values = {_shown(run, path) for run in runs}
-        if len(values) == 1 and (value := values.pop()) is not None:  # the settings that all runs share
+        if len(values) == 1 and (value := values.pop()) is not None:  # only settings that all runs share
             settings += f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
     return f"<header><h1>{title}</h1><p class='sub'>{about}</p><dl class='settings'>{settings}</dl></header>"
 

@@ -1,7 +1,6 @@
-"""Reads a run folder for a report: whatever is there, with a sentence for what is not.
+"""Reads a run folder for a report; missing or unreadable files become remarks.
 
-A run may be running, crashed, or written by an older version, so nothing here insists: the configuration is read as
-plain values, a cut last line is left out, and what cannot be read becomes a remark that the report shows.
+A run may be running or crashed, so the configuration is read as plain values, and a cut last line is ignored.
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.measured_sets import labels_among, mean_metric
 from gtpo_megatron.report.sampled_groups import SampledGroup, read_groups
 from gtpo_megatron.run_folder.data_file import DataContent, read_contents
+from gtpo_megatron.run_folder.expert_load import ExpertLoad, read_expert_load
 from gtpo_megatron.run_folder.finite import finite
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.untrusted.text import printable, read_text
@@ -20,21 +20,22 @@ from gtpo_megatron.untrusted.yaml_text import MAX_YAML_BYTES, parse_yaml
 
 CONFIG_FILE = "config.yaml"
 DEFAULT_SUCCESS_THRESHOLD = 0.5
-"""Where the configuration cannot be read."""
+"""Used if the configuration cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """What a report needs of one run.
+    """The data of one run for a report.
 
     Attributes:
         name: unique among the runs of the report.
         config: plain values of ``config.yaml``; empty if it cannot be read.
-        config_text: ``config.yaml`` as it is.
-        metrics: one mapping a step, see ``metrics_file.read_metrics``.
+        config_text: the text of ``config.yaml``.
+        metrics: one mapping per step, see ``metrics_file.read_metrics``.
         groups: sampled groups by ascending step.
-        remarks: sentences on what could not be read.
-        contents: of its data sets, by their names in ``data.json``; empty for a run of an older version.
+        remarks: sentences about what could not be read.
+        contents: its data sets, by their names in ``data.json``.
+        expert_load: tokens per expert at the last step that was written down; None for a dense model.
     """
 
     name: str
@@ -44,9 +45,10 @@ class RunData:
     groups: tuple[SampledGroup, ...]
     remarks: tuple[str, ...]
     contents: dict[str, DataContent] = field(default_factory=dict)
+    expert_load: ExpertLoad | None = None
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
-        """Steps and values of a metric; steps at which it is absent or was not a number are left out."""
+        """Steps and values of a metric, without steps at which it is absent or not finite."""
         points = [(row["step"], value) for row in self.metrics if (value := finite(row.get(metric))) is not None]
         return [step for step, _ in points], [value for _, value in points]
 
@@ -70,7 +72,7 @@ class RunData:
 
 
 def measured_sets(runs: Sequence[RunData]) -> list[str]:
-    """Labels of the sets that any of the runs was measured on: in the order of ``data.json``, then as found."""
+    """Labels of the held-out sets of all runs: in the order of ``data.json``, then of the metrics."""
     in_order = [f"{name}_mean_at_k" for run in runs for name in run.contents]
     found = dict.fromkeys(name for run in runs for row in run.metrics for name in row)
     labels = labels_among([*in_order, *found])
@@ -84,7 +86,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
         folders: at least one.
 
     Raises:
-        DataError: no folders, or one that does not exist.
+        DataError: no folders are given, or one does not exist.
     """
     if not folders:
         raise DataError("a report needs at least one run folder; got none")
@@ -96,7 +98,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Folder names, with as many parents before them as it takes to tell the runs apart."""
+    """Folder names, with as many parents as needed to make them unique."""
     folders = [folder.resolve() for folder in folders]  # the name of "." is empty
     names = [folder.name for folder in folders]
     for depth in range(2, 1 + max(len(folder.parts) for folder in folders)):
@@ -127,7 +129,12 @@ def _read_run(folder: Path, name: str) -> RunData:
         contents = read_contents(folder)
     except DataError as error:
         remarks.append(f"{error}, so it is not known which problems the run has.")
-    return replace(run, metrics=metrics, groups=groups, remarks=tuple(remarks), contents=contents)
+    load = None
+    try:
+        load = read_expert_load(folder)
+    except DataError as error:
+        remarks.append(f"{error}.")
+    return replace(run, metrics=metrics, groups=groups, remarks=tuple(remarks), contents=contents, expert_load=load)
 
 
 def _read_config(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:

@@ -1,8 +1,4 @@
-"""Sampled groups of a run, as much of them as a page shows.
-
-A response of 16,384 tokens takes megabytes as Python numbers and a page shows its first 1,024, so a response is cut
-while it is read, and nothing longer is kept than the one that is being read.
-"""
+"""Reads sampled groups of a run for a page, each response cut to its first tokens to save memory."""
 
 import sys
 from collections import Counter
@@ -22,52 +18,59 @@ from gtpo_megatron.run_folder.rollout_log import ROLLOUT_FOLDER, RolloutRecord, 
 T = TypeVar("T")
 
 MAX_GROUPS = 64
-"""Sampled groups read of a run: from steps spread over all of it, the first and the last among them."""
+"""Sampled groups read per run, from steps spread over it, including the first and the last."""
 MAX_TOKENS = 1024
-"""Of a response, kept one by one."""
+"""Tokens kept per response."""
 MAX_PROMPT_CHARACTERS = 4_000
+MAX_INFO_CHARACTERS = 1_500
+MAX_PARTS = 12
+"""Parts of a reward that are shown."""
 MAX_TEXTS_OF_A_KIND = 2
-"""Responses of a group and kind whose tokens are kept; entropies are kept of all."""
+"""Responses per group and kind whose tokens are kept; entropies are kept of all."""
 SIGNIFICANT_DIGITS = 3
-"""Of the numbers kept of every token."""
+"""Digits of the values per token."""
 
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Kind(StrEnum):
-    """Which side of its group a response is on."""
+    """The outcome of a response."""
 
     CORRECT = "correct"
     """In ``d_t``."""
     INCORRECT = "incorrect"
     """In ``h_t``."""
     UNJUDGED = "unjudged"
-    """The reward function gave no verdict: in neither, as in the algorithm."""
+    """Without a verdict: in neither."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownResponse:
-    """One response; lists hold what its first ``MAX_TOKENS`` tokens have, means are of the whole response.
+    """One response; lists are of its first ``MAX_TOKENS`` tokens, means are over the whole response.
 
     Attributes:
-        kind: by its verdict.
+        kind: its outcome.
         truncated: the length limit cut it when it was sampled.
         reward: raw outcome reward.
-        length: tokens of the whole response that the policy wrote.
-        num_tokens: of the whole response, whoever wrote them.
+        parts: parts of the reward by name.
+        info: what the reward function said, as JSON cut to ``MAX_INFO_CHARACTERS``; None without ``tokens``.
+        length: number of tokens that the policy wrote.
+        num_tokens: number of all tokens.
         mean_entropy: over the policy's tokens, nats; 0 if there are none.
-        mean_advantage: likewise.
-        entropy: of the policy's tokens, nats.
-        tokens: whoever wrote them; None but for the first ``MAX_TEXTS_OF_A_KIND`` of a group and kind.
+        mean_advantage: over the policy's tokens; 0 if there are none.
+        entropy: entropies of the policy's tokens, nats.
+        tokens: text of all tokens; only for the first ``MAX_TEXTS_OF_A_KIND`` of a group and kind, else None.
         foreign: indices of the tokens that the policy did not write, in ascending order.
-        shaped_rewards: of the policy's tokens; None without ``tokens``.
-        advantages: likewise.
+        shaped_rewards: those of the policy's tokens; None without ``tokens``.
+        advantages: those of the policy's tokens; None without ``tokens``.
     """
 
     kind: Kind
     truncated: bool
     reward: float
+    parts: dict[str, float]
+    info: str | None
     length: int
     num_tokens: int
     mean_entropy: float
@@ -81,14 +84,14 @@ class ShownResponse:
 
 @dataclass(frozen=True, slots=True)
 class SampledGroup:
-    """The responses of one prompt, as a step saw them.
+    """The responses of one prompt in a step.
 
     Attributes:
         step: number of the step.
         group_id: label, unique in the run.
-        prompt: at most ``MAX_PROMPT_CHARACTERS``, with an ellipsis where it is cut.
+        prompt: at most ``MAX_PROMPT_CHARACTERS``, with an ellipsis if it is cut.
         answer: the reference answer, cut likewise.
-        responses: of the whole group, in the order they were sampled.
+        responses: all responses of the group, in the order of sampling.
     """
 
     step: int
@@ -99,14 +102,14 @@ class SampledGroup:
 
 
 def read_groups(folder: Path, *, threshold: float) -> tuple[tuple[SampledGroup, ...], str]:
-    """Groups of the last readable step and of steps spread over those before it.
+    """Reads groups of the last readable step and of steps spread over earlier ones.
 
     Args:
-        folder: of the run.
-        threshold: least reward of a correct response.
+        folder: the run folder.
+        threshold: lowest reward of a correct response.
 
     Returns:
-        ``MAX_GROUPS`` groups at most by ascending step, and a sentence on files that cannot be read; empty if all can.
+        At most ``MAX_GROUPS`` groups by ascending step, and a sentence about unreadable files, or "".
     """
     files = rollout_files(folder)
     num_files, unreadable = len(files), []
@@ -131,16 +134,16 @@ def read_groups(folder: Path, *, threshold: float) -> tuple[tuple[SampledGroup, 
     return tuple(sorted(chosen, key=lambda group: group.step)), remark
 
 
-@lru_cache(maxsize=4 * MAX_GROUPS)  # a page that follows a run reads no file twice
+@lru_cache(maxsize=4 * MAX_GROUPS)  # so that a live page reads each file once
 def _groups_of_file(step: int, path: Path, _state: tuple[int, int], threshold: float) -> Sequence[SampledGroup]:
     return tuple(sampled_groups(step, iter_rollouts(path), threshold=threshold))
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:
-    """``count`` of the items at most, spread over all of them, the first among them.
+    """At most ``count`` of the items, spread over all of them, including the first.
 
-    An item ranks by how often 2 divides its index, later ones first among equals. So a list that has grown by one
-    keeps all of the choice but one or two, and a page that follows a run reads as few files anew.
+    Items are ranked by how often 2 divides their index, so the choice changes by one or two items if the list grows by
+    one, and a live page reads few new files.
     """
     ranked = sorted(range(len(items)), key=lambda index: (index & -index or 2 * len(items), index), reverse=True)
     return [items[index] for index in sorted(ranked[:count])]
@@ -149,13 +152,13 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 def sampled_groups(
     step: int, records: Iterable[RolloutRecord], *, threshold: float, max_groups: int = MAX_GROUPS
 ) -> list[SampledGroup]:
-    """The groups among the records of a step, taking one record at a time.
+    """Collects the groups of a step's records, which are read one by one.
 
     Args:
-        step: its number.
-        records: groups may be mixed.
-        threshold: least reward of a correct response.
-        max_groups: further ones are left out.
+        step: number of the step.
+        records: records of the step; groups may be mixed.
+        threshold: lowest reward of a correct response.
+        max_groups: further groups are left out.
 
     Returns:
         Groups in the order of their first response.
@@ -176,13 +179,13 @@ def sampled_groups(
 
 
 def shortened(values: Floats) -> list[float]:
-    """To ``SIGNIFICANT_DIGITS``; whole numbers as integers, which take less room as text."""
+    """Rounds to ``SIGNIFICANT_DIGITS``; whole numbers become integers, which are shorter as text."""
     short = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values.tolist()]
     return [int(value) if value.is_integer() else value for value in short]
 
 
 def _kind(record: RolloutRecord, threshold: float) -> Kind:
-    """By verdict first: a response without one has a reward that means nothing."""
+    """The outcome of a record."""
     if record.reward_failed:
         return Kind.UNJUDGED
     return Kind.CORRECT if are_correct(record.reward, threshold=threshold) else Kind.INCORRECT
@@ -199,6 +202,8 @@ def _shown(record: RolloutRecord, kind: Kind, *, has_text: bool) -> ShownRespons
         kind=kind,
         truncated=record.truncated,
         reward=record.reward,
+        parts={name: round(part, 4) for name, part in list(record.parts.items())[:MAX_PARTS]},
+        info=_cut(record.info, MAX_INFO_CHARACTERS) if has_text and record.info else None,
         length=len(entropy),
         num_tokens=len(record.tokens),
         mean_entropy=round(float(entropy.sum()) / num_own, 4),
@@ -211,5 +216,5 @@ def _shown(record: RolloutRecord, kind: Kind, *, has_text: bool) -> ShownRespons
     )
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_PROMPT_CHARACTERS else text[:MAX_PROMPT_CHARACTERS] + "…"
+def _cut(text: str, most: int = MAX_PROMPT_CHARACTERS) -> str:
+    return text if len(text) <= most else text[:most] + "…"

@@ -1,7 +1,7 @@
-"""The section of sampled groups: its frame, and the data with which the page's script fills it.
+"""The section of sampled groups: its HTML frame, and the data for the page's script.
 
-A page has a budget, so long responses are cut to their first tokens, all alike, and if that is not enough fewer groups
-are shown; what is left out is counted and said.
+To keep the page small, responses are cut to their first tokens and, if needed, fewer groups are shown; a sentence
+counts what was left out.
 """
 
 import json
@@ -16,7 +16,7 @@ from gtpo_megatron.report.run_data import RunData
 from gtpo_megatron.report.sampled_groups import MAX_TOKENS, SampledGroup, ShownResponse, shortened
 
 SCALE_QUANTILE = 0.98
-"""Of a quantity, drawn at full colour: the few largest values would pale all others."""
+"""Quantile of a quantity that is drawn at full colour."""
 
 _SIZES = (
     (64, MAX_TOKENS), (64, 512), (64, 256), (64, 160), (32, 256), (16, 256), (16, 128), (8, 128), (4, 128), (2, 64),
@@ -33,12 +33,12 @@ _HEATMAP_CAPTION = (
 
 
 def page_json(data: Any) -> str:
-    """JSON that no text inside it can break out of a script element with; characters stay as they are, in few bytes."""
+    """JSON that is safe inside a script element, as compact UTF-8."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def num_bytes(data: Any) -> int:
-    """What it takes on a page: as UTF-8, in which half a surrogate pair becomes a question mark."""
+    """Bytes of the data on a page."""
     return len(page_json(data).encode("utf-8", "replace"))
 
 
@@ -47,10 +47,10 @@ def samples(runs: Sequence[RunData], *, max_bytes: int) -> tuple[list[dict[str, 
 
     Args:
         runs: one or several.
-        max_bytes: what all groups may take on the page.
+        max_bytes: size limit of all groups.
 
     Returns:
-        One mapping of plain values per run, whose ``groups`` may be empty; and what was left out, in sentences.
+        One mapping of plain values per run, whose ``groups`` may be empty; and sentences about what was left out.
     """
     for num_groups, num_tokens in _SIZES:
         shown = [[_plain(group, num_tokens) for group in _evenly(run.groups, num_groups)] for run in runs]
@@ -70,7 +70,7 @@ def sample_section(runs: Sequence[dict[str, Any]]) -> str:
     """The frame as HTML, or a sentence if no run has sampled texts.
 
     Args:
-        runs: of :func:`samples`.
+        runs: the first result of :func:`samples`.
     """
     heading = '<section class="responses"><h2>Sampled responses</h2>'
     if not any(run["groups"] for run in runs):
@@ -98,7 +98,7 @@ def sample_section(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def _evenly(groups: Sequence[SampledGroup], most: int) -> list[SampledGroup]:
-    """Evenly spaced, the last among them."""
+    """At most ``most`` evenly spaced groups, including the last."""
     count = min(most, len(groups))
     return [groups[(index + 1) * len(groups) // count - 1] for index in range(count)]
 
@@ -110,7 +110,7 @@ def _run(name: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(group: SampledGroup, num_tokens: int) -> dict[str, Any]:
-    """As JSON has it; ``length``, ``num_tokens`` and the means are of whole responses, lists may be cut."""
+    """Plain values of a group, with lists cut to ``num_tokens``."""
     plain = {name: getattr(group, name) for name in ("step", "group_id", "prompt", "answer")}
     of_response = [each.name for each in fields(ShownResponse)]
     responses = [[getattr(response, name) for name in of_response] for response in group.responses]
@@ -119,7 +119,7 @@ def _plain(group: SampledGroup, num_tokens: int) -> dict[str, Any]:
 
 
 def _scale(values: Sequence[Sequence[float]]) -> float:
-    """The magnitude drawn at full colour; 0 if there is nothing to tell apart."""
+    """The magnitude drawn at full colour; 0 if there are no values."""
     magnitudes = np.sort(np.abs(np.fromiter(chain.from_iterable(values), np.float64)))
     if not len(magnitudes):
         return 0.0

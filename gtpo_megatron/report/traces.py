@@ -1,8 +1,7 @@
 """Metrics as plotly figures: one curve per metric and run.
 
-The colours are mid-tones with a contrast of at least 3 to white and to near-black, and the page's style sheet colours
-all text, so nothing is drawn anew when the reader's scheme changes. No two curves differ by colour alone: outcomes are
-blue and orange, and solid, dashed or dotted.
+The colours have a contrast of at least 3 to white and to near-black, for light and dark schemes. No two curves differ
+by colour alone: outcomes are blue and orange, and solid, dashed or dotted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +12,18 @@ from gtpo_megatron.report.run_data import RunData
 
 PALETTE = ("#3f83d6", "#d06a1e", "#2b9a6b", "#a862c4", "#a9801d", "#d2506f", "#2f93a8", "#7d8590", "#8a6d5a")
 BLUE, ORANGE, VIOLET, GREY = 0, 1, 3, 7
-"""Places in the palette; correct is blue, incorrect orange, both together grey."""
+"""Indices into the palette; correct is blue, incorrect orange, both together grey."""
 ALARM = "#d93a2f"
-"""Of what must not be crossed."""
+"""Colour of limits."""
 
 SIGNIFICANT_DIGITS = 6
 MIN_STEPS_TO_SMOOTH = 20
 FEW_STEPS = 10
-"""On an axis with a tick for each."""
+"""Number of steps up to which an axis has a tick for each."""
 MAX_MARKED_POINTS = 12
-"""Of a curve whose points are marked."""
+"""Number of points up to which a curve has markers."""
 MAX_POINTS, MAX_POINTS_OF_ALL_RUNS = 400, 2000
-"""Of a curve, and of one metric's curves of all runs together; a figure is some 500 pixels wide."""
+"""Limit per curve, and for one metric's curves of all runs; a figure is about 500 pixels wide."""
 
 _DASH_WORDS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dash-dotted"}
 
@@ -35,11 +34,11 @@ class Curve:
 
     Attributes:
         metric: its name.
-        label: what the reader calls it.
-        color: its place in the palette if one run is drawn; of several, each has a colour of its own.
+        label: its label.
+        color: index into the palette if one run is drawn; with several, each run has a colour.
         dash: its line style.
-        is_smoothed: False for extremes and for rare measurements, of which a mean says nothing.
-        interval: metrics of the lower and the upper end of its interval, if it has one.
+        is_smoothed: False for extremes and rare measurements.
+        interval: metrics of the ends of its interval, if it has one.
     """
 
     metric: str
@@ -56,12 +55,12 @@ class Figure:
 
     Attributes:
         key: unique on the page.
-        title: what is drawn.
-        unit: of the values.
-        caption: how to read it, in a sentence or two.
-        curves: what is drawn of each run.
-        layout: plotly layout beside :func:`plain_figure`'s.
-        traces: plotly traces; empty if no run has measured any of it.
+        title: its title.
+        unit: unit of the values.
+        caption: explanation in a sentence or two.
+        curves: the curves of each run.
+        layout: plotly layout in addition to :func:`plain_figure`'s.
+        traces: plotly traces; empty if no run has values.
     """
 
     key: str
@@ -74,7 +73,7 @@ class Figure:
 
 
 def draw_curves(runs: Sequence[RunData], figure: Figure) -> Figure:
-    """Adds a figure's curves: faint as measured, strong where it makes sense to smooth them."""
+    """Adds a figure's curves: measured values faint, smoothed ones strong."""
     traces: list[Any] = []
     words: dict[str, str] = {}
     widest = coarsest = 1
@@ -102,7 +101,7 @@ def draw_curves(runs: Sequence[RunData], figure: Figure) -> Figure:
                 }
                 points = [(steps[index], values[index]) for index in kept]
                 traces.append(line(points, **look | faint))
-                # a mean over far more steps than a bucket has no peaks to lose; equal steps make one hover label
+                # a mean over more steps than a bucket loses no peaks; equal steps make one hover label
                 kept = sorted({*range(0, len(steps), -(-bucket // 2)), len(steps) - 1})
             points = [(steps[index], smoothed[index]) for index in kept]
             traces.append(line(points, **look, **_error_bars(run, curve, points)))
@@ -121,12 +120,12 @@ def line(points: Sequence[tuple[int, float]], *, name: str, color: int | str, da
 
     Args:
         points: steps and values.
-        name: in the legend.
-        color: place in the palette, or a colour.
+        name: name in the legend.
+        color: index into the palette, or a colour.
         dash: line style.
         look: further properties of ``plotly.graph_objects.Scatter``.
     """
-    import plotly.graph_objects as go  # a second of imports, which no other command should wait for
+    import plotly.graph_objects as go  # takes a second to import
 
     own = color if isinstance(color, str) else PALETTE[color % len(PALETTE)]
     basic = {"hovertemplate": "%{y:.4~g}", "line_width": 2.2, "line_dash": dash, "line_color": own, "marker_size": 6}
@@ -136,7 +135,7 @@ def line(points: Sequence[tuple[int, float]], *, name: str, color: int | str, da
 
 
 def plain_figure(traces: Sequence[Any], **layout: Any) -> dict[str, Any]:
-    """A plotly figure as plain values: over steps, transparent, with a legend if there is something to tell apart.
+    """A plotly figure as plain values, with steps as x axis and a legend if there are several curves.
 
     Args:
         traces: plotly traces.
@@ -159,7 +158,7 @@ def plain_figure(traces: Sequence[Any], **layout: Any) -> dict[str, Any]:
         ),
     )
     if max((step for trace in traces for step in trace.x), default=0) < FEW_STEPS:
-        figure.update_xaxes(dtick=1)  # plotly would put ticks between them
+        figure.update_xaxes(dtick=1)  # no ticks between steps
     axis = {"automargin": True, "zeroline": False, "gridcolor": "rgba(128,136,146,0.25)"}
     figure.update_layout(xaxis={**axis, "showgrid": False, "ticks": "outside", "ticklen": 4}, yaxis=axis)
     figure.update_layout(layout)
@@ -168,10 +167,10 @@ def plain_figure(traces: Sequence[Any], **layout: Any) -> dict[str, Any]:
 
 
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], int]:
-    """Indices of about ``most`` values: the first, the last, and of every few the least and the greatest.
+    """Indices of about ``most`` values: the first, the last, and the extremes of every bucket.
 
     Returns:
-        The indices, without losing a peak, and of how many values each two are; 1 if all are there.
+        The indices and the size of a bucket; 1 if all values are kept.
     """
     bucket = 1 if len(values) <= most else -(-len(values) * 2 // most)
     kept = {0, len(values) - 1}
@@ -199,7 +198,7 @@ def smooth(values: list[float]) -> tuple[list[float], int]:
 
 
 def rounded(values: Sequence[float]) -> list[float]:
-    """To the digits that a drawing can show; full precision is in ``metrics.jsonl``."""
+    """Rounds to the digits that a drawing can show."""
     return [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
 
 

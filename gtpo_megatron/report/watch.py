@@ -1,10 +1,8 @@
-"""Serves the report of running jobs on loopback; an open page asks for it again, and shows it when it has changed.
+"""Serves the report of running jobs on the loopback interface; an open page polls for changes.
 
-Only files are read, so it works beside any run, and for one that has ended. The server answers to its own names alone,
-at whatever port a tunnel has: a web page of somebody else that points a name of theirs at 127.0.0.1 gets nothing.
-
-What it costs the machine of a run: nothing while no page is open, else a look at a few files every two seconds, and one
-drawing at a time if they have changed, each with a pause after it that is four times as long: a fifth of one core.
+Only files are read, so it also works for a run that has ended. The server answers only requests for its own host names,
+on any port (tunnels), which prevents DNS rebinding. Without an open page it costs nothing; otherwise a few files are
+checked every two seconds, and drawing takes at most a fifth of one core.
 """
 
 import hashlib
@@ -28,7 +26,7 @@ from gtpo_megatron.run_folder.rollout_log import rollout_files
 HOST = "127.0.0.1"
 MAX_PORT = 65535
 PAUSE_PER_DRAWING = 4.0
-"""Seconds of rest for each second of drawing."""
+"""Seconds of pause per second of drawing."""
 _PLOTLY = "/plotly.js"
 _OWN_NAMES = frozenset({HOST, "localhost"})
 
@@ -39,11 +37,11 @@ class LiveReport:
     """The report of some run folders, drawn again when one of them has changed.
 
     Args:
-        folders: of the runs.
-        status: one line on where the runs stand; asked at every request.
+        folders: the run folders.
+        status: returns one line about the runs' progress, at every request.
 
     Raises:
-        DataError: no folder, or one that does not exist.
+        DataError: no folders are given, or one does not exist.
     """
 
     def __init__(self, folders: Sequence[Path], *, status: Callable[[], str] = str) -> None:
@@ -52,17 +50,17 @@ class LiveReport:
         self._draw(self._state())
 
     def page(self, shown: str = "") -> tuple[str, str | None]:
-        """The page as it is now.
+        """The current page.
 
         Args:
-            shown: version that the reader has; empty for none.
+            shown: the reader's version; empty for none.
 
         Returns:
             Its version, and the page itself; None if the reader has it.
         """
         try:
             status = self._status()
-        except OSError as error:  # the page need not wait for a line about it
+        except OSError as error:  # the page is served without the line
             status = f"status unknown: {error}"
         with self._lock:
             if time.monotonic() >= self._not_before and (state := self._state()) != self._drawn_of:
@@ -81,7 +79,7 @@ class LiveReport:
         self._not_before = end + PAUSE_PER_DRAWING * (end - start)
 
     def _state(self) -> str:
-        """Changes when something that the report shows does."""
+        """A digest that changes with the files of the report."""
         marks = []
         for folder in self._folders:
             for path in (folder / METRICS_FILE, folder / CONFIG_FILE):
@@ -93,14 +91,14 @@ class LiveReport:
 
 
 class ReportServer:
-    """Answers ``/`` with the page, or with 304 if ``If-None-Match`` names the one that is still shown.
+    """Answers ``/`` with the page, or with 304 if ``If-None-Match`` has the current version.
 
     Args:
-        report: to serve.
-        port: 0 takes a free one.
+        report: the report.
+        port: port; 0 takes a free one.
 
     Raises:
-        ConfigError: the port is taken, or none.
+        ConfigError: the port is in use, or invalid.
     """
 
     def __init__(self, report: LiveReport, *, port: int) -> None:
@@ -114,7 +112,7 @@ class ReportServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{HOST}:{self._server.server_address[1]}/"
 
     def serve(self) -> None:
@@ -130,7 +128,7 @@ class ReportServer:
 class _Handler(BaseHTTPRequestHandler):
     def __init__(self, report: LiveReport, *arguments: Any) -> None:
         self._report = report
-        super().__init__(*arguments)  # which answers
+        super().__init__(*arguments)  # the base class answers the request
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "").partition(":")[0] not in _OWN_NAMES:
@@ -140,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0] == "/":
             try:
                 version, page = self._report.page(self.headers.get("If-None-Match", "").strip('"'))
-            except (DataError, OSError) as error:  # the folder was removed, say: it may come back
+            except (DataError, OSError) as error:  # for example a removed folder, which may come back
                 self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
                 return
             status = HTTPStatus.NOT_MODIFIED if page is None else HTTPStatus.OK
@@ -149,11 +147,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is only /\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """To our log instead of standard error."""
+        """Logs to our logger instead of standard error."""
         logger.debug(format, *args)
 
     def _answer(self, status: HTTPStatus, kind: str, body: str, *, version: str = "") -> None:
-        data = body.encode("utf-8", "replace")  # a model may sample half a pair
+        data = body.encode("utf-8", "replace")  # sampled text may contain surrogates
         headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(data)), "ETag": f'"{version}"'}
         try:
             self.send_response(status)

@@ -1,1 +1,1 @@
-"""Outcome rewards: functions from a response and its reference answer to a number, run behind a time limit."""
+"""Outcome rewards: functions of a response and its reference answer, run with limits."""

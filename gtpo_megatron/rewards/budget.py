@@ -1,25 +1,24 @@
-"""The time that a batch of rows may take together, dealt so that rows that hang leave the others theirs."""
+"""The time budget of a batch of rows, divided so that rows that hang leave time for the others."""
 
 import threading
 import time
 from collections.abc import Callable
 
 FREE_SHARE = 0.5
-"""Of the budget: dealt to whoever comes first; the rest is dealt in equal shares."""
+"""Fraction of the budget that is given to the first rows; the rest is divided equally."""
 
 
 class BatchBudget:
-    """A deadline for a batch, and what a row may take of the time left.
+    """The deadlines of a batch and of its rows.
 
-    In the first half of the budget every row has its whole limit, if that does not reach into the second. There it has
-    no more than an equal share of what is left among the rows that are left, so a few rows that hang cannot take the
-    verdicts of all that wait behind them.
+    In the first half of the budget a row may take its whole limit, up to the end of that half. After it, a row may take
+    at most an equal fraction of the time left, so that a few rows that hang do not use up the time of the others.
 
     Args:
-        budget_s: for all rows.
-        num_rows: of the batch.
-        num_workers: that grade at the same time.
-        clock: monotonic.
+        budget_s: seconds for all rows.
+        num_rows: rows of the batch.
+        num_workers: workers that grade at the same time.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -34,11 +33,11 @@ class BatchBudget:
 
     @property
     def deadline(self) -> float:
-        """Of the batch."""
+        """Deadline of the batch."""
         return self._begin + self._budget_s
 
     def row_deadline(self) -> float:
-        """When a row that begins now has had its share; each row asks once."""
+        """Deadline of a row that begins now; call it once per row."""
         with self._lock:
             num_left = max(1, self._num_left)
             self._num_left -= 1

@@ -9,17 +9,17 @@ _ANSWER_LINE = re.compile(
     rf"^{_ANSWER}[\s*_]*+(?!{_ANSWER})(?P<answer>[^\n]*)",
     re.IGNORECASE | re.MULTILINE,
 )
-"""Possessive quantifiers: a response of a million blanks takes no longer than any other."""
+"""Possessive quantifiers, so that a response of a million blanks takes linear time."""
 
 _WRAPPING = " \t\r\n*_`$"
 
 
 def final_answer(response: str) -> str | None:
-    r"""The answer that a response ends with, or None.
+    r"""The final answer of a response, or None.
 
-    The last complete ``\boxed{...}``, or what follows ``Answer:`` on its own line (or, where nothing does, on the next
-    line), whichever comes later: a box inside such a line is the answer of that line. Dollars, emphasis marks and a
-    full stop around it are left out.
+    It is the last complete ``\boxed{...}``, or the text after ``Answer:`` on its line (or on the next line if there is
+    none), whichever comes later; a box inside such a line is that line's answer. Dollar signs, emphasis marks and a
+    full stop around it are removed.
     """
     box = _last_box(response)
     line = next(iter(deque(_ANSWER_LINE.finditer(response), maxlen=1)), None)  # the last one
@@ -29,18 +29,17 @@ def final_answer(response: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` whose braces close, or None; the inner one where boxes are nested.
+    r"""The content of the last ``\boxed{...}`` with balanced braces, or None; the inner one of nested boxes.
 
-    Escaped braces (``\{``, ``\}``) are characters, not braces. One pass: megabytes of open boxes cost
-    no more than prose.
+    Escaped braces (``\{``, ``\}``) are ordinary characters. Linear time.
     """
     box = _last_box(text)
     return None if box is None else text[slice(*box)]
 
 
 def _last_box(text: str) -> tuple[int, int] | None:
-    """Where the content of the last box begins and ends."""
-    open_braces: list[int | None] = []  # where the content of a box starts, None for an ordinary brace
+    """Start and end of the content of the last box."""
+    open_braces: list[int | None] = []  # start of a box's content, None for an ordinary brace
     last: tuple[int, int] | None = None
     for token in _BRACES.finditer(text):
         if token[0].startswith("\\boxed"):

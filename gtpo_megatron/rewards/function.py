@@ -1,68 +1,247 @@
-"""What a reward function is, how one is named, and how one is called."""
+"""A reward function: lookup by name, the three forms that it may have, and the columns that it needs."""
 
 import contextlib
 import importlib
-import math
-from collections.abc import Callable
-from typing import Protocol, SupportsFloat, cast
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, cast, get_type_hints
 
 from gtpo_megatron.config.named_function import named_function
-from gtpo_megatron.errors import DataError
-from gtpo_megatron.untrusted.text import shown
+from gtpo_megatron.config.reward import weighted_names
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.untrusted.text import printable
 
-LARGEST_REWARD = 1e6
-"""Advantages are differences and squares of rewards in float32; beyond this they lose what tells responses apart."""
+EXPECTED = "(response, answer), (request) or (completions, **columns)"
+"""The signatures that a reward function may have."""
+
+_GIVEN = ("completions", "prompts")
+"""Parameters of the batched form that are not columns."""
+
+_STATEMENT = "__reward_statement__"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class RewardFunction(Protocol):
-    """A verifiable outcome reward; any function with this signature can be named in a recipe."""
+class Form(StrEnum):
+    """The signature of a reward function."""
 
-    def __call__(self, response: str, answer: str) -> float:
-        """Judges one response against its reference answer; raises where it has no verdict."""
-        ...
+    ANSWER = "(response, answer)"
+    """One response and its reference answer."""
+    REQUEST = "(request)"
+    """One :class:`~gtpo_megatron.rewards.request.RewardRequest`."""
+    COLUMNS = "(completions, **columns)"
+    """Several responses, and of each column one value per response, as in TRL; returns a list."""
 
 
-def resolve_reward(name: str) -> RewardFunction:
-    """Imports the reward function called ``module:function``.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statement:
+    """What a reward function says about itself, with :func:`states`.
+
+    Attributes:
+        success_threshold: a response is correct from this reward on; None: the run's setting decides.
+        columns: columns that every row must have.
+        complaint: takes the columns of a row; why it cannot be graded, or "".
+        needs_sandbox: it runs programs, so a sandbox must be there before the run starts.
+    """
+
+    success_threshold: float | None = None
+    columns: tuple[str, ...] = ()
+    complaint: Callable[[Mapping[str, Any]], str] | None = None
+    needs_sandbox: bool = False
+
+
+def states(
+    *,
+    success_threshold: float | None = None,
+    columns: tuple[str, ...] = (),
+    complaint: Callable[[Mapping[str, Any]], str] | None = None,
+    needs_sandbox: bool = False,
+) -> Callable[[Function], Function]:
+    """A decorator with which a reward function says what decides success and what it needs, see :class:`Statement`."""
+    statement = Statement(
+        success_threshold=success_threshold, columns=columns, complaint=complaint, needs_sandbox=needs_sandbox
+    )
+
+    def decorate(function: Function) -> Function:
+        setattr(function, _STATEMENT, statement)
+        return function
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardFunction:
+    """A function whose signature is known.
+
+    Attributes:
+        name: ``module:function``.
+        function: the callable.
+        form: its signature.
+        is_async: calling it gives an awaitable.
+        weight: factor in a sum of rewards.
+        columns: columns that it needs; of the form ``COLUMNS``, its parameters without a default value.
+        accepts: of the form ``COLUMNS``: names that it takes; None: any.
+        statement: what it says about itself.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    form: Form
+    is_async: bool
+    weight: float
+    columns: tuple[str, ...]
+    accepts: frozenset[str] | None
+    statement: Statement
+
+    @property
+    def label(self) -> str:
+        """The function's own name as the name of a part."""
+        return re.sub(r"[^a-z0-9_]", "_", self.name.partition(":")[2].lower()).strip("_") or "reward"
+
+    def arguments(self, requests: Sequence[RewardRequest]) -> dict[str, Any]:
+        """Keyword arguments of the form ``COLUMNS``; a row without a column has None in it.
+
+        As in TRL, completions of chat prompts are lists of one message.
+        """
+        rows = [request.columns for request in requests]
+        names = dict.fromkeys(name for row in rows for name in row)
+        given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+        given["prompts"] = [
+            one.prompt if isinstance(one.prompt, str) else [dict(message) for message in one.prompt] for one in requests
+        ]
+        given["completions"] = [
+            one.response if isinstance(one.prompt, str) else [{"role": "assistant", "content": one.response}]
+            for one in requests
+        ]
+        if self.accepts is None:
+            return given
+        return {name: values for name, values in given.items() if name in self.accepts}
+
+
+def resolve_rewards(text: str) -> tuple[RewardFunction, ...]:
+    """Imports the functions of ``reward.function`` and binds their signatures.
 
     Raises:
-        ConfigError: the name has another form, the module does not import, or it has no such callable.
+        ConfigError: a name has another form, a module does not import or lacks the function, or a signature does not
+            fit.
     """
-    example = "gtpo_megatron.rewards.math_answer:math_answer"
-    return cast("RewardFunction", named_function(name, what="reward function", example=example))
+    return tuple(_resolved(name, weight) for weight, name in weighted_names(text))
 
 
-def graded(function: RewardFunction, response: str, answer: str) -> float:
-    """Calls the function and insists on one finite number; numpy's and torch's scalars are numbers too.
+def _resolved(name: str, weight: float) -> RewardFunction:
+    function = named_function(name, what="reward function", example="gtpo_megatron.rewards.math_answer:math_answer")
+    statement: Statement = getattr(function, _STATEMENT, Statement())
+    form, columns, accepts = _bound(function, name)
+    return RewardFunction(
+        name=name,
+        function=function,
+        form=form,
+        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
+        weight=weight,
+        columns=tuple(dict.fromkeys((*columns, *statement.columns))),
+        accepts=accepts,
+        statement=statement,
+    )
 
-    Raises:
-        DataError: it returned something else, or a number beyond ``LARGEST_REWARD`` either way. Whatever it raises
-            itself passes through.
+
+def _bound(function: Callable[..., Any], name: str) -> tuple[Form, tuple[str, ...], frozenset[str] | None]:
+    """The form of a function, the columns that its signature needs, and the names that it takes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions written in C nothing is known
+        return Form.ANSWER, (), None
+    parameters = signature.parameters
+    if "completions" in parameters:
+        named = [one for one in parameters.values() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        positional = [one.name for one in parameters.values() if one.kind is one.POSITIONAL_ONLY]
+        if positional:
+            raise ConfigError(
+                f"reward function {name!r}: {positional[0]} is positional only; columns are passed by their names"
+            )
+        needed = tuple(one.name for one in named if one.default is one.empty and one.name not in _GIVEN)
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        return Form.COLUMNS, needed, None if takes_any else frozenset(one.name for one in named)
+    if _fits(signature, 1) and (not _fits(signature, 2) or _is_request(function, next(iter(parameters.values())))):
+        return Form.REQUEST, (), None
+    if _fits(signature, 2):
+        return Form.ANSWER, (), None
+    raise ConfigError(f"reward function {name!r}: takes {printable(signature)}; expected {EXPECTED}")
+
+
+def _fits(signature: inspect.Signature, count: int) -> bool:
+    """Whether it can be called with so many positional arguments."""
+    with contextlib.suppress(TypeError):
+        signature.bind(*range(count))
+        return True
+    return False
+
+
+def _is_request(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    """Whether the first of several parameters is the request, by its name or annotation."""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return False
+    hint = parameter.annotation
+    with contextlib.suppress(NameError, TypeError, AttributeError):
+        hint = get_type_hints(function).get(parameter.name, hint)
+    return parameter.name == "request" or hint is RewardRequest
+
+
+def success_threshold(functions: Sequence[RewardFunction]) -> float | None:
+    """The reward from which a response is correct, if a single function states it."""
+    return functions[0].statement.success_threshold if len(functions) == 1 else None
+
+
+def check_threshold(functions: Sequence[RewardFunction], threshold: float, *, option: str) -> None:
+    """Raises ConfigError if the function states another threshold than the configuration has.
+
+    Args:
+        functions: the run's rewards.
+        threshold: the configured one.
+        option: the command-line option that sets it.
     """
-    returned: object = function(response, answer)
-    reward = math.nan
-    if isinstance(returned, SupportsFloat) and not isinstance(returned, str):  # numpy's strings have __float__
-        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers, or too large
-            reward = float(returned)
-    if not math.isfinite(reward):
-        raise DataError(f"the reward function returned {shown(returned)}; expected a finite number")
-    if abs(reward) > LARGEST_REWARD:
-        raise DataError(
-            f"the reward function returned {shown(returned)}; expected a number between -{LARGEST_REWARD:g} and "
-            f"{LARGEST_REWARD:g}: scale it down"
+    stated = success_threshold(functions)
+    if stated is not None and stated != threshold:
+        raise ConfigError(
+            f"reward function {functions[0].name!r} calls a response correct from a reward of {stated:g} on, and the "
+            f"configuration from {threshold:g} on: set {option} {stated:g}"
         )
-    return reward
 
 
-def resolve_final_answer(name: str) -> Callable[[str], str | None] | None:
-    """The function ``final_answer`` in the module of the reward function ``module:function``.
+def takes_several(functions: Sequence[RewardFunction]) -> bool:
+    """Whether one call may have several rows: a function is batched, or async."""
+    return any(one.is_async or one.form is Form.COLUMNS for one in functions)
 
-    It takes a response and returns the answer in it, or None, so that votes can be counted (maj@k). None where the
-    module has no such function.
+
+def needs_answer(functions: Sequence[RewardFunction]) -> bool:
+    """Whether every row must have a reference answer."""
+    return any(one.form is Form.ANSWER for one in functions)
+
+
+def complaint(functions: Sequence[RewardFunction], columns_json: str) -> str:
+    """Why these functions cannot grade a row with these columns; "" if they can."""
+    columns = RewardRequest(response="", columns_json=columns_json).columns
+    for one in functions:
+        missing = [name for name in one.columns if columns.get(name) is None]
+        if missing:
+            found = printable(", ".join(columns)) or "none"
+            return f"reward function {one.name!r} needs the column {missing[0]!r}; the row has {found}"
+        if one.statement.complaint is not None and (reason := one.statement.complaint(columns)):
+            return reason
+    return ""
+
+
+def resolve_final_answer(text: str) -> Callable[[str], str | None] | None:
+    """The function ``final_answer`` in the module of the first reward function.
+
+    It takes a response and returns its answer or None, for maj@k. None if the module has no such function.
 
     Raises:
-        ConfigError: as :func:`resolve_reward`.
+        ConfigError: as :func:`resolve_rewards`.
     """
-    resolve_reward(name)
-    found = getattr(importlib.import_module(name.partition(":")[0]), "final_answer", None)
+    first = resolve_rewards(text)[0]
+    found = getattr(importlib.import_module(first.name.partition(":")[0]), "final_answer", None)
     return cast("Callable[[str], str | None]", found) if callable(found) else None

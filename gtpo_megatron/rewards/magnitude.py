@@ -1,14 +1,14 @@
-r"""Finds numbers that no computer writes out, such as ``10^{10^{10}}``, before a parser of mathematics tries to."""
+r"""Finds numbers that are too large to compute, such as ``10^{10^{10}}``, before they are parsed."""
 
 import math
 import re
 from collections.abc import Callable
 
 MAX_DIGITS = 10_000
-"""Of a power or a factorial; sympy computes as many in milliseconds."""
+"""Largest number of digits of a power or factorial; sympy computes these in milliseconds."""
 
 _NUMBER = r"(?:\d++(?:\.\d*+)?|\.\d++)"
-"""Possessive, and never begun in the middle: thousands of digits are read once."""
+"""Possessive and anchored, so that matching takes linear time."""
 _POWER = re.compile(
     rf"(?<![\d.])({_NUMBER}|\({_NUMBER}\)|\{{{_NUMBER}\}})(?:\^|\*\*)([-+]?)"
     r"(\d++|\{\(?[-+]?\d++\)?\}|\([-+]?\d++\))(?![\d^(*!]|\*\*)"
@@ -18,14 +18,14 @@ _SPACE = re.compile(r"\s+|\\[,;:! ]|\\left|\\right|(?<=\d),(?=\d{3})")
 _LARGEST_ARGUMENT = 3_249
 """Its factorial has 10,000 digits."""
 _EXACT_DIGITS = 15
-"""What a float holds."""
+"""Decimal digits of a float."""
 
 
 def is_too_large(text: str) -> bool:
     r"""Whether a power or a factorial of plain numbers in LaTeX text has more than ``MAX_DIGITS`` digits.
 
-    Powers and factorials are folded from the inside out, so towers and factorials of powers are seen. What holds a
-    symbol, or a sum in an exponent, is not judged: the caller's time limit is for that.
+    Powers and factorials are evaluated from the inside out, including towers and factorials of powers. Expressions with
+    a symbol, or with a sum in an exponent, are not evaluated: the caller's time limit applies to them.
     """
     text = _SPACE.sub("", text)
     for _ in range(len(text)):
@@ -40,7 +40,7 @@ def is_too_large(text: str) -> bool:
 
 
 def _power(found: re.Match[str]) -> str | None:
-    """The value as digits, near enough; None where it is too large."""
+    """The approximate value as text; None if it is too large."""
     base, exponent = found[1].strip("(){}"), found[3].strip("(){}")
     digits = _log10(base)
     if digits is None or digits == 0.0:  # 0 or 1
@@ -61,7 +61,7 @@ def _factorial(found: re.Match[str]) -> str | None:
 
 
 def _log10(number: str) -> float | None:
-    """Of a decimal of any length; None of 0."""
+    """Logarithm of a decimal of any length; None for 0."""
     whole, _, rest = number.partition(".")
     if len(whole := whole.lstrip("0")) > _EXACT_DIGITS:
         return len(whole) - _EXACT_DIGITS + math.log10(int(whole[:_EXACT_DIGITS]))
@@ -70,5 +70,5 @@ def _log10(number: str) -> float | None:
 
 
 def _written(digits: float, *, exact: Callable[[], int]) -> str:
-    """A number of so many digits: itself where it is short, else one of its length."""
+    """The exact number if it is short, else a number of the same length."""
     return str(exact()) if digits < _EXACT_DIGITS else "9" * math.ceil(digits)

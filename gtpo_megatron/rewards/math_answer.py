@@ -1,6 +1,6 @@
 r"""Grades a response's final answer against a reference answer with math-verify.
 
-math-verify (sympy: a second) is imported with the module, so that a worker pays before its first row's clock runs.
+math-verify takes a second to import; it is imported with the module, before the time of a worker's first row starts.
 """
 
 import functools
@@ -16,11 +16,11 @@ from gtpo_megatron.rewards.magnitude import is_too_large
 
 __all__ = ["final_answer", "math_answer"]
 
-# It warns once that we switched its SIGALRM limit off, which is on purpose.
+# Suppresses its warning that its SIGALRM limit is off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 MAX_ANSWER_CHARACTERS = 2_000
-"""A longer answer is wrong without asking the parser, which is slower than linear; real ones have tens of them."""
+"""A longer answer is incorrect without parsing, which takes more than linear time."""
 
 _PLAIN_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 
@@ -28,9 +28,9 @@ _PLAIN_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 def math_answer(response: str, answer: str) -> float:
     r"""1 if the final answer of the response equals the reference, else 0.
 
-    The final answer is the last ``\boxed{...}`` or the last line ``Answer: ...``, see :func:`final_answer`. None of
-    them, or one that does not parse, or a number of more than 10,000 digits, is a wrong answer. There is no time limit
-    in here: math-verify's own one needs the main thread's SIGALRM, so the pool that calls this holds the clock.
+    The final answer is the last ``\boxed{...}`` or the last line ``Answer: ...``, see :func:`final_answer`. A response
+    without one, or with one that does not parse or has more than 10,000 digits, is incorrect. The caller must set a
+    time limit.
 
     Args:
         response: the sampled text.
@@ -48,7 +48,7 @@ def math_answer(response: str, answer: str) -> float:
     given = final_answer(response)
     if given is None or len(given) > MAX_ANSWER_CHARACTERS:
         return 0.0
-    # Two short cuts past a parser that takes milliseconds; tests show that math-verify always says the same.
+    # Two shortcuts that avoid the parser; tests check that math-verify gives the same result.
     if given == reference:
         return 1.0
     if _PLAIN_INTEGER.fullmatch(given) and _PLAIN_INTEGER.fullmatch(reference):
@@ -71,14 +71,14 @@ def _squeezed(text: str) -> str:
 
 
 def _unwrapped(reference: str) -> str:
-    """The reference without a box, dollars or a full stop around it."""
+    """The reference without a box, dollar signs or a full stop around it."""
     boxed = last_boxed(reference)
     return (reference.strip("$") if boxed is None else boxed).strip().rstrip(".").strip("$ ")
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_equal(reference: str, given: str) -> bool:
-    """Compares as mathematics; cached, because a group's responses mostly give one of a few answers."""
+    """Compares as mathematics; cached, because a group's responses have few different answers."""
     return bool(math_verify.verify(list(_parse(reference)), list(_parse(given)), timeout_seconds=None))
 
 

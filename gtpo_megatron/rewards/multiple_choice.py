@@ -31,9 +31,8 @@ _LABEL = {
 def multiple_choice(response: str, answer: str) -> float:
     r"""1 if the letter of the response's final answer is that of the reference, else 0.
 
-    The final answer is the last ``\boxed{...}`` or the last line ``Answer: ...``; of what follows the letter and a mark
-    (``(B) 12 apples``) only whether another choice is in it is looked at. No letter is a wrong answer, and so are
-    several: a response that lists all choices has made none.
+    The final answer is the last ``\boxed{...}`` or the last line ``Answer: ...``. Text after the letter and a mark
+    (``(B) 12 apples``) is ignored unless it names another choice. No letter, or several, is incorrect.
 
     Raises:
         DataError: the reference is not a choice.
@@ -45,7 +44,7 @@ def multiple_choice(response: str, answer: str) -> float:
 
 
 def final_answer(response: str) -> str | None:
-    """The chosen letter, in upper case; None where there is none, or more than one."""
+    """The chosen letter in upper case; None if there is none, or more than one."""
     given = final_answers.final_answer(response)
     return None if given is None else _letter(given)
 
@@ -59,7 +58,7 @@ def _letter(text: str) -> str | None:
 
 
 def _names_another(first: re.Match[str], rest: str) -> bool:
-    """Whether another choice is listed behind the first one.
+    """Whether another choice follows the first one.
 
     A letter after a word belongs to the choice's text (``Group (A) elements``, ``Type A: common``), unless it is the
     next one of the alphabet, in brackets: ``(A) apples (B) pears``.

@@ -1,31 +1,36 @@
-"""Grading processes with limits a row: a row that hangs costs its time limit once, a crash costs one verdict."""
+"""A pool of grading processes with limits per row: a row that hangs or crashes only loses its own verdict."""
 
+import contextlib
 import queue
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.budget import BatchBudget
+from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.worker_process import OVER_BUDGET, Limits, Verdict, WorkerProcess
 
 DEFAULT_MEMORY_LIMIT_MIB = 4096
+DEFAULT_ROWS_PER_CALL = 16
 
 
 class RewardPool:
-    """Runs a reward function in child processes.
+    """Runs reward functions in child processes.
 
-    Children are fresh interpreters that import the function by name, so the pool works in scripts, in tests and inside
-    Ray actors. They end with their parent, even when it is killed, and whatever they started ends with them, in
-    sessions of their own too. Each is served by one thread here, so that a row waits for none but those before it.
+    Children are new interpreters that import the function by name, so the pool works in scripts, tests and Ray actors.
+    They and all their descendants end with the parent, even if it is killed. Each is served by one thread.
 
     Args:
-        function: ``module:function``.
+        function: as in ``RewardConfig.function``.
         num_workers: processes; at least 1.
-        timeout_s: wall-clock limit of one row; past it the worker is replaced and the row has no verdict.
-        memory_limit_mib: what one row may take, shared mappings and processes that it starts included; past it the row
-            has no verdict. 0: no limit.
+        timeout_s: wall-clock limit per row; after it the worker is replaced and the row has no verdict.
+        memory_limit_mib: memory limit per row, including shared mappings and child processes; beyond it the row has no
+            verdict. 0: no limit.
+        most_rows: rows that a batched or async function is given at once.
+        sandbox: as in ``RewardConfig.sandbox``.
 
     Raises:
         ConfigError: the function cannot be imported, or a number is out of range.
@@ -39,17 +44,20 @@ class RewardPool:
         num_workers: int,
         timeout_s: float,
         memory_limit_mib: int = DEFAULT_MEMORY_LIMIT_MIB,
+        most_rows: int = DEFAULT_ROWS_PER_CALL,
+        sandbox: str = "bubblewrap",
     ) -> None:
         if num_workers < 1 or timeout_s <= 0 or memory_limit_mib < 0:
             raise ConfigError(
                 f"num_workers={num_workers}, timeout_s={timeout_s}, memory_limit_mib={memory_limit_mib}: need at least "
                 f"1 worker, more than 0 s and at least 0 MiB"
             )
-        limits = Limits(function=function, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib)
+        limits = Limits(function=function, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib, sandbox=sandbox)
+        self._waiting: deque[_Waiting] = deque()
         self._workers = [WorkerProcess(limits) for _ in range(num_workers)]
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="reward")
-        # Also when the pool is dropped without close(), and at exit.
-        self._end = weakref.finalize(self, _end_all, self._workers, self._threads)
+        # Also if the pool is garbage-collected without close(), and at exit.
+        self._end = weakref.finalize(self, _end_all, self._workers, self._threads, self._waiting)
         self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         try:
             for worker in self._workers:
@@ -58,46 +66,47 @@ class RewardPool:
         except BaseException:
             self.close()
             raise
+        self._rows_per_call = most_rows if self._workers[0].takes_several else 1
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the workers' supervisors as they are now; a worker, and what it started, are below its supervisor."""
+        """Process ids of the workers' current supervisors; workers are their children."""
         return [worker.supervisor_id for worker in self._workers]
 
-    def submit(self, response: str, answer: str) -> "Future[Verdict]":
-        """Queues a row; rows are taken in the order of submission.
+    def submit(self, request: RewardRequest) -> "Future[Verdict]":
+        """Queues a row; rows are graded in the order of submission.
 
         Raises:
-            WorkerError: the pool is closed. The future raises it too, where a replacement worker does not start.
+            WorkerError: the pool is closed. The future raises it if a replacement worker does not start.
         """
-        return self._submit(response, answer, None)
+        return self._submit(request, None)
 
-    def _submit(self, response: str, answer: str, budget: BatchBudget | None) -> "Future[Verdict]":
+    def _submit(self, request: RewardRequest, budget: BatchBudget | None) -> "Future[Verdict]":
         if not self._end.alive:
             raise WorkerError("the reward pool is closed; make a new one")
-        return self._threads.submit(_grade_by_any, self._idle, response, answer, budget)
+        verdict: Future[Verdict] = Future()
+        self._waiting.append((request, verdict, budget))
+        self._threads.submit(_grade_next, self._idle, self._waiting, self._rows_per_call)
+        return verdict
 
-    def grade(
-        self, responses: Sequence[str], answers: Sequence[str], *, budget_s: float | None = None
-    ) -> list[Verdict]:
-        """Grades all rows; the order of the result is the order of the rows.
+    def grade(self, requests: Sequence[RewardRequest], *, budget_s: float | None = None) -> list[Verdict]:
+        """Grades all rows; verdicts are in the order of the rows.
 
         Args:
-            responses: to judge.
-            answers: the references.
-            budget_s: time for all of them together, see ``BatchBudget``; rows past it get no verdict. None: no bound.
+            requests: the rows.
+            budget_s: time for all rows, see ``BatchBudget``; rows after it have no verdict. None: no limit.
 
         Raises:
             WorkerError: the pool is closed, or a replacement worker does not start.
         """
         budget = None
         if budget_s is not None:
-            budget = BatchBudget(budget_s, num_rows=len(responses), num_workers=len(self._workers))
-        rows = [self._submit(response, answer, budget) for response, answer in zip(responses, answers, strict=True)]
+            budget = BatchBudget(budget_s, num_rows=len(requests), num_workers=len(self._workers))
+        rows = [self._submit(request, budget) for request in requests]
         try:
             return [row.result() for row in rows]
         finally:
-            for row in rows:  # nobody waits for them after an error or an interrupt
+            for row in rows:  # after an error or interrupt
                 row.cancel()
 
     def close(self) -> None:
@@ -111,20 +120,60 @@ class RewardPool:
         self.close()
 
 
-def _grade_by_any(
-    idle: "queue.SimpleQueue[WorkerProcess]", response: str, answer: str, budget: BatchBudget | None
-) -> Verdict:
-    """By the next idle worker; there are as many threads as workers, so one is idle."""
+_Waiting = tuple[RewardRequest, "Future[Verdict]", BatchBudget | None]
+"""A row that no worker has taken yet."""
+
+
+def _grade_next(idle: "queue.SimpleQueue[WorkerProcess]", waiting: "deque[_Waiting]", most: int) -> None:
+    """Grades the next waiting rows with an idle worker; there are as many threads as workers, so one is idle.
+
+    It is called once per row. With several rows per call, some calls find nothing left.
+    """
+    rows = _taken(waiting, most)
+    if not rows:
+        return
+    budget = rows[0][2]
+    verdicts = [verdict for _, verdict, _ in rows]
     if budget is not None and time.monotonic() >= budget.deadline:
-        return OVER_BUDGET
+        _resolve(verdicts, [OVER_BUDGET] * len(rows))
+        return
     worker = idle.get()
     try:
-        return worker.grade(response, answer, budget=budget)
+        found = worker.grade([request for request, _, _ in rows], budget=budget)
+    except BaseException as error:  # noqa: BLE001 - the caller of each row gets it
+        for verdict in verdicts:
+            verdict.set_exception(error)
+    else:
+        _resolve(verdicts, found)
     finally:
         idle.put(worker)
 
 
-def _end_all(workers: Sequence[WorkerProcess], threads: ThreadPoolExecutor) -> None:
+def _taken(waiting: "deque[_Waiting]", most: int) -> list[_Waiting]:
+    """The first rows that are not cancelled, of one budget."""
+    rows: list[_Waiting] = []
+    while len(rows) < most:
+        try:
+            row = waiting.popleft()
+        except IndexError:
+            break
+        if rows and row[2] is not rows[0][2]:
+            waiting.appendleft(row)
+            break
+        if row[1].set_running_or_notify_cancel():
+            rows.append(row)
+    return rows
+
+
+def _resolve(verdicts: "Sequence[Future[Verdict]]", found: Sequence[Verdict]) -> None:
+    for verdict, one in zip(verdicts, found, strict=True):
+        verdict.set_result(one)
+
+
+def _end_all(workers: Sequence[WorkerProcess], threads: ThreadPoolExecutor, waiting: "deque[_Waiting]") -> None:
     threads.shutdown(wait=False, cancel_futures=True)
+    while waiting:
+        with contextlib.suppress(IndexError):  # a thread may have taken the last row
+            waiting.popleft()[1].cancel()
     for worker in workers:
         worker.end()

@@ -1,7 +1,4 @@
-"""What a process has started, whatever it became: found by parents, ended whole, measured whole.
-
-Little is imported: every grading process has a supervisor that imports this.
-"""
+"""Finds, ends and measures the descendants of a process. Imports little, because every supervisor imports it."""
 
 import os
 import signal
@@ -11,7 +8,7 @@ from pathlib import Path
 from gtpo_megatron.proc_files import process_ids, process_stat
 
 END_PATIENCE_S = 5.0
-"""Longest time that killed processes may take to be gone."""
+"""Longest wait for killed processes to end."""
 
 
 def descendants(root: int) -> list[int]:
@@ -22,15 +19,15 @@ def descendants(root: int) -> list[int]:
         if stat is not None and not stat.has_ended:
             children.setdefault(stat.parent, []).append(process)
     below = list(children.get(root, ()))
-    for process in below:  # grows meanwhile
+    for process in below:  # grows during the loop
         below += children.get(process, ())
     return below
 
 
 def end_descendants(root: int) -> None:
-    """Kills all processes below ``root``, which adopts orphans (``supervisor.py``), so that none slips through.
+    """Kills all processes below ``root``, which must adopt orphans (``supervisor.py``).
 
-    All are stopped before any is killed: what forks while it is looked for cannot win.
+    All are stopped before any is killed, so that none can fork meanwhile.
     """
     deadline = time.monotonic() + END_PATIENCE_S
     stopped: set[int] = set()
@@ -45,12 +42,12 @@ def end_descendants(root: int) -> None:
 
 
 def memory_bytes(root: int) -> int:
-    """Of ``root`` and all below it: what they hold and have swapped out, shared pages counted once among them."""
+    """Memory of ``root`` and its descendants, including swap, with shared pages counted once."""
     return sum(_memory(process) for process in (root, *descendants(root)))
 
 
 def is_stopped(process: int) -> bool:
-    """By a signal, such as a shell or a batch system sends."""
+    """Whether a signal has stopped the process."""
     stat = process_stat(process)
     return stat is not None and stat.is_stopped
 
@@ -58,7 +55,7 @@ def is_stopped(process: int) -> bool:
 def _memory(process: int) -> int:
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_bytes().splitlines()
-    except OSError:  # gone meanwhile, or of another user
+    except OSError:  # it has ended, or belongs to another user
         return 0
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith((b"Pss:", b"SwapPss:")))
 
@@ -66,5 +63,5 @@ def _memory(process: int) -> int:
 def _signal(process: int, number: int) -> None:
     try:
         os.kill(process, number)
-    except (ProcessLookupError, PermissionError):  # gone meanwhile, or of another user
+    except (ProcessLookupError, PermissionError):  # it has ended, or belongs to another user
         return

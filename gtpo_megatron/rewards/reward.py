@@ -1,4 +1,4 @@
-"""Stage 3 of the path of data: responses in, outcome rewards out."""
+"""Stage 3: outcome rewards of responses."""
 
 import logging
 from collections import Counter
@@ -8,9 +8,11 @@ from concurrent.futures import Future
 import torch
 
 from gtpo_megatron.batch import RewardBatch
-from gtpo_megatron.errors import ShapeError
-from gtpo_megatron.rewards.function import RewardFunction, graded, resolve_reward
-from gtpo_megatron.rewards.pool import DEFAULT_MEMORY_LIMIT_MIB, RewardPool
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.rewards.function import resolve_rewards, takes_several
+from gtpo_megatron.rewards.grade import RewardCaller
+from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.worker_process import Verdict
 
 logger = logging.getLogger(__name__)
@@ -20,74 +22,70 @@ class RewardScorer:
     """Grades batches of responses, in child processes or in this one.
 
     Args:
-        function: ``module:function`` with the signature ``(response: str, answer: str) -> float``.
-        num_workers: child processes; 0 grades here, without a time limit (tests, debuggers).
-        timeout_s: wall-clock limit of one row.
-        memory_limit_mib: of one row, in a child process; 0: none.
-        budget_s: wall-clock limit of one batch, in child processes; None: none.
+        config: functions and limits; without workers they are called in this process, without limits (tests,
+            debugging).
+        budget_s: wall-clock limit per batch, in child processes; None: none.
 
     Raises:
-        ConfigError: the function cannot be imported; raised here, before any response is sampled.
+        ConfigError: a function cannot be imported, or has another signature.
     """
 
-    def __init__(
-        self,
-        function: str,
-        *,
-        num_workers: int,
-        timeout_s: float,
-        memory_limit_mib: int = DEFAULT_MEMORY_LIMIT_MIB,
-        budget_s: float | None = None,
-    ) -> None:
+    def __init__(self, config: RewardConfig, *, budget_s: float | None = None) -> None:
         self._budget_s = budget_s
-        self._pool = (
-            RewardPool(function, num_workers=num_workers, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib)
-            if num_workers
-            else None
-        )
-        self._function = None if num_workers else resolve_reward(function)
+        self._pool: RewardPool | None = None
+        self._caller: RewardCaller | None = None
+        if config.num_workers:
+            self._pool = RewardPool(
+                config.function,
+                num_workers=config.num_workers,
+                timeout_s=config.timeout_s,
+                memory_limit_mib=config.memory_limit_mib,
+                most_rows=config.rows_per_call,
+                sandbox=config.sandbox,
+            )
+        else:
+            functions = resolve_rewards(config.function)
+            self._rows_per_call = config.rows_per_call if takes_several(functions) else 1
+            self._caller = RewardCaller(functions, timeout_s=config.timeout_s, sandbox=config.sandbox)
 
-    def submit(self, text: str, answer: str) -> "Future[Verdict]":
-        """Queues one response for the child processes; without any it is graded at once."""
+    def submit(self, request: RewardRequest) -> "Future[Verdict]":
+        """Queues one response for the child processes; without them it is graded at once."""
         if self._pool is not None:
-            return self._pool.submit(text, answer)
-        assert self._function is not None
+            return self._pool.submit(request)
         done: Future[Verdict] = Future()
-        done.set_result(_verdict(self._function, text, answer))
+        done.set_result(self._graded_here([request])[0])
         return done
 
-    def score(self, texts: Sequence[str], answers: Sequence[str]) -> RewardBatch:
-        """Grades each response against its answer.
+    def score(self, requests: Sequence[RewardRequest]) -> RewardBatch:
+        """Grades responses.
 
         Args:
-            texts: ``B`` responses.
-            answers: ``B`` reference answers.
+            requests: ``B`` responses, those of a group one after the other.
 
         Returns:
-            Rewards ``[B]`` float32 on the CPU. Where the function raised, ran out of time or died, ``failed`` is True
-            and the reward is 0 as a placeholder, never as a verdict.
+            Rewards ``[B]`` float32 on the CPU. If the function raised, timed out or died, ``failed`` is True and the
+            reward is 0 as a placeholder.
 
         Raises:
-            ShapeError: the two lists differ in length.
             WorkerError: a worker cannot be restarted.
         """
-        if len(texts) != len(answers):
-            raise ShapeError(f"got {len(texts)} responses and {len(answers)} answers; expected one answer a response")
         if self._pool is not None:
-            verdicts = self._pool.grade(texts, answers, budget_s=self._budget_s)
+            verdicts = self._pool.grade(requests, budget_s=self._budget_s)
         else:
-            verdicts = [self.submit(text, answer).result() for text, answer in zip(texts, answers, strict=True)]
+            verdicts = [
+                verdict
+                for first in range(0, len(requests), self._rows_per_call)
+                for verdict in self._graded_here(requests[first : first + self._rows_per_call])
+            ]
         _report_failures(verdicts)
-        return RewardBatch(
-            rewards=torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32),
-            failed=torch.tensor([verdict.failure is not None for verdict in verdicts], dtype=torch.bool),
-            num_over_budget=sum(verdict.is_over_budget for verdict in verdicts),
-        )
+        return _batch(verdicts)
 
     def close(self) -> None:
         """Ends the child processes, if there are any."""
         if self._pool is not None:
             self._pool.close()
+        if self._caller is not None:
+            self._caller.close()
 
     def __enter__(self) -> "RewardScorer":
         return self
@@ -95,17 +93,31 @@ class RewardScorer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _graded_here(self, requests: Sequence[RewardRequest]) -> list[Verdict]:
+        """One call in this process; row by row if it fails as a whole."""
+        assert self._caller is not None
+        replies = self._caller.grade(requests)
+        if len(requests) > 1 and any(reply.kind in ("call", "memory") for reply in replies):
+            replies = [self._caller.grade([request])[0] for request in requests]
+        return [Verdict.of(reply) for reply in replies]
 
-def _verdict(function: RewardFunction, text: str, answer: str) -> Verdict:
-    """Grades one row in this process."""
-    try:
-        return Verdict(reward=graded(function, text, answer))
-    except Exception as error:  # noqa: BLE001 - any failure of the user's function is that row's verdict
-        return Verdict(reward=0.0, failure=f"{type(error).__name__}: {error}")
+
+def _batch(verdicts: Sequence[Verdict]) -> RewardBatch:
+    names = sorted({name for verdict in verdicts for name in verdict.parts})
+    return RewardBatch(
+        rewards=torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32),
+        failed=torch.tensor([verdict.failure is not None for verdict in verdicts], dtype=torch.bool),
+        num_over_budget=sum(verdict.is_over_budget for verdict in verdicts),
+        parts={
+            name: torch.tensor([verdict.parts.get(name, torch.nan) for verdict in verdicts], dtype=torch.float32)
+            for name in names
+        },
+        info=tuple(verdict.info for verdict in verdicts) if any(verdict.info for verdict in verdicts) else (),
+    )
 
 
 def _report_failures(verdicts: Sequence[Verdict]) -> None:
-    """Says how many rows have no verdict, and the commonest reasons."""
+    """Logs the number of rows without a verdict, and the most frequent reasons."""
     reasons = Counter(verdict.failure for verdict in verdicts if verdict.failure is not None)
     if reasons:
         first = {verdict.failure: row for row, verdict in reversed(list(enumerate(verdicts)))}

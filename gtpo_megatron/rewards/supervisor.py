@@ -1,7 +1,7 @@
-"""A small process between the pool and a grading process: whatever grading started ends with it.
+"""The supervisor, a small process between the pool and a grading process, which ends all descendants of the latter.
 
-It is the subreaper of all below it (``PR_SET_CHILD_SUBREAPER``): a process that makes a session of its own, and whose
-parents have ended, becomes its child instead of init's, and is found and killed like any other.
+It is the subreaper of its descendants (``PR_SET_CHILD_SUBREAPER``): an orphan, even in another session, becomes its
+child instead of init's, and is found and killed.
 """
 
 import ctypes
@@ -16,18 +16,18 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 ORPHAN_CHECK_S = 1.0
-"""How often it looks whether its parent is still there, besides the pipe, which another process may hold open."""
+"""Interval of checks that the parent lives, in case another process holds the pipe open."""
 
 
 def supervise(*, control: int, connection: int, parent: int) -> None:
-    """Forks, and returns in the child only, which goes on as the grading process.
+    """Forks, and returns only in the child, which becomes the grading process.
 
-    The parent ends the child and all below it when the child ends, when ``control`` is closed at its other end, or when
-    the pool's process is gone; its exit status is the child's. Call it while the process has one thread.
+    The parent process ends the child and its descendants when the child ends, when ``control`` is closed at its other
+    end, or when the pool's process ends; its exit status is the child's. Call it while the process has one thread.
 
     Args:
-        control: a pipe that the pool holds open for as long as the worker may live.
-        connection: to the pool; the child's alone.
+        control: a pipe that the pool holds open while the worker may live.
+        connection: the child's connection to the pool.
         parent: the pool's process.
     """
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -36,7 +36,7 @@ def supervise(*, control: int, connection: int, parent: int) -> None:
     if worker == 0:
         os.close(control)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it was killed before the line above
+        if os.getppid() != supervisor:  # the supervisor was killed before the line above
             os._exit(1)
         return
     os.close(connection)
@@ -46,7 +46,7 @@ def supervise(*, control: int, connection: int, parent: int) -> None:
 
 
 def _wait(worker: int, *, control: int, parent: int) -> int | None:
-    """The status that the worker ended with; None where it is to be ended."""
+    """The worker's exit status; None if it must be ended."""
     poll = select.poll()
     poll.register(os.pidfd_open(worker), select.POLLIN)
     poll.register(control, select.POLLIN | select.POLLHUP)
@@ -60,7 +60,7 @@ def _wait(worker: int, *, control: int, parent: int) -> int | None:
 
 
 def _reap(worker: int) -> int | None:
-    """Takes the status of whatever has ended, adopted orphans too; the worker's is returned."""
+    """Reaps ended children, including adopted orphans; returns the worker's status."""
     found = None
     while True:
         try:
@@ -74,7 +74,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _leave_with(status: int) -> None:
-    """Ends this process as the worker ended."""
+    """Ends this process with the worker's status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""The pool's side of one grading process: a row in, a verdict out, within limits; replaced when it dies."""
+"""The pool's side of one grading process, which is replaced when it dies or exceeds a limit."""
 
 import contextlib
 import json
@@ -9,15 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.budget import BatchBudget
+from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Reply
 from gtpo_megatron.rewards.process_tree import END_PATIENCE_S, is_stopped, memory_bytes
-from gtpo_megatron.rewards.worker import OUT_OF_MEMORY
+from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.worker import Ready
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +28,16 @@ START_LIMIT_S = 120.0
 """Time for a worker to import the reward function; generous, because a cold file system is slow."""
 
 EXIT_PATIENCE_S = 1.0
-"""A process whose pipe is closed ends by itself within this time, or is killed."""
+"""Time for a process to end after its pipe was closed, before it is killed."""
 
 WATCH_EVERY_S = 0.2
-"""Between two looks at the memory of a row that takes long; a row that is quicker is not looked at."""
+"""Interval of memory readings during a row; a shorter row is not measured."""
+
+ASYNC_PATIENCE_S = 1.0
+"""Time in which a function that is async ends its late rows itself, before its process is replaced."""
 
 PRINTED_BYTES = 10_000
-"""What a row may print, whichever way; the rest is read and left out, so that no reward fills the log."""
+"""Limit of a row's output; the rest is dropped."""
 
 _BOOTSTRAP = """\
 import json, sys
@@ -42,22 +48,33 @@ supervise(control=told["control"], connection=told["descriptor"], parent=told["p
 from gtpo_megatron.rewards.worker import main
 main()
 """
-"""Gives the child its parent's module path, so that every function the parent can name the child can import."""
+"""Sets the parent's module path in the child, so that it can import the same functions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """One row's outcome.
+    """The result of one row.
 
     Attributes:
-        reward: what the function returned; 0 without a verdict.
-        failure: why there is no verdict; None where there is one.
-        is_over_budget: it is because the batch's time was spent.
+        reward: the function's result; 0 without a verdict.
+        failure: the reason if there is no verdict, else None.
+        is_over_budget: the reason is that the batch's time was used up.
+        parts: parts of the reward by name.
+        info: what the function said about the response, as a JSON object; "" if nothing.
     """
 
     reward: float
     failure: str | None = None
     is_over_budget: bool = False
+    parts: Mapping[str, float] = field(default_factory=dict)
+    info: str = ""
+
+    @classmethod
+    def of(cls, reply: Reply) -> "Verdict":
+        """The verdict of a function's reply."""
+        if reply.kind != "ok":
+            return cls(reward=0.0, failure=reply.reason)
+        return cls(reward=reply.reward, parts=reply.parts or {}, info=reply.info)
 
 
 OVER_BUDGET = Verdict(
@@ -70,19 +87,27 @@ OVER_BUDGET = Verdict(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a worker is held to: the function, seconds a row, and MiB a row beyond what importing took."""
+    """Functions and limits of a worker.
+
+    Attributes:
+        function: as in ``RewardConfig.function``.
+        timeout_s: seconds per row, or per call of several rows.
+        memory_limit_mib: per row, or per call, beyond the memory after import.
+        sandbox: as in ``RewardConfig.sandbox``.
+    """
 
     function: str
     timeout_s: float
     memory_limit_mib: int
+    sandbox: str = "bubblewrap"
 
 
 class WorkerProcess:
-    """One child process, replaced when it dies or must be killed. Used by one thread at a time; ``end`` by any."""
+    """One child process, replaced when it dies or is killed. One thread at a time may use it; any may call ``end``."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._lock = threading.Lock()  # a process is started and ended under it, so that none slips through
+        self._lock = threading.Lock()  # held while a process is started or ended
         self._has_ended = False
         self._was_disturbed = False
         self._connection: Connection[Any, Any]
@@ -93,64 +118,84 @@ class WorkerProcess:
         self._start_deadline: float
         self._memory_at_start: int
         self._process: subprocess.Popen[bytes]
-        self._worker_id: int
+        self._worker: Ready
         self._start()
 
     @property
     def supervisor_id(self) -> int:
-        """Process id; the worker is below it."""
+        """Process id of the worker's supervisor."""
         return self._process.pid
 
-    def grade(self, response: str, answer: str, *, budget: BatchBudget | None = None) -> Verdict:
-        """One row, within its limits; once more if somebody else has killed or stopped the process meanwhile.
+    @property
+    def takes_several(self) -> bool:
+        """Whether one call may have several rows, of a worker that is ready."""
+        return self._worker.takes_several
 
-        A row that ends its process in that way by itself does so again.
+    def grade(self, requests: Sequence[RewardRequest], *, budget: BatchBudget | None = None) -> list[Verdict]:
+        """Grades the rows of one call within its limits.
+
+        A call of one row is tried again once if the process was killed or stopped from outside. If a call of several
+        rows fails as a whole, its rows are graded one by one, so that only the row at fault has no verdict.
 
         Args:
-            response: to judge.
-            answer: the reference.
-            budget: of its batch; a row past its share has no verdict.
+            requests: at least one row.
+            budget: the budget of their batch; a row beyond its deadline has no verdict.
 
         Raises:
-            WorkerError: the process does not start, or the pool was closed meanwhile.
+            WorkerError: the process does not start, or the pool was closed.
             ConfigError: it cannot import the function.
         """
-        verdict = self._grade_once(response, answer, budget)
-        return self._grade_once(response, answer, budget) if self._was_disturbed else verdict
+        verdicts = self._call(requests, budget)
+        if len(requests) == 1:
+            verdicts = self._call(requests, budget) if self._was_disturbed else verdicts
+            assert verdicts is not None
+            return verdicts
+        if verdicts is not None:
+            return verdicts
+        return [
+            self.grade([request], budget=budget)[0]
+            if budget is None or time.monotonic() < budget.deadline
+            else OVER_BUDGET
+            for request in requests
+        ]
 
-    def _grade_once(self, response: str, answer: str, budget: BatchBudget | None) -> Verdict:
+    def _call(self, requests: Sequence[RewardRequest], budget: BatchBudget | None) -> list[Verdict] | None:
+        """One call; None if it failed as a whole, for a reason that may be a single row's."""
         self._was_disturbed = False
+        num, is_alone = len(requests), len(requests) == 1
         batch_deadline = None if budget is None else budget.deadline
         if not self.wait_until_ready(batch_deadline):
-            return OVER_BUDGET
+            return [OVER_BUDGET] * num
         self._output.begin_row()
         try:
-            self._connection.send((response, answer))
-        except OSError:  # it died idle, which is not this row's fault
+            self._connection.send(requests)
+        except OSError:  # it died while idle, not because of these rows
             self._replace()
             if not self.wait_until_ready(batch_deadline):
-                return OVER_BUDGET
-            self._connection.send((response, answer))
-        deadline = time.monotonic() + self._limits.timeout_s
-        share = deadline if budget is None else budget.row_deadline()
+                return [OVER_BUDGET] * num
+            self._connection.send(requests)
+        deadline = time.monotonic() + self._limits.timeout_s + (ASYNC_PATIENCE_S if self._worker.is_async else 0.0)
+        share = deadline if budget is None else max(budget.row_deadline() for _ in requests)
         try:
-            reply = self._receive(min(deadline, share), watch_memory=True)
+            replies = self._receive(min(deadline, share), watch_memory=True)
         except (EOFError, OSError):
             status = self._replace(patience_s=EXIT_PATIENCE_S)
             self._was_disturbed = status == -signal.SIGKILL
-            return Verdict(reward=0.0, failure=f"ended the worker process with status {status}")
-        if reply is None:
-            self._was_disturbed = share >= deadline and is_stopped(self._worker_id)
+            failed = Verdict(reward=0.0, failure=f"ended the worker process with status {status}")
+            return [failed] if is_alone else None
+        if replies is None:
+            self._was_disturbed = share >= deadline and is_stopped(self._worker.process_id)
             self._replace()
-            late = Verdict(reward=0.0, failure=f"took longer than {self._limits.timeout_s:g} s")
-            return OVER_BUDGET if share < deadline else late
-        kind, content = reply
-        if kind == "memory":  # what the row left behind may be in the next one's way
+            if share < deadline:
+                return [OVER_BUDGET] * num
+            return [Verdict(reward=0.0, failure=f"took longer than {self._limits.timeout_s:g} s")] if is_alone else None
+        kinds = {reply.kind for reply in replies}
+        if "memory" in kinds:  # a new process frees memory that the rows left allocated
             self._replace()
-        return Verdict(reward=content) if kind == "ok" else Verdict(reward=0.0, failure=content)
+        return None if not is_alone and kinds & {"memory", "call"} else [Verdict.of(reply) for reply in replies]
 
     def wait_until_ready(self, deadline: float | None = None) -> bool:
-        """Returns when the function is imported, or False at the deadline.
+        """Waits until the function is imported; False at the deadline.
 
         Raises:
             WorkerError: the process ended, or took too long.
@@ -169,8 +214,8 @@ class WorkerProcess:
                 kind, content = reply
                 if kind == "unusable":
                     raise ConfigError(content)
-                self._is_ready, self._worker_id = True, content
-                self._memory_at_start = memory_bytes(self._worker_id)
+                self._is_ready, self._worker = True, content
+                self._memory_at_start = memory_bytes(self._worker.process_id)
                 return True
             if deadline < self._start_deadline:
                 return False
@@ -180,13 +225,13 @@ class WorkerProcess:
         )
 
     def end(self) -> None:
-        """Ends the process and all it started; it is not replaced any more."""
+        """Ends the process and its descendants, without a replacement."""
         with self._lock:
             self._has_ended = True
             self._kill()
 
-    def _receive(self, deadline: float, *, watch_memory: bool = False) -> tuple[str, Any] | None:
-        """The next message; None at the deadline. Passes on what is printed meanwhile.
+    def _receive(self, deadline: float, *, watch_memory: bool = False) -> Any:
+        """The next message; None at the deadline. Forwards printed output meanwhile.
 
         Raises:
             EOFError: the process has closed its end.
@@ -197,17 +242,17 @@ class WorkerProcess:
             if self._output.descriptor in ready and not self._output.pass_on():
                 watched.remove(self._output.descriptor)
             if self._connection in ready:
-                message: tuple[str, Any] = self._connection.recv()
-                self._output.pass_on()  # it was written before
+                message = self._connection.recv()
+                self._output.pass_on()  # output was written before the message
                 return message
             if not ready and watch_memory and self._is_too_large():
-                return "memory", OUT_OF_MEMORY
+                return [Reply("memory", reason=OUT_OF_MEMORY)]
         return None
 
     def _is_too_large(self) -> bool:
-        """Whether the worker and all it started hold more than a row may take, shared mappings included."""
+        """Whether the worker and its descendants exceed the memory limit, including shared mappings."""
         limit = self._limits.memory_limit_mib << 20
-        return limit > 0 and memory_bytes(self._worker_id) - self._memory_at_start > limit
+        return limit > 0 and memory_bytes(self._worker.process_id) - self._memory_at_start > limit
 
     def _start(self) -> None:
         with self._lock:
@@ -222,7 +267,9 @@ class WorkerProcess:
                 "control": control,
                 "parent": os.getpid(),
                 "function": self._limits.function,
+                "timeout_s": self._limits.timeout_s,
                 "memory_limit_mib": self._limits.memory_limit_mib,
+                "sandbox": self._limits.sandbox,
             }
             try:
                 self._process = subprocess.Popen(
@@ -231,7 +278,7 @@ class WorkerProcess:
                         *(json.dumps([str(entry) for entry in sys.path]), json.dumps(told)),
                     ],
                     stdin=subprocess.DEVNULL,
-                    stdout=printed,  # what a reward prints is no part of our caller's output
+                    stdout=printed,  # a reward's output must not mix with the caller's
                     stderr=printed,
                     pass_fds=[theirs.fileno(), control],
                     start_new_session=True,  # Ctrl-C is for the parent
@@ -244,14 +291,14 @@ class WorkerProcess:
             self._start_deadline = time.monotonic() + START_LIMIT_S
 
     def _replace(self, *, patience_s: float = 0.0) -> int:
-        """Starts another process in place of this one, whose exit status it returns."""
+        """Replaces the process; returns the exit status of the old one."""
         status = self._exit_status(patience_s)
         self._connection.close()
         self._start()
         return status
 
     def _exit_status(self, patience_s: float) -> int:
-        """Of the process, which is killed if it does not end by itself within so many seconds."""
+        """The exit status of the process, which is killed if it does not end within ``patience_s``."""
         try:
             self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -262,7 +309,7 @@ class WorkerProcess:
 
     def _kill(self) -> None:
         if not self._is_running:
-            return  # by now the number may be another process's
+            return  # the process id may have been reused
         self._is_running = False
         os.close(self._control)  # the supervisor ends everything below it, then itself
         try:
@@ -276,10 +323,10 @@ class WorkerProcess:
 
 
 class _Output:
-    """What a worker and its children print: the first bytes of each row go to our stderr, the rest nowhere.
+    """Forwards the first bytes that a row prints to our stderr, and drops the rest.
 
     Args:
-        descriptor: the reading end of their pipe; owned by this object.
+        descriptor: the reading end of the worker's pipe; owned by this object.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -290,17 +337,17 @@ class _Output:
         self._is_open = True
 
     def begin_row(self) -> None:
-        """The limit starts anew; what came since the last row counts to that."""
+        """Resets the limit; output until now counts to the previous row."""
         self.pass_on()
         self._left = PRINTED_BYTES
 
     def pass_on(self) -> bool:
-        """Reads what there is; False once nobody can write any more."""
+        """Reads available output; False at its end."""
         with self._lock:
             return self._is_open and self._pass_on()
 
     def _pass_on(self) -> bool:
-        for _ in range(16):  # a megabyte, then whoever waits for a verdict looks for that
+        for _ in range(16):  # at most a megabyte, so that the wait for a verdict continues
             try:
                 text = os.read(self.descriptor, 1 << 16)
             except BlockingIOError:
@@ -315,7 +362,7 @@ class _Output:
         return True
 
     def close(self) -> None:
-        """Passes on the last words; a second call does nothing."""
+        """Forwards the last output; a second call does nothing."""
         with self._lock:
             if self._is_open:
                 self._pass_on()
@@ -324,6 +371,6 @@ class _Output:
 
 
 def _write_to_stderr(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it, or there is no room: no reason to lose a verdict
+    with contextlib.suppress(OSError):  # a failed write must not lose a verdict
         while text:
             text = text[os.write(2, text) :]

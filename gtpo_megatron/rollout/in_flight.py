@@ -1,7 +1,6 @@
-"""What a vLLM engine is working on: batches of requests, several at a time, each asked for when it is wanted.
+"""The batches of requests inside a vLLM engine, of which several can be in flight.
 
-An engine works on all requests that it has, whoever wants them. So whoever asks for a batch moves the others on too,
-and what of theirs ends meanwhile waits here until it is asked for.
+A step of vLLM advances all requests. Results of other batches are kept here until they are taken.
 """
 
 import time
@@ -18,9 +17,9 @@ class _Batch:
     """Requests that were added together.
 
     Attributes:
-        requests: in their order.
-        numbers: vLLM's, one a request.
-        version: of the weights when they were added; no token of theirs is of older ones.
+        requests: the requests in order.
+        numbers: vLLM's number of each request.
+        version: policy version when they were added; no token is older.
     """
 
     requests: tuple[SampleRequest, ...]
@@ -29,7 +28,7 @@ class _Batch:
 
 
 class InFlight:
-    """The batches that are not yet handed out.
+    """The batches that have not been taken.
 
     Args:
         engine: vLLM's ``LLMEngine``.
@@ -43,15 +42,15 @@ class InFlight:
         self._ended: dict[int, Any] = {}
 
     def add(self, requests: Sequence[SampleRequest], first: int, *, version: int) -> int:
-        """Notes requests that vLLM was given.
+        """Records requests that were added to vLLM.
 
         Args:
-            requests: of one batch.
-            first: vLLM's number of the first; they are numbered on.
-            version: of the weights that vLLM has now.
+            requests: the requests of one batch.
+            first: vLLM's number of the first; the others follow.
+            version: current policy version.
 
         Returns:
-            The ticket to ask for them with.
+            The batch's ticket.
         """
         numbers = range(first, first + len(requests))
         self._batches[first] = _Batch(requests=tuple(requests), numbers=numbers, version=version)
@@ -59,49 +58,55 @@ class InFlight:
         self._tickets |= dict.fromkeys(numbers, first)
         return first
 
-    def advance(self, ticket: int, *, limit_s: float) -> bool:
-        """Lets vLLM work, whole steps of it, until a batch is done or the time is up.
+    def advance(self, *, limit_s: float) -> list[int]:
+        """Runs steps of vLLM until all requests have ended or the time is up.
 
         Args:
-            ticket: of the batch.
-            limit_s: seconds; the step that is under way then is the last one.
+            limit_s: seconds after which no further step is started.
 
         Returns:
-            Whether the batch is done.
+            Tickets of the complete batches.
 
         Raises:
-            RolloutError: nobody was given such a ticket, or vLLM lost requests of the batch.
+            RolloutError: vLLM lost requests.
         """
-        if ticket not in self._batches:
-            raise RolloutError(f"no batch {ticket} is in flight here; in flight are {sorted(self._batches)}")
-        missing = self._missing[ticket]
         deadline = time.monotonic() + limit_s
-        while missing:
+        while self._tickets:
             if not self._engine.has_unfinished_requests():
                 raise RolloutError(
-                    f"vLLM lost {len(missing)} of {len(self._batches[ticket].numbers)} requests: none is unfinished, "
-                    f"but they did not come back; one of them is number {min(missing)}"
+                    f"vLLM lost {len(self._tickets)} requests: none is unfinished, but they did not come back; one of "
+                    f"them is number {min(self._tickets)}"
                 )
             self._step()
             if time.monotonic() >= deadline:
                 break
-        return not missing
+        return [ticket for ticket, missing in self._missing.items() if not missing]
 
     def take(self, ticket: int) -> tuple[tuple[SampleRequest, ...], range, list[Any]]:
-        """Hands out a batch that is done: its requests, vLLM's numbers, and vLLM's ``CompletionOutput`` of each."""
+        """Removes a complete batch; returns its requests, vLLM's numbers and ``CompletionOutput`` of each."""
         batch = self._batches.pop(ticket)
         assert not self._missing.pop(ticket), "advance says when a batch is done"
         return batch.requests, batch.numbers, [self._ended.pop(number) for number in batch.numbers]
 
+    def abort(self, ticket: int) -> range:
+        """Removes a batch, and its requests from vLLM; returns their numbers."""
+        batch = self._batches.pop(ticket)
+        missing = self._missing.pop(ticket)
+        self._engine.abort_request([str(number) for number in sorted(missing)])
+        for number in batch.numbers:
+            self._tickets.pop(number, None)
+            self._ended.pop(number, None)
+        return batch.numbers
+
     def check_push(self, version: int, *, max_staleness: int) -> None:
-        """Refuses weights so new that a batch in flight would be too old before it is whole.
+        """Checks that no batch in flight becomes too stale by a push.
 
         Args:
-            version: that is to be pushed.
-            max_staleness: pushes between the weights of a batch's first token and those that it trains.
+            version: version of the push.
+            max_staleness: largest staleness of a batch's first token.
 
         Raises:
-            WeightSyncError: a batch was begun too many versions before; names both versions.
+            WeightSyncError: a batch would be too stale; the message has both versions.
         """
         for batch in self._batches.values():
             if version - batch.version > max_staleness:

@@ -1,4 +1,4 @@
-"""One request is one response to sample; which engine serves it is not part of it."""
+"""Requests, one per response, and their distribution over engines."""
 
 import hashlib
 import heapq
@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from gtpo_megatron.batch import PromptBatch
 
+REQUEST_KEY = "gtpo_response"
+"""In ``SamplingParams.extra_args``: the number of a response of which entropies or routing are wanted."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRequest:
     """A response to sample.
 
     Attributes:
-        prompt_ids: what to go on from.
-        group_id: of the prompt.
+        prompt_ids: tokens of the prompt.
+        group_id: label of the prompt's group.
         sample: number of the response in its group.
     """
 
@@ -23,13 +26,13 @@ class SampleRequest:
     sample: int
 
     def seed(self, seed: int) -> int:
-        """Of its random numbers, in ``[0, 2^63)``: a hash of what identifies it, whichever engine serves it."""
+        """Seed of its random numbers in ``[0, 2^63)``: a hash of run seed, group and sample."""
         digest = hashlib.blake2b(f"{seed}:{self.group_id}:{self.sample}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
 
 def requests_for(prompts: PromptBatch, samples_per_prompt: int) -> list[SampleRequest]:
-    """Prompt-major: all samples of prompt 0, then of prompt 1, ..."""
+    """Requests in prompt-major order: all samples of prompt 0, then of prompt 1, ..."""
     return [
         SampleRequest(prompt_ids=problem.prompt_ids, group_id=group_id, sample=sample)
         for problem, group_id in zip(prompts.problems, prompts.group_ids, strict=True)
@@ -37,20 +40,20 @@ def requests_for(prompts: PromptBatch, samples_per_prompt: int) -> list[SampleRe
     ]
 
 
-def deal_to_engines(requests: Sequence[SampleRequest], *, max_response_tokens: int, loads: Sequence[int]) -> list[int]:
-    """Each request's engine: the one with the fewest tokens ahead of it, longest request first.
+def assign_to_engines(
+    requests: Sequence[SampleRequest], *, max_response_tokens: int, loads: Sequence[int]
+) -> list[int]:
+    """Assigns each request to the engine with the fewest tokens, longest request first.
 
-    Nobody knows how long a response will be, so each counts as the longest possible; the samples of a group, which
-    tend to be alike, end up on different engines. The result depends on the arguments only, so a run that is
-    repeated deals alike.
+    Each response counts with its maximum length. Samples of a group, of similar length, are spread over engines.
 
     Args:
-        requests: to deal.
-        max_response_tokens: of each.
-        loads: tokens that each engine has to do already.
+        requests: the requests.
+        max_response_tokens: maximum length of a response.
+        loads: tokens already assigned to each engine.
 
     Returns:
-        Index of an engine, by request.
+        The engine's index, per request.
     """
     heap = [(load, engine) for engine, load in enumerate(loads)]
     heapq.heapify(heap)

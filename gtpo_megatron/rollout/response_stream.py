@@ -1,4 +1,4 @@
-"""Responses one by one, as they end: for evaluation, which grades some while others are still being written."""
+"""A stream of responses in the order in which they end, for evaluation."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,17 +10,17 @@ from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.requests import SampleRequest
 
 QUEUE_FACTOR = 2
-"""Requests inside vLLM, as a multiple of what it decodes together: enough that it never waits for the next ones."""
+"""Requests inside vLLM, as a multiple of the sequences that it decodes together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledResponse:
-    """One response that ended.
+    """One complete response.
 
     Attributes:
-        index: of its request.
-        token_ids: what ended it included.
-        is_truncated: the length limit cut it.
+        index: index of its request.
+        token_ids: its tokens, including the one that ended it.
+        is_truncated: whether the length limit cut it.
     """
 
     index: int
@@ -29,14 +29,14 @@ class SampledResponse:
 
 
 class ResponseSource(Protocol):
-    """What evaluation samples with."""
+    """The sampler of an evaluation."""
 
     def stream(
         self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int
     ) -> Iterator[SampledResponse]:
         """Samples every request; yields in the order in which responses end.
 
-        Closing the iterator early gives up what is still being written.
+        Closing the iterator aborts the remaining requests.
         """
         ...
 
@@ -53,9 +53,9 @@ def stream_responses(
     Requests enter in order, a window at a time, so that earlier problems end earlier.
 
     Args:
-        engine: of vLLM.
-        add: hands requests to it and returns the number of the first; they are numbered on.
-        requests: all of them.
+        engine: vLLM's engine.
+        add: adds requests to it and returns the number of the first; the others follow.
+        requests: all requests.
         max_concurrent: sequences that vLLM decodes together.
 
     Raises:

@@ -1,4 +1,4 @@
-"""From what vLLM returns to a `RolloutBatch`."""
+"""Converts vLLM's results to a `RolloutBatch`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.data.routing import expert_dtype
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.requests import SampleRequest
 
@@ -16,17 +17,18 @@ def to_rollout_batch(
     completions: Sequence[Any],
     *,
     entropies: Sequence[Sequence[float]] | None,
+    routing: Sequence[Tensor] | None = None,
 ) -> RolloutBatch:
-    """One row a request, in their order.
+    """Builds a batch with one row per request, in order.
 
     Args:
-        requests: what was asked for.
+        requests: the requests.
         completions: vLLM's ``CompletionOutput`` of each.
-        entropies: of each sampled token, maybe one too many; None where nobody asked for them.
+        entropies: of each sampled token, possibly one too many; None if not requested.
+        routing: per response the experts of the tokens that were run; None if not requested.
 
     Raises:
-        RolloutError: a response has no tokens, too few log-probs or entropies, or tokens of which vLLM does not say
-            which weights sampled them.
+        RolloutError: a response has no tokens, too few log-probs or entropies, or tokens without a weight version.
     """
     ids = [list(completion.token_ids) for completion in completions]
     logprobs = [
@@ -56,11 +58,35 @@ def to_rollout_batch(
         policy_version=min(found),
         token_entropy=entropy,
         token_versions=_padded(versions, torch.int64) if len(found) > 1 else None,
+        routed_experts=torch.cat(list(routing)) if routing is not None else None,
     )
 
 
+def returned_routing(request: SampleRequest, completion: Any, num_tokens: int, *, num_experts: int) -> Tensor:
+    """The experts that vLLM itself returns with a response.
+
+    Args:
+        request: what was asked for.
+        completion: vLLM's ``CompletionOutput``.
+        num_tokens: that were run.
+        num_experts: of a router.
+
+    Returns:
+        ``[num_tokens, M, k]`` uint8 or int16.
+
+    Raises:
+        RolloutError: vLLM returned none, or of too few tokens.
+    """
+    found = completion.routed_experts
+    if found is None or len(found) < num_tokens:
+        raise RolloutError(
+            f"{_name(request)}: routing of {0 if found is None else len(found)} of {num_tokens} tokens came with it"
+        )
+    return torch.from_numpy(found[:num_tokens].astype("int32")).to(expert_dtype(num_experts))
+
+
 def _logprobs(request: SampleRequest, tokens: list[int], completion: Any) -> list[float]:
-    """Of the sampled tokens; vLLM's flat form holds one entry a position, since no runners-up were asked for."""
+    """Log-probs of the sampled tokens; vLLM's flat form has one entry per position here."""
     flat = completion.logprobs
     if completion.finish_reason not in ("stop", "length") or not tokens or flat is None or flat.token_ids != tokens:
         raise RolloutError(
@@ -72,7 +98,7 @@ def _logprobs(request: SampleRequest, tokens: list[int], completion: Any) -> lis
 
 
 def _versions(request: SampleRequest, tokens: list[int], completion: Any) -> list[int]:
-    """Of the weights that sampled each token; vLLM labels spans of tokens with what ``set_weight_version`` was told."""
+    """Policy version of each token; vLLM labels spans of tokens with the version of ``set_weight_version``."""
     spans = completion.weight_versions or []
     versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
     if len(versions) != len(tokens):

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.in_flight import InFlight
-from gtpo_megatron.rollout.requests import SampleRequest
+from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
-from gtpo_megatron.rollout.responses import to_rollout_batch
+from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
+from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, create_slots, remove_name
@@ -23,32 +25,32 @@ from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, Slo
 logger = logging.getLogger(__name__)
 
 ENTROPY_PROCESSOR = "gtpo_megatron.rollout.sampled_entropy:SampledEntropy"
-"""As vLLM names a logits processor."""
+"""Name of the logits processor for vLLM."""
 
 MIN_BATCHED_TOKENS = 8192
-"""Tokens that vLLM computes in one pass, at least: a whole prompt must fit, and small passes waste time."""
+"""Least number of tokens per pass of vLLM: small passes waste time."""
 
 LEAST_FREE_SHARE = 0.05
-"""Of a shared GPU's memory, without which vLLM does not start (``gpu_memory_utilization``): an engine that replaces
-another one finds the trainer there. The cache has a size of its own, so the share means nothing else."""
+"""Fraction of a shared GPU's memory that must be free for vLLM to start (``gpu_memory_utilization``); small, because
+the trainer may use the rest when an engine is replaced. The cache's size is set separately."""
 
 ALL_MEMORY = frozenset({"weights", "kv_cache"})
-"""vLLM's tags of what a sleeping engine lets go."""
+"""vLLM's tags of the memory that a sleeping engine releases."""
 
 UNUSABLE = -1
-"""Policy version of an engine whose weights are neither the old nor the new ones."""
+"""Policy version of an engine after a failed push."""
 
 
 class VllmEngine:
-    """One vLLM engine, a sampler with weights that can be replaced.
+    """One vLLM engine, whose weights can be replaced.
 
     Args:
         model_path: folder in Hugging Face format, whose weights are used until the first push; or a converted folder,
-            whose weights vLLM cannot read, so that nothing is sampled before the first push.
-        config: of the engine.
-        max_sequence_tokens: prompt plus response.
-        seed: of vLLM itself; responses have seeds of their own.
-        num_threads: on a CPU; 0 leaves it to vLLM.
+            with which nothing can be sampled before the first push.
+        config: settings of the engine.
+        max_sequence_tokens: maximum length of prompt plus response.
+        seed: vLLM's own seed; each response has its own.
+        num_threads: threads on a CPU; 0: vLLM's default.
     """
 
     def __init__(
@@ -60,28 +62,35 @@ class VllmEngine:
         from gtpo_megatron.rollout import vllm_worker, weight_engine
 
         self._keeps_entropies = config.entropy_source == "rollout"
+        self._returns_routing = config.returns_routing
+        experts = read_architecture(Path(model_path)).experts
+        self._num_experts = 0 if experts is None else experts.num_experts
+        captures_routing = config.returns_routing and not torch.cuda.is_available()
         has_weights = converted_weights(Path(model_path)) is None
         shares_gpu = config.placement == "colocated" and torch.cuda.is_available()
         self._llm = LLM(
             model=model_path,
             load_format="auto" if has_weights else "dummy",
             dtype=config.dtype,
+            hf_overrides={"head_dtype": config.head_dtype},
             tensor_parallel_size=config.tensor_parallel_size,
+            enable_expert_parallel=config.expert_parallel,
             max_model_len=max_sequence_tokens,
             max_num_seqs=config.max_concurrent_sequences,
             kv_cache_memory_bytes=config.kv_cache_mib << 20,
             max_num_batched_tokens=max(MIN_BATCHED_TOKENS, max_sequence_tokens),
-            # a prompt cut in two makes vLLM turn a request's own generator back, which CPU generators cannot
+            # with chunked prefill vLLM rewinds a request's generator, which CPU generators do not support
             enable_chunked_prefill=torch.cuda.is_available(),
             enforce_eager=not torch.cuda.is_available(),
-            enable_prefix_caching=True,
-            # two steps' requests may be in flight: what the next one waits for comes first, its refills too
-            scheduling_policy="priority" if config.partial else "fcfs",
+            enable_prefix_caching=not captures_routing,
+            # groups are begun one by one: those that were drawn earlier are served first
+            scheduling_policy="priority" if config.is_continuous else "fcfs",
             generation_config="vllm",  # the folder's generation_config must not change the sampling distribution
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
             enable_sleep_mode=shares_gpu,
             **({"gpu_memory_utilization": LEAST_FREE_SHARE} if shares_gpu else {}),
+            enable_return_routed_experts=config.returns_routing and not captures_routing,
             seed=seed,
             logits_processors=[ENTROPY_PROCESSOR] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
@@ -89,6 +98,9 @@ class VllmEngine:
         )
         if num_threads and not torch.cuda.is_available():
             self._llm.collective_rpc("gtpo_set_threads", args=(num_threads,))
+        if captures_routing:
+            self._llm.collective_rpc("gtpo_capture_routing")
+        self._captures_routing = captures_routing
         self._max_concurrent = config.max_concurrent_sequences
         self._max_staleness = config.max_staleness
         self._keeps_requests = config.partial
@@ -105,33 +117,32 @@ class VllmEngine:
         self._asleep: set[str] = set()
 
     def generate(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int) -> RolloutBatch:
-        """Samples one response a request; the token or string that ends it is part of the response.
+        """Samples one response per request; the token or string that ends it is part of the response.
 
-        The same arguments and weights give the same responses: each has a seed made of ``seed``, its group id and its
-        number in the group alone.
+        The same arguments and weights give the same responses: the seed of each depends on ``seed``, its group id and
+        its number in the group only.
 
         Raises:
             RolloutError: vLLM returned no tokens, no log-probs or no entropies for a response, or the engine has no
                 usable weights.
         """
         ticket = self.begin(requests, sampling, seed=seed)
-        batch = self.advance(ticket, limit_s=math.inf)
-        assert batch is not None, "without a limit it comes back with the batch"
-        return batch
+        self.advance(limit_s=math.inf)
+        return self.take(ticket)
 
     def begin(
         self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int, priority: int = 0
     ) -> int:
-        """Hands requests to vLLM; ``advance`` lets it work on them.
+        """Adds requests to vLLM; ``advance`` processes them.
 
         Args:
             requests: one response each.
             sampling: the distribution.
             seed: of the run.
-            priority: with ``rollout.partial``, those with the lowest number come first, whenever they were begun.
+            priority: with ``rollout.is_continuous``, requests with the lowest number are served first.
 
         Returns:
-            The ticket to ask for the responses with.
+            The ticket of these requests.
 
         Raises:
             RolloutError: the engine has no usable weights.
@@ -141,37 +152,49 @@ class VllmEngine:
             requests, self._add(requests, sampling, seed, priority=priority), version=self._version
         )
 
-    def advance(self, ticket: int, *, limit_s: float) -> RolloutBatch | None:
-        """Works on everything that is in flight, for some time or until a batch is whole.
+    def advance(self, *, limit_s: float) -> list[int]:
+        """Processes all requests in flight, until all have ended or the time is up.
 
-        With ``rollout.partial`` new weights may come between two calls. What is in flight then goes on with them: its
-        keys and values are computed again, its next tokens are of the new weights, and its log-probs stay those of the
-        weights that sampled each token (``RolloutBatch.token_versions``).
+        With ``rollout.partial`` new weights may arrive between two calls. Requests in flight then continue with them:
+        their keys and values are recomputed, their next tokens are of the new weights, and each log-prob is of the
+        weights that sampled the token (``RolloutBatch.token_versions``).
 
         Args:
-            ticket: of the batch.
-            limit_s: seconds; the step of vLLM's that is under way then is the last one.
+            limit_s: seconds after which no further step of vLLM is started.
 
         Returns:
-            The responses, as ``generate`` does; None: they are not whole yet.
+            Tickets whose responses are complete.
+
+        Raises:
+            RolloutError: vLLM lost requests, or the engine has no usable weights.
+        """
+        self._check_weights()
+        return self._in_flight.advance(limit_s=limit_s)
+
+    def take(self, ticket: int) -> RolloutBatch:
+        """Removes and returns complete responses, in the order of their requests.
 
         Raises:
             RolloutError: as ``generate``.
         """
-        self._check_weights()
-        if not self._in_flight.advance(ticket, limit_s=limit_s):
-            return None
         requests, numbers, completions = self._in_flight.take(ticket)
         return to_rollout_batch(
             requests,
             completions,
             entropies=self._take_entropies(numbers) if self._keeps_entropies else None,
+            routing=self._take_routing(requests, numbers, completions) if self._returns_routing else None,
         )
+
+    def abort(self, ticket: int) -> None:
+        """Ends requests; what they have is forgotten."""
+        numbers = self._in_flight.abort(ticket)
+        if self._keeps_entropies or self._captures_routing:
+            self._llm.collective_rpc("gtpo_forget", args=(list(numbers),))
 
     def stream(
         self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int
     ) -> Iterator[SampledResponse]:
-        """The same responses, in the order in which they end, without log-probs; see ``rollout/response_stream.py``.
+        """Yields responses in the order in which they end, without log-probs; see ``rollout/response_stream.py``.
 
         Raises:
             RolloutError: vLLM ended a request without a token, or the engine has no usable weights.
@@ -199,13 +222,12 @@ class VllmEngine:
         with_logprobs: bool = True,
         priority: int = 0,
     ) -> int:
-        """Hands requests to vLLM, which numbers them on; returns the first number."""
+        """Adds requests to vLLM; returns vLLM's number of the first, the others follow."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        from gtpo_megatron.rollout.sampled_entropy import REQUEST_KEY
-
+        keeps_more = self._keeps_entropies or self._captures_routing
         first = self._next_response
         self._next_response += len(requests)
         for number, request in enumerate(requests, first):
@@ -219,12 +241,16 @@ class VllmEngine:
                 logprobs=0 if with_logprobs else None,
                 flat_logprobs=with_logprobs,
                 seed=request.seed(seed),
-                detokenize=bool(sampling.stop_strings),  # only to look for them
+                detokenize=bool(sampling.stop_strings),  # needed to find stop strings
                 output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={REQUEST_KEY: number} if self._keeps_entropies else None,
+                extra_args={REQUEST_KEY: number} if keeps_more and with_logprobs else None,
             )
             self._llm.llm_engine.add_request(
-                str(number), tokens_input(list(request.prompt_ids)), params, priority=priority
+                str(number),
+                # no request finds keys and values of other weights, also if the cache was not emptied
+                tokens_input(list(request.prompt_ids), cache_salt=str(self._version)),
+                params,
+                priority=priority,
             )
         return first
 
@@ -237,38 +263,54 @@ class VllmEngine:
             )
         return [taken[number] for number in numbers]
 
+    def _take_routing(
+        self, requests: Sequence[SampleRequest], numbers: Sequence[int], completions: Sequence[Any]
+    ) -> list[Tensor]:
+        """Per response the experts of the tokens that were run, ``[n, M, k]``."""
+        num_tokens = [
+            len(request.prompt_ids) + len(completion.token_ids) - 1
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+        if self._captures_routing:
+            taken: list[Tensor] = self._llm.collective_rpc("gtpo_take_routing", args=(list(numbers), num_tokens))[0]
+            return taken
+        return [
+            returned_routing(request, completion, count, num_experts=self._num_experts)
+            for request, completion, count in zip(requests, completions, num_tokens, strict=True)
+        ]
+
     def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
-        """Shared memory on this machine for this engine's workers, by the numbers that they have in the link."""
+        """Opens shared memory for this engine's workers, by their indices in the link."""
         for worker in workers:
             self._slots[worker] = create_slots(shape)
         return dict(self._slots)
 
     def remove_slot_names(self) -> None:
-        """All who need the slots have mapped them: their memory shall go when the last of them goes."""
+        """Removes the slots' names, after all processes have mapped them."""
         for slots in self._slots.values():
             remove_name(slots)
         self._slots.clear()
 
     def connect_weights(self, link: WeightLink, workers: Sequence[int]) -> None:
-        """Every worker opens its end.
+        """Opens the link in every worker.
 
         Args:
-            link: to the trainer.
-            workers: the numbers that this engine's workers have in it.
+            link: the link to the trainer.
+            workers: indices of this engine's workers in it.
         """
         self._llm.collective_rpc(
             "init_weight_transfer_engine", kwargs={"init_info": {"link": link, "workers": list(workers)}}
         )
 
     def receive_weights(self, version: int, *, with_checksums: bool) -> dict[int, dict[str, int]]:
-        """Loads the weights that the trainer sends meanwhile, and drops the prefix cache, which is of the old ones.
+        """Receives and loads weights from the trainer, and empties the prefix cache.
 
         Returns:
-            Worker -> checksum of every tensor that it received; empty without ``with_checksums``.
+            By worker the checksum of every tensor that it received; empty without ``with_checksums``.
 
         Raises:
-            WeightSyncError: the weights did not come, or vLLM could not load them. The engine is then unusable and must
-                be replaced. Or requests are in flight that the new weights would make too old; then nothing changes.
+            WeightSyncError: the weights did not arrive, or vLLM could not load them; the engine is then unusable and
+                must be replaced. Or requests in flight would become too stale; then nothing changes.
         """
         self._in_flight.check_push(version, max_staleness=self._max_staleness)
         self._version = UNUSABLE
@@ -282,17 +324,17 @@ class VllmEngine:
         versions = self._llm.collective_rpc("gtpo_policy_version")
         if set(versions) != {version}:
             raise WeightSyncError(f"vLLM workers report policy versions {versions} after a push of {version}")
-        # requests in flight lose their keys and values too, which are of the old weights, and compute them again
+        # requests in flight recompute their keys and values with the new weights
         self._forget_prefixes(with_running=self._keeps_requests)
         self._label(version)
         return dict(self._llm.collective_rpc("gtpo_received_checksums")) if with_checksums else {}
 
     def forget_prefixes(self) -> None:
-        """Empties the prefix cache, so that what was generated before cannot influence what comes next."""
+        """Empties the prefix cache, so that the next generation does not depend on earlier ones."""
         self._forget_prefixes(with_running=False)
 
     def _label(self, version: int) -> None:
-        """What comes from now on is of this version of the weights."""
+        """Labels further tokens with this policy version."""
         self._llm.llm_engine.set_weight_version(str(version))
         self._version = version
 
@@ -301,37 +343,39 @@ class VllmEngine:
             raise WeightSyncError("vLLM refused to reset its prefix cache: requests are still running")
 
     def close(self) -> None:
-        """Ends the workers, and removes what they share from shared memory; the engine cannot be used afterwards."""
+        """Ends the workers and frees their shared memory; the engine cannot be used afterwards."""
         self._llm.llm_engine.engine_core.shutdown()
 
     def on_worker_death(self, callback: Callable[[], None]) -> None:
-        """Calls back, in another thread, when a worker process has died; with one worker there is no such process."""
+        """Calls ``callback`` in another thread when a worker process has died; with one worker there is none."""
         self._executor.register_failure_callback(callback)
 
     def has_lost_worker(self) -> bool:
-        """Whether a worker process has died: nothing can be sampled any more."""
+        """Whether a worker process has died, so that the engine cannot sample."""
         return any(not worker.proc.is_alive() for worker in getattr(self._executor, "workers", ()))
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Lets GPU memory go: keys and values are dropped, weights go to the host or are dropped too."""
+        """Releases GPU memory: keys and values are dropped, weights move to the host or are dropped."""
         if not torch.cuda.is_available():
             logger.info("the engine does not sleep: there is no GPU to share")
             return
         if self._asleep == ALL_MEMORY:
-            return  # as after the start, when it made room for the trainer
+            return  # as after the start
         self._llm.sleep(level=1 if keep_weights else 2)
         self._asleep = set(ALL_MEMORY)
 
     def wake(self, what: str) -> None:
-        """Takes GPU memory back for weights or for keys and values, if it is asleep."""
+        """Allocates GPU memory for weights or keys and values again, if the engine sleeps."""
         if what in self._asleep:
             self._llm.wake_up(tags=[what])
             self._asleep.discard(what)
 
 
 def _stop_token_ids(llm: Any, model_path: str) -> list[int]:
-    """The tokenizer's end of turn, and what the folder's generation_config adds to it."""
-    ids = {load_tokenizer(model_path).eos_token_id}  # not vLLM's, which rebuilds a sentencepiece model as another
+    """The tokenizer's end-of-sequence token, and those of the folder's generation_config."""
+    ids = {
+        load_tokenizer(model_path).eos_token_id
+    }  # not vLLM's tokenizer, which converts a sentencepiece model to another one
     declared = llm.model_config.try_get_generation_config().get("eos_token_id")
     ids |= set(declared) if isinstance(declared, list) else {declared}
     found = sorted(token for token in ids if token is not None)

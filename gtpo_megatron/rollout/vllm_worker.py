@@ -1,4 +1,4 @@
-"""What runs inside every vLLM worker: our weight-transfer engine and the questions that the driver asks of it.
+"""The extension of every vLLM worker: our weight-transfer engine, and calls of the driver.
 
 vLLM imports this module by name in each worker process (``worker_extension_cls``); importing it registers the engine.
 """
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gtpo_megatron.rollout import weight_engine
+from gtpo_megatron.rollout.routing_capture import RoutingCapture
 from gtpo_megatron.rollout.sampled_entropy import SampledEntropy
 
 weight_engine.register()
@@ -20,25 +21,46 @@ class WorkerExtension:
     weight_transfer_engine: weight_engine.LinkEngine
     model_runner: Any
     rank: int
+    _routing: RoutingCapture | None = None
 
     def gtpo_received_checksums(self) -> tuple[int, dict[str, int]]:
-        """This worker's number, and the checksum of everything that the last push delivered to it."""
+        """This worker's index, and the checksums of the tensors that the last push delivered."""
         return self.weight_transfer_engine.worker, self.weight_transfer_engine.checksums()
 
     def gtpo_policy_version(self) -> int:
-        """Version of the weights this worker generates from."""
+        """Version of the weights of this worker."""
         return self.weight_transfer_engine.version
 
     def gtpo_take_entropies(self, responses: Sequence[int]) -> tuple[dict[int, list[float]], int] | None:
-        """Entropies of finished responses, and the columns that took part; of the first worker.
-
-        All workers sample the same, so the others only forget theirs.
-        """
-        (recorder,) = (
-            found for found in self.model_runner.input_batch.logitsprocs.all if isinstance(found, SampledEntropy)
-        )
+        """Entropies of finished responses and the number of logits; None from all workers but the first."""
+        (recorder,) = self._recorders()
         taken = recorder.take(responses)
         return (taken, recorder.vocab_size) if self.rank == 0 else None
+
+    def gtpo_forget(self, responses: Sequence[int]) -> None:
+        """Drops what is kept of aborted responses."""
+        for recorder in self._recorders():
+            recorder.take(responses)
+        if self._routing is not None:
+            self._routing.forget(responses)
+
+    def _recorders(self) -> list[SampledEntropy]:
+        return [found for found in self.model_runner.input_batch.logitsprocs.all if isinstance(found, SampledEntropy)]
+
+    def gtpo_capture_routing(self) -> None:
+        """From now on this worker keeps the experts of every token whose request asks for it."""
+        self._routing = RoutingCapture(self.model_runner)
+
+    def gtpo_take_routing(self, responses: Sequence[int], num_tokens: Sequence[int]) -> list[torch.Tensor] | None:
+        """Experts of finished responses; of the first worker, since all workers route alike.
+
+        Args:
+            responses: their numbers.
+            num_tokens: that were run of each.
+        """
+        assert self._routing is not None, "gtpo_capture_routing comes first"
+        taken = self._routing.take(responses, num_tokens)
+        return taken if self.rank == 0 else None
 
     def gtpo_set_threads(self, num_threads: int) -> None:
         """Threads that this worker computes with, on a CPU."""

@@ -1,4 +1,4 @@
-"""The weight-transfer engine inside every vLLM worker: takes the trainer's buckets through vLLM's own update API."""
+"""The weight-transfer engine inside every vLLM worker, which receives the trainer's buckets by vLLM's update API."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,15 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 
 BACKEND = "gtpo_megatron"
-"""Name under which vLLM knows our engine."""
+"""Name of the engine in vLLM."""
+
+ROTARY = "cos_sin_cache"
+"""What vLLM's rotary embeddings have, and no other layer."""
 
 
 @dataclass
@@ -30,8 +33,8 @@ class LinkInfo(WeightTransferInitInfo):
     """The connection.
 
     Attributes:
-        link: to the trainer.
-        workers: numbers of this engine's workers in the link, by tensor-parallel rank.
+        link: the link to the trainer.
+        workers: indices of this engine's workers in the link, by tensor-parallel rank.
     """
 
     link: WeightLink
@@ -43,8 +46,8 @@ class PushInfo(WeightTransferUpdateInfo):
     """One push.
 
     Attributes:
-        version: of the policy.
-        with_checksums: take checksums of what arrives.
+        version: policy version.
+        with_checksums: compute checksums of received tensors.
     """
 
     version: int
@@ -52,21 +55,23 @@ class PushInfo(WeightTransferUpdateInfo):
 
 
 class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
-    """Loads a model's weights from the trainer's buckets, while the trainer packs the next ones.
+    """Loads a model's weights from the trainer's buckets.
 
-    Linear weights are prepacked on a CPU, so ``model.load_weights`` alone fails and leaves wrong weights behind: vLLM's
-    layerwise reload unpacks a layer before its weights come and repacks it when it has them all.
+    vLLM's layerwise reload is used, because ``model.load_weights`` alone gives wrong weights on a CPU, where they are
+    prepacked: the reload unpacks a layer before its weights arrive and repacks it afterwards. Until all weights of a
+    layer have arrived, it holds them in full Hugging Face shapes: all experts of a layer at once.
     """
 
     init_info_cls = LinkInfo
     update_info_cls = PushInfo
 
     receiver: WeightReceiver | None = None
+    arch: Architecture
     worker = -1
     version = -1
 
     def init_transfer_engine(self, init_info: LinkInfo) -> None:
-        """Opens this worker's end; a link that was open before is closed."""
+        """Opens this worker's end of the link, and closes an earlier one."""
         self.shutdown()
         size = get_tensor_model_parallel_world_size()
         if len(init_info.workers) != size:
@@ -76,20 +81,23 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
             )
         self.worker = init_info.workers[get_tensor_model_parallel_rank()]
         arch = read_architecture(Path(self.model_config.model))
+        self.arch = arch
         self.receiver = init_info.link.receiver(self.worker, arch, torch.device(self.device))
 
     def start_weight_update(self) -> None:
-        """Makes the model ready to take new weights."""
+        """Prepares the model for new weights."""
+        if not torch.cuda.is_available():
+            _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Loads every tensor. vLLM's own version waits for an accelerator, which a CPU has not."""
+        """Loads every tensor; vLLM's own version synchronises with an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def receive_weights(self, update_info: PushInfo) -> None:
-        """Loads every tensor as it becomes whole."""
+        """Loads every tensor when it is complete."""
         assert self.receiver is not None, "init_weight_transfer_engine comes first"
         self.version = -1
         self.model.load_weights(self.receiver.tensors(with_checksums=update_info.with_checksums))
@@ -99,6 +107,7 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
         """Post-processes the loaded weights (prepacking, quantisation)."""
         finalize_layerwise_reload(self.model, self.model_config)
         _process_tied_layers(self.model)
+        check_settings(self.model, self.arch)
 
     def shutdown(self) -> None:
         """Closes this worker's end."""
@@ -107,15 +116,49 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
             self.receiver = None
 
     def checksums(self) -> dict[str, int]:
-        """Of what the last push delivered. Whether vLLM loaded it well is for the log-prob gap to show."""
+        """Checksums of the tensors that the last push delivered, before vLLM loads them."""
         return {} if self.receiver is None else self.receiver.checksums
 
 
-def _process_tied_layers(model: torch.nn.Module) -> None:
-    """Processes layers again whose weight is another layer's, such as the output layer of tied embeddings.
+def check_settings(model: torch.nn.Module, arch: Architecture) -> None:
+    """Checks settings of vLLM's layers that no weight carries and that rounding may hide.
 
-    No weights arrive under such a layer's own name, so vLLM's reload leaves it as it was: on a CPU its prepacked copy
-    would go on answering from the old weights.
+    Args:
+        model: vLLM's.
+        arch: of the model folder, which the trainer is built from.
+
+    Raises:
+        WeightSyncError: a normalisation has another epsilon, or a rotary embedding another base.
+    """
+    for name, layer in model.named_modules():
+        settings = {"variance_epsilon": arch.norm_eps} | ({"base": arch.rope_theta} if hasattr(layer, ROTARY) else {})
+        for attribute, wanted in settings.items():
+            found = getattr(layer, attribute, wanted)
+            if found != wanted:
+                raise WeightSyncError(
+                    f"vLLM's layer {name} has {attribute}={found!r}, the trainer {wanted!r}; both read them from the "
+                    f"model folder: has its config.json changed since one of them started?"
+                )
+
+
+def _forget_expert_kernels(model: torch.nn.Module) -> None:
+    """Makes vLLM's CPU build prepack experts again when they are reloaded.
+
+    It prepacks them in the hook that makes a layer's kernel, and a kernel that is there already is not made again
+    (vLLM 0.32): the new weights would lie unpacked where the kernel expects packed ones. On a GPU the conversion is
+    rerun whether or not there is a kernel.
+    """
+    for layer in model.modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _process_tied_layers(model: torch.nn.Module) -> None:
+    """Processes layers again that share another layer's weight, such as the output layer of tied embeddings.
+
+    No weights arrive under such a layer's own name, so vLLM's reload skips it, and its prepacked copy on a CPU would
+    keep the old weights.
     """
     owners: set[int] = set()
     for layer in model.modules():
@@ -128,6 +171,6 @@ def _process_tied_layers(model: torch.nn.Module) -> None:
 
 
 def register() -> None:
-    """Makes the engine known to vLLM; a second call does nothing."""
+    """Registers the engine with vLLM; a second call does nothing."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, LinkEngine)

@@ -1,1 +1,1 @@
-"""Every kind of file of a run folder: who writes it, how it is read."""
+"""The files of a run folder: one module per kind of file."""

@@ -1,4 +1,4 @@
-"""``checkpoints/`` of a run: whole checkpoints by name, and which of them is the last and which the best.
+"""``checkpoints/`` of a run: complete checkpoints, and pointers to the last and the best.
 
 ::
 
@@ -6,7 +6,7 @@
     checkpoints/step_N/unmeasured.json    where a stop has put the step's measurement off: its metrics so far
     checkpoints/latest   checkpoints/best
 
-A checkpoint appears under its name only when it is whole: it is written aside, renamed, then ``latest`` is replaced.
+A checkpoint is written to a scratch folder and renamed when it is complete; then ``latest`` is replaced.
 """
 
 import json
@@ -47,31 +47,32 @@ _PARTIAL = ".step_*.partial"
 class DriverState:
     """The driver's part of a checkpoint.
 
-    No request is in flight at a step's end, and dynamic sampling draws exactly what it lacks, so it leaves no group
-    over. Responses that were sampled ahead lie beside it, in a file of their own.
+    Responses that were sampled ahead are in another file of the checkpoint.
 
     Attributes:
         step: finished steps.
         sampler: the prompt sampler's position.
         counters: totals over the run, such as responses generated.
+        mismatch: what the limits of the mismatch were learnt from.
     """
 
     step: int
     sampler: dict[str, Any]
     counters: dict[str, int]
+    mismatch: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """One to go on from.
+    """A checkpoint to resume from.
 
     Attributes:
         path: its folder.
-        state: of the driver.
-        manifest: None where the run goes on without one (``verify='none'``).
-        unmeasured: metrics of the step, where a stop has put its measurement off: they are written when it has been
-            made up for. None: the step is measured and written, or was not to be measured.
-        note: for who goes on from it; empty where ``latest`` names it.
+        state: the driver's state.
+        manifest: None if it is missing and ``verify='none'``.
+        unmeasured: the step's metrics, if a stop postponed its measurement: they are written after the measurement.
+            None: nothing was postponed.
+        note: a remark for the log; empty if ``latest`` names it.
     """
 
     path: Path
@@ -82,7 +83,7 @@ class Checkpoint:
 
     @property
     def last_row(self) -> int:
-        """Of the metrics, the last step whose row is to stay when the run goes on from here."""
+        """The last step whose row of metrics is kept on resume."""
         return self.state.step if self.unmeasured is None else self.state.step - 1
 
 
@@ -90,7 +91,7 @@ class CheckpointFolder:
     """The checkpoints of one run.
 
     Args:
-        path: need not exist yet.
+        path: the folder; need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,14 +99,14 @@ class CheckpointFolder:
 
     # ---------------------------------------------------------------------------------------------------------- reading
     def latest(self, verify: Verify = "sizes") -> Checkpoint | None:
-        """The last complete checkpoint, or None where there is none yet.
+        """The last complete checkpoint, or None if there is none.
 
-        That is what ``latest`` names. Where this pointer is lost, it is the newest that is whole, and its ``note`` says
-        so. Of shards the sizes are compared here; their checksums are for who reads them, with ``verify='full'``.
+        It is the one that ``latest`` names; if this pointer is lost, the newest complete one, with a ``note``. Of
+        shards only the sizes are compared here; readers compare checksums with ``verify='full'``.
 
         Raises:
-            CheckpointError: what ``latest`` names is not whole, or it is lost and does not follow from what is there;
-                others that seem whole are named.
+            CheckpointError: the checkpoint that ``latest`` names is incomplete, or ``latest`` is lost and ambiguous;
+                the message names others that seem complete.
         """
         folder, trouble = self._pointed()
         if folder is None:
@@ -116,7 +117,7 @@ class CheckpointFolder:
             raise CheckpointError(f"{error}{self._remedy(folder.name)}") from error
 
     def _pointed(self) -> tuple[Path | None, str]:
-        """What ``latest`` names; None where it names nothing that is there, and why."""
+        """The checkpoint that ``latest`` names, or None and the reason."""
         marker = self.path / LATEST
         try:
             text = find_text(marker, limit=MAX_POINTER_BYTES, error=CheckpointError)
@@ -132,7 +133,7 @@ class CheckpointFolder:
         return self.path / name, ""
 
     def _newest_whole(self, trouble: str, verify: Verify) -> Checkpoint | None:
-        """What a lost pointer must have named; None where there is neither a pointer nor a checkpoint."""
+        """The checkpoint of a lost pointer; None if there is neither a pointer nor a checkpoint."""
         numbered = self._numbered()
         if not numbered and not os.path.lexists(self.path / LATEST):
             return None
@@ -175,15 +176,12 @@ class CheckpointFolder:
 
     @property
     def num_bytes(self) -> int:
-        """Of everything in the folder, checkpoints of killed saves included."""
+        """Size of the folder, including checkpoints of killed saves."""
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     # ---------------------------------------------------------------------------------------------------------- writing
     def begin(self, step: int) -> Path:
-        """An empty folder for the ranks to write to.
-
-        Its name is new every time: a writer that outlived a killed run cannot reach the files of this one.
-        """
+        """Creates an empty folder for the ranks, with a unique name: writers of a killed run cannot write to it."""
         scratch = self.path / f".step_{step}.{uuid.uuid4().hex[:8]}.partial"
         try:
             for left_over in self.path.glob(_PARTIAL):
@@ -203,18 +201,18 @@ class CheckpointFolder:
         scores: Mapping[str, float],
         config: CheckpointConfig,
     ) -> Path:
-        """Adds the driver's part and the manifest, names the checkpoint, and drops those that need not be kept.
+        """Adds the driver's part and the manifest, renames the checkpoint, and removes those not to be kept.
 
         Args:
-            scratch: from ``begin``; the ranks' files are in it.
-            state: of the driver at the step's end.
-            run: for the manifest.
-            checksums: by name, of the files that the ranks wrote; the few others are read here.
-            scores: held-out metrics of the step; empty where it was not measured.
+            scratch: the folder of ``begin`` with the ranks' files.
+            state: the driver's state at the step's end.
+            run: facts for the manifest.
+            checksums: checksums of the ranks' files by name; those of other files are computed here.
+            scores: held-out metrics of the step; empty if it was not measured.
             config: what to keep.
 
         Raises:
-            CheckpointError: the disk is full or gone, or a file is missing; the last good one stays.
+            CheckpointError: the disk failed, or a file is missing; the last complete checkpoint stays valid.
         """
         final = self.path / f"step_{state.step}"
         try:
@@ -223,7 +221,7 @@ class CheckpointFolder:
             manifest = new_manifest(run, step=state.step, scores=scores, files=files)
             write_file(scratch / MANIFEST_FILE, manifest.to_json())
             _sync_folder(scratch)
-            if final.exists():  # a run that died between two markers writes this step again
+            if final.exists():  # a run that died after the rename writes this step again
                 shutil.rmtree(final)
             scratch.rename(final)
             write_file(self.path / LATEST, final.name + "\n")
@@ -236,13 +234,15 @@ class CheckpointFolder:
         logger.info("checkpoint %s is complete: %.1f MiB", final, manifest.num_bytes / 2**20)
         return final
 
-    def settle(self, checkpoint: Checkpoint, *, scores: Mapping[str, float], config: CheckpointConfig) -> None:
-        """Adds the held-out metrics of a checkpoint's step, whose measurement had been put off.
+    def record_measurement(
+        self, checkpoint: Checkpoint, *, scores: Mapping[str, float], config: CheckpointConfig
+    ) -> None:
+        """Adds held-out metrics that were measured after the checkpoint was saved.
 
-        One that was taken up without its manifest (``verify='none'``) is given none; it is never the best.
+        A checkpoint without a manifest (``verify='none'``) gets none, and is never the best.
 
         Raises:
-            CheckpointError: the manifest could not be replaced; the measurement stays put off.
+            CheckpointError: the manifest could not be replaced; the measurement stays postponed.
         """
         folder, manifest = checkpoint.path, checkpoint.manifest
         try:
@@ -253,16 +253,16 @@ class CheckpointFolder:
                 )
             else:
                 logger.warning("%s was taken up unverified: its scores are in the metrics alone", folder)
-            (folder / UNMEASURED_FILE).unlink()  # last: until then the next start measures again
+            (folder / UNMEASURED_FILE).unlink()  # last, so that a crash before it repeats the measurement
             _sync_folder(folder)
         except OSError as error:
             raise CheckpointError(f"{folder} could not be given its scores: {error.strerror}") from error
         self._drop(checkpoint.state.step, config)
 
     def _drop(self, step: int, config: CheckpointConfig) -> None:
-        """Removes all but the last and the best up to this step; a later one is left from a run that went another way.
+        """Removes all but the last and the best checkpoints up to this step, and later ones of an earlier run.
 
-        The checkpoint just finished is never removed, and trouble in removing others is logged only: nothing is lost.
+        The checkpoint just finished is never removed; failures to remove others are only logged.
         """
         past = {number: path for number, path in self._numbered().items() if number <= step}
         kept = set(sorted(past)[-config.keep :])
@@ -279,7 +279,7 @@ class CheckpointFolder:
 
     @staticmethod
     def _best_first(folders: Mapping[int, Path], metric: str) -> list[int]:
-        """Steps with a score, best first; among equals the earlier, so that the best does not move without a reason."""
+        """Steps with a score, best first, and the earlier of equal ones first."""
         scores = {}
         for step, folder in folders.items():
             try:
@@ -293,7 +293,7 @@ class CheckpointFolder:
 
 
 def _read(folder: Path, verify: Verify) -> Checkpoint:
-    """Raises CheckpointError where it is not whole."""
+    """Reads a checkpoint; raises CheckpointError if it is incomplete."""
     manifest = None
     if verify != "none":
         manifest = read_manifest(folder)
@@ -304,7 +304,7 @@ def _read(folder: Path, verify: Verify) -> Checkpoint:
 
 
 def _unmeasured(path: Path) -> dict[str, float] | None:
-    """Numbers that JSON has no word for are read as they are written."""
+    """The postponed metrics of a checkpoint, with NaN and infinities."""
     found = find_json(path, error=CheckpointError)
     if found is None:
         return None
@@ -316,7 +316,7 @@ def _unmeasured(path: Path) -> dict[str, float] | None:
 
 
 def _files(folder: Path, checksums: Mapping[str, str]) -> dict[str, FileEntry]:
-    """Every file, with the ranks' checksums for theirs; the others (indices, the driver's part) are read and synced."""
+    """Entries of all files: with the ranks' checksums, or computed for the others, which are synced."""
     absent = sorted(name for name in checksums if not (folder / name).is_file())
     if absent:
         raise CheckpointError(
@@ -334,7 +334,7 @@ def _files(folder: Path, checksums: Mapping[str, str]) -> dict[str, FileEntry]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk."""
+    """Syncs a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""``data.json``: which problems a run learns from and is measured on.
+"""``data.json``: the data sets of a run.
 
 ::
 
@@ -18,20 +18,20 @@ from gtpo_megatron.untrusted.text import find_text, printable
 DATA_FILE = "data.json"
 
 SHOWN_DIGITS = 16
-"""Of a hash."""
+"""Digits of a hash in messages."""
 
 TRAIN = "train"
-"""Name of the training set; the others are named as their metrics begin: ``eval/aime24``."""
+"""Name of the training set; held-out sets have the prefix of their metrics: ``eval/aime24``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataContent:
-    """What a run uses of a data set.
+    """The content of a data set.
 
     Attributes:
         origin: the file, or the hub's repository and commit.
-        problems: how many.
-        problems_sha256: of their prompts and answers, in order.
+        problems: number of problems.
+        problems_sha256: digest of their prompts and answers, in order.
     """
 
     origin: str
@@ -39,7 +39,7 @@ class DataContent:
     problems_sha256: str
 
     def __str__(self) -> str:
-        """For a sentence."""
+        """A short form for messages."""
         return f"{self.origin} with problems {self.problems_sha256[:SHOWN_DIGITS]}"
 
 
@@ -54,7 +54,7 @@ def contents_text(contents: Mapping[str, DataContent]) -> str:
 
 
 def read_contents(folder: Path) -> dict[str, DataContent]:
-    """What the file in a run folder says; empty where there is none.
+    """Reads the file of a run folder; empty if there is none.
 
     Raises:
         DataError: it cannot be read.

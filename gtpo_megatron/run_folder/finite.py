@@ -1,15 +1,15 @@
-"""What counts as a number in a file that a crash, a NaN or another program may have written."""
+"""Finite numbers in files that may be damaged."""
 
 from typing import Any
 
 import numpy as np
 
 MAX_MAGNITUDE = 1e100
-"""Of a number; greater ones are damage, and their sums and squares overflow."""
+"""Larger numbers count as damage, since their squares overflow."""
 
 
 def finite(value: Any) -> float | None:
-    """The value as a float; None for anything that is not a finite number: text, a list, a truth value, NaN.
+    """The value as a float; None if it is not a finite number (text, a list, a bool, NaN).
 
     Args:
         value: as JSON or YAML gives it.
@@ -20,7 +20,7 @@ def finite(value: Any) -> float | None:
 
 
 def all_finite(values: Any) -> bool:
-    """Whether this is a flat list of finite numbers; an empty one is."""
+    """Whether this is a flat list of finite numbers, or empty."""
     if not isinstance(values, list):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The folder of a run: what it holds, and which configuration it belongs to.
+"""The folder of a run and its configuration.
 
 ::
 
@@ -24,13 +24,13 @@ SAME_NUMBERS = (
     *("cluster.address:", "cluster.num_nodes:", "cluster.num_cpus:", "cluster.object_store_mib:"),
     *("cluster.start_deadline_s:", "cluster.stage_deadline_s:"),
 )
-"""Fields that may differ between a run and its continuation: they do not change what a step computes."""
+"""Fields that may differ between a run and its continuation, because they do not change the computation."""
 
 SAME_RUN = ("parallel.",)
-"""Fields that may differ too, at the price of the last bit: checkpoints load into every layout."""
+"""Fields that may differ too, but change the last bits: checkpoints load into every layout."""
 
 OTHER_FORMAT = ("parallel.distributed_optimizer:",)
-"""Of these, the ones that may not: Megatron writes a sharded optimizer's state in a form of its own."""
+"""Fields among these that may not differ: the format of the optimizer's state depends on them."""
 
 
 class RunFolder:
@@ -46,10 +46,10 @@ class RunFolder:
         self._is_tentative = False
 
     def open(self, config: RunConfig, *, resume: bool) -> None:
-        """Creates the folder for a new run, or checks that it belongs to this one, whose record it leaves as it is.
+        """Creates the folder for a new run, or checks that it belongs to this run.
 
         Raises:
-            ConfigError: it holds a run and ``resume`` is not asked for, or another run than this.
+            ConfigError: it has a run and ``resume`` is False, or another run.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -68,17 +68,17 @@ class RunFolder:
             self.close()
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
-    def accept(self, config: RunConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
-        """Writes down what the run is from now on; comes after all that may refuse it.
+    def record_run(self, config: RunConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
+        """Records configuration and data sets of the run, after all checks have passed.
 
         Args:
-            config: of the run.
-            contents: of its data sets, by name.
-            goes_on: from a checkpoint. What was measured before it must then be of the same held-out problems; the
-                training set is the sampler's to compare.
+            config: the run's configuration.
+            contents: its data sets, by name.
+            goes_on: the run resumes from a checkpoint, and must have the same held-out problems. The prompt sampler
+                compares the training set.
 
         Raises:
-            ConfigError: a held-out set has other problems than those before.
+            ConfigError: a held-out set has other problems than before.
         """
         try:
             before = read_contents(self.path) if goes_on else {}
@@ -105,14 +105,14 @@ class RunFolder:
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
     def withdraw(self) -> None:
-        """Forgets a new run that was refused before it was accepted, so that the folder does not hold one already."""
+        """Removes the record of a new run that was refused before ``record_run``."""
         if self._is_tentative:
             self._is_tentative = False
             for path in (self.config_file, self.path / run_state.STATE_FILE):
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Lets another process use the folder; the end of this process does so too, however it comes."""
+        """Releases the folder's lock, as the end of this process does."""
         if self._lock_descriptor is not None:
             held_locks.let_go(self._lock_descriptor)
             self._lock_descriptor = None

@@ -1,7 +1,4 @@
-"""Locks on files that end with this process, whatever it has forked.
-
-A lock belongs to an open file, and a forked child has the same one open: it would hold the lock after our end.
-"""
+"""File locks that end with this process: forked children close their copies, which would keep the lock."""
 
 import fcntl
 import os
@@ -14,7 +11,7 @@ _descriptors: set[int] = set()
 
 
 class NoLockError(OSError):
-    """The file is there, and its file system has no locks."""
+    """The file system does not support locks."""
 
 
 def _close_all() -> None:
@@ -26,21 +23,21 @@ os.register_at_fork(after_in_child=_close_all)
 
 
 def acquire(path: Path, *, patience_s: float = 0.0) -> int | None:
-    """Locks a file, made if need be, until :func:`let_go` or the end of this process.
+    """Locks a file, which is created if needed, until :func:`let_go` or the end of this process.
 
     Args:
-        path: of the file.
-        patience_s: longest wait for another process to let go.
+        path: the file.
+        patience_s: longest wait for another process to release it.
 
     Returns:
-        The descriptor; None where another process holds the lock.
+        The descriptor; None if another process holds the lock.
 
     Raises:
         NoLockError: the file system has no locks.
         OSError: the file cannot be written.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    _descriptors.add(descriptor)  # before it has the lock: a child of now has the same file open
+    _descriptors.add(descriptor)  # before locking, since a child forked now shares the open file
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -72,11 +69,11 @@ def is_held(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)  # gives the shared lock back at once
+        os.close(descriptor)  # releases the shared lock
     return False
 
 
 def let_go(descriptor: int) -> None:
-    """Closes it, which gives the lock back."""
+    """Closes the descriptor, which releases the lock."""
     _descriptors.discard(descriptor)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""``manifest.json`` of a checkpoint: what it is of, and every file in it with size and checksum. Written last."""
+"""``manifest.json`` of a checkpoint: facts about the run, and size and checksum of every file. Written last."""
 
 import datetime
 import hashlib
@@ -29,16 +29,16 @@ from gtpo_megatron.weights.megatron.checkpoint_files import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What every checkpoint of a run says about it.
+    """Facts about a run in the manifests of its checkpoints.
 
     Attributes:
-        name: of the recipe.
+        name: name of the run.
         config_fingerprint: SHA-256 of the resolved configuration as YAML, 16 digits.
-        architecture: of the model, field by field.
-        dtype: of its weights.
+        architecture: fields of the model's architecture.
+        dtype: dtype of the weights.
         layout: the fields of ``ParallelConfig``.
-        versions: of what computes, by distribution.
-        commit: of this package's checkout.
+        versions: versions of installed distributions.
+        commit: commit of this package's checkout.
     """
 
     name: str
@@ -52,17 +52,17 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The whole of ``manifest.json``.
+    """The content of ``manifest.json``.
 
     Attributes:
-        format: of this file; readers refuse a later one.
+        format: version of the format; later ones are refused.
         step: finished steps.
-        policy_version: of the weights.
+        policy_version: version of the weights.
         created: when the checkpoint was finished, UTC, ISO 8601.
-        checksum_algorithm: of all files.
+        checksum_algorithm: algorithm of all checksums.
         run: see ``RunFacts``.
-        scores: held-out metrics of the step; empty where it was not measured.
-        files: by name.
+        scores: held-out metrics of the step; empty if it was not measured.
+        files: entries by name.
     """
 
     format: int = FORMAT
@@ -76,16 +76,16 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(entry.num_bytes for entry in self.files.values())
 
     @property
     def checksums(self) -> dict[str, str]:
-        """By file name."""
+        """Checksums by file name."""
         return {name: entry.checksum for name, entry in self.files.items()}
 
     def to_json(self) -> str:
-        """For people and programs; with its own checksum."""
+        """The text of the file, with its own checksum."""
         return sealed(asdict(self))
 
 
@@ -102,7 +102,7 @@ def new_manifest(run: RunFacts, *, step: int, scores: Mapping[str, float], files
 
 
 def run_facts(config: RunConfig, architecture: Architecture) -> RunFacts:
-    """What this run's checkpoints say about it."""
+    """The facts about a run."""
     return RunFacts(
         name=config.name,
         config_fingerprint=hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16],
@@ -118,19 +118,19 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads a checkpoint's manifest.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or a later version wrote it.
+        CheckpointError: it is missing or damaged, or has a later format.
     """
     raw = read_sealed(folder)
-    files_of(raw, folder)  # names are checked there
+    files_of(raw, folder)  # also checks the names
     return as_record(Manifest, raw, printable(folder / MANIFEST_FILE), CheckpointError)
 
 
 def check_model(folder: Path, manifest: Manifest, run: RunFacts) -> None:
-    """Raises CheckpointError where the checkpoint is of another model than the run's."""
+    """Raises CheckpointError if the checkpoint is of another model than the run's."""
     there, here = manifest.run.architecture, run.architecture
     differing = [
         f"{key} {there.get(key)!r}, here {here.get(key)!r}"
-        for key in sorted(there.keys() & here.keys())  # a later version may know more
+        for key in sorted(there.keys() & here.keys())  # a later version may have more keys
         if there.get(key) != here.get(key)
     ]
     if manifest.run.dtype != run.dtype:
@@ -146,12 +146,12 @@ def layout_changes(manifest: Manifest, run: RunFacts) -> list[str]:
     there, here = manifest.run.layout, run.layout
     return [
         f"{key}: {there.get(key)!r} -> {here.get(key)!r}"
-        for key in sorted(there.keys() & here.keys())  # a later version may know more
+        for key in sorted(there.keys() & here.keys())  # a later version may have more keys
         if there.get(key) != here.get(key)
     ]
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As they come back from the file, so that both can be compared."""
+    """The values after a round trip through JSON, for comparison."""
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one line a step, equal byte by byte in two equal runs, and whole again after a crash."""
+"""``metrics.jsonl``: one line per step, equal byte by byte in equal runs."""
 
 import contextlib
 import json
@@ -25,18 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 MAX_WAITING_ROWS = 10_000
-"""Rows that are kept in memory while the file cannot be written, some tens of megabytes; the oldest go first."""
+"""Rows kept in memory while the file cannot be written, some tens of megabytes; the oldest are dropped first."""
 
 
 class JsonlSink:
-    """One line a step: ``{"step": 3, ...}``, keys sorted, floats with all their digits, so equal runs give equal bytes.
+    """Writes one line per step: ``{"step": 3, ...}`` with sorted keys and exact floats.
 
-    JSON has no NaN: NaN and infinities are written as null, with a warning at the first of each metric. Every line is
-    synchronised to the disk before the step counts as written. Where that fails (a full disk, a file server that is
-    away), rows wait in memory, up to ``MAX_WAITING_ROWS``, and are tried again with every step and at the end.
+    NaN and infinities are written as null, with a warning at the first of each metric. Every line is synced to disk. If
+    that fails (such as a full disk), up to ``MAX_WAITING_ROWS`` rows are kept in memory and retried at every step and
+    at the end.
 
     Args:
-        path: the file; made if missing, else appended to.
+        path: the file; created if missing, otherwise appended to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class JsonlSink:
         self._try_to_write()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Appends one line, after those that wait; does not raise where the disk is full."""
+        """Appends one line, after waiting ones; does not raise if the disk is full."""
         line: dict[str, float | None] = {}
         for name in sorted(scalars):
             value = float(scalars[name])
@@ -65,7 +65,7 @@ class JsonlSink:
         self._try_to_write()
 
     def close(self) -> None:
-        """Tries once more to write what waits, and closes the file."""
+        """Tries to write waiting rows, and closes the file."""
         self._try_to_write()
         if self._waiting or self._num_lost:
             _log.error(
@@ -95,7 +95,7 @@ class JsonlSink:
                 )
 
     def _write_waiting(self) -> None:
-        """All of them or, but for a cut end that is removed, none."""
+        """Writes all waiting rows or none; an incomplete end is removed."""
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
@@ -113,9 +113,9 @@ class JsonlSink:
         self._waiting.clear()
 
     def _cut_back(self) -> None:
-        """Removes the part of a row that did fit."""
+        """Removes an incomplete row."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what a reader takes for a cut last line, until the next try
+            with contextlib.suppress(OSError):  # readers ignore a cut last line
                 self._file.truncate(self._end)
                 self._file.seek(self._end)
 
@@ -128,7 +128,7 @@ def truncate_after(path: Path, step: int) -> int:
         step: the last step to keep.
 
     Returns:
-        How many lines were dropped, a cut one included.
+        The number of dropped lines, including a cut one.
 
     Raises:
         DataError: a line before the last is not a JSON object with a step.
@@ -146,10 +146,10 @@ def check_metrics(path: Path) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads a ``metrics.jsonl``, of a running or crashed run too: a cut last line is left out.
+    """Reads a ``metrics.jsonl``, also of a running or crashed run: a cut last line is ignored.
 
     Returns:
-        One mapping a line: ``step`` (int) and floats by metric name, None where the value was NaN or infinite.
+        One mapping per line: ``step`` (int) and floats by metric name, None if the value was not finite.
 
     Raises:
         DataError: no such file, or a line before the last is not a JSON object with a step.
@@ -158,10 +158,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_what_there_is(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Reads a ``metrics.jsonl`` up to its first damage, for those who would rather see a part than nothing.
+    """Reads a ``metrics.jsonl`` up to the first damaged line.
 
     Returns:
-        The rows as in :func:`read_metrics`, and a sentence on where and why they end early; empty if they do not.
+        The rows as of :func:`read_metrics`, and a sentence about the damage, or "".
 
     Raises:
         DataError: no such file.
@@ -186,14 +186,14 @@ def _lines(path: Path, *, is_needed: bool = True) -> list[bytes]:
 
 
 def _rows(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each whole line with what it holds."""
+    """Each complete line with its content."""
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
-            break  # only the last can lack its newline: the writer was killed, or is still writing it
+            break  # a last line without newline is incomplete
         place = f"{printable(path)}:{number}"
         try:
             record: Any = parse_json(line, place)
-            if not _is_row(record):  # says what is wrong with it; on a whole row it would take ten times as long
+            if not _is_row(record):  # slow, so only used to explain an error
                 record = as_kind(record, dict[str, float | None], f"{place}: the line")
                 record["step"] = as_kind(record.get("step"), int, f"{place}: step")
         except DataError as error:
@@ -202,7 +202,7 @@ def _rows(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[bytes, dict[str,
 
 
 def _is_row(record: Any) -> bool:
-    """Whether this is what the sink writes: an integer step, and finite numbers or null."""
+    """Whether this is a row: an integer step, and finite numbers or null."""
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return False
     return all(value is None or (type(value) in (float, int) and math.isfinite(value)) for value in record.values())

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, commit, machine; logged at the start."""
+"""Versions, commit and machine of a run, logged at its start."""
 
 import importlib.metadata
 import logging
@@ -15,7 +15,7 @@ from gtpo_megatron.config.serialize import to_yaml
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "log.txt"
-"""In the run folder."""
+"""Name of the log in the run folder."""
 DISTRIBUTIONS = (
     "gtpo-megatron",
     "torch",
@@ -33,7 +33,7 @@ _COMMIT = re.compile(r"commit (?P<commit>.+?), Python (?P<python>[^,]+), (?P<pla
 
 
 def log_provenance(config: RunConfig) -> None:
-    """Logs the resolved configuration, the versions of what computes, the commit, and the machine."""
+    """Logs the resolved configuration, versions, commit and machine."""
     logger.info("%s%s", _VERSIONS, ", ".join(f"{name} {version}" for name, version in versions().items()))
     logger.info("commit %s, Python %s, %s", commit(), platform.python_version(), platform.platform())
     logger.info("layout: %s, seed %d", config.parallel, config.seed)
@@ -41,13 +41,13 @@ def log_provenance(config: RunConfig) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what computes, by distribution; those that are not installed are left out."""
+    """Versions of the distributions that affect results; those not installed are omitted."""
     found = {name: _version(name) for name in DISTRIBUTIONS}
     return {name: version for name, version in found.items() if version}
 
 
 def provenance() -> dict[str, Any]:
-    """The versions of what computes, the commit, and the machine, as JSON values."""
+    """Versions, commit and machine as JSON values."""
     return {
         "versions": versions(),
         "commit": commit(),
@@ -57,10 +57,10 @@ def provenance() -> dict[str, Any]:
 
 
 def logged_provenance(log: Path) -> dict[str, Any]:
-    """What :func:`provenance` was in the process that wrote a run's ``log.txt``.
+    """Reads the result of :func:`provenance` from a run's ``log.txt``.
 
-    Of a run that was resumed the last start counts, but ``commit`` names every commit that it ran on, the first one
-    first, with commas between them. Without the lines, as where only warnings were logged, the commit is unknown.
+    For a resumed run the last start is used, but ``commit`` lists all commits in order, separated by commas. If the
+    lines are missing (such as with log level WARNING), the commit is unknown.
     """
     found: dict[str, Any] = {"versions": {}, "commit": "unknown (log.txt does not say)", "python": "", "platform": ""}
     commits: dict[str, None] = {}  # in order, without repeats
@@ -71,7 +71,9 @@ def logged_provenance(log: Path) -> dict[str, Any]:
                 continue
             if text.startswith(_VERSIONS):
                 parts = [part.split(" ", 1) for part in text.removeprefix(_VERSIONS).split(", ")]
-                found["versions"] = {part[0]: part[1] for part in parts if len(part) == 2}  # a crash may have cut it
+                found["versions"] = {
+                    part[0]: part[1] for part in parts if len(part) == 2
+                }  # a crash may have cut the line
             elif of_start := _COMMIT.fullmatch(text):
                 commits[of_start["commit"]] = None
                 found |= {name: of_start[name] for name in ("python", "platform")}
@@ -86,7 +88,7 @@ def _version(distribution: str) -> str:
 
 
 def commit() -> str:
-    """Of the checkout that this package is imported from, with a mark where it has changes."""
+    """Commit of the checkout that this package is imported from, with a mark if it has changes."""
     here = Path(__file__).parent
     try:
         described = subprocess.run(

@@ -1,14 +1,14 @@
-"""Sampled texts: ``rollouts/step_000012.jsonl``, one response a line, with what the algorithm saw of every token.
+"""Sampled texts: ``rollouts/step_000012.jsonl``, one response per line, with entropies and credit of every token.
 
-Whole groups are written, never single responses, because entropies are compared within a group.
+Whole groups are written, because entropies are compared within a group.
 """
 
 import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from gtpo_megatron.untrusted.text import numbered_lines, printable, shown
 
 ROLLOUT_FOLDER = "rollouts"
 SIGNIFICANT_DIGITS = 6
-"""Of the per-token numbers in the file: a long response has thousands, and nobody reads the seventh digit."""
+"""Digits of the values per token in the file."""
 
 _log = logging.getLogger(__name__)
 _STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl")
@@ -34,27 +34,30 @@ _TYPES = {
     "truncated": bool,
     "reward_failed": bool,
     "answer": str,
+    "info": str,
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRecord:
-    """One response as it is written.
+    """One response of the file.
 
     Attributes:
         group_id: label of its prompt group, unique in the run.
-        policy_version: of the weights that generated it.
+        policy_version: version of the weights that generated it.
         prompt: text.
         response: text.
         tokens: the response's tokens as strings, ``|o|`` of them.
         token_entropy: ``|o|`` values in nats, of the policy that generated the token; 0 on foreign tokens.
         shaped_rewards: ``|o|`` values.
         advantages: ``|o|`` values.
-        foreign_spans: first and last-plus-one token of each stretch that the policy did not write, in order.
+        foreign_spans: first and last-plus-one token of each range that the policy did not write.
         reward: raw outcome reward.
-        truncated: the length limit cut the response.
-        reward_failed: the reward function gave no verdict.
+        truncated: whether the length limit cut the response.
+        reward_failed: whether the reward function gave no verdict.
         answer: the reference answer.
+        parts: parts of the reward by name.
+        info: what the reward function said about the response, as a JSON object; "" if nothing.
     """
 
     group_id: int
@@ -70,6 +73,8 @@ class RolloutRecord:
     reward_failed: bool = False
     answer: str = ""
     foreign_spans: Sequence[Sequence[int]] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    info: str = ""
 
     def __post_init__(self) -> None:
         for name in _PER_TOKEN:
@@ -94,13 +99,12 @@ class RolloutRecord:
 class RolloutLog:
     """Writes the sampled groups of a step.
 
-    A step's file appears whole or not at all (written aside, then renamed), and writing a step again replaces it. Where
-    the disk fails, the log is switched off with an error and training goes on. JSON has no NaN: what is not finite is
-    written as null, with a warning at the first.
+    A step's file is replaced atomically. If the disk fails, the log is switched off with an error and training
+    continues. Values that are not finite are written as null, with a warning at the first.
 
     Args:
         run_folder: the files go to ``rollouts/`` in it.
-        groups_per_step: prompt groups a file; 0 writes none.
+        groups_per_step: prompt groups per file; 0: no files.
         every_steps: steps between two files.
 
     Attributes:
@@ -115,11 +119,11 @@ class RolloutLog:
         self.failure: str | None = None
 
     def choose(self, step: int, *, group_ids: Sequence[int], rewards: Sequence[float]) -> list[int]:
-        """The groups worth writing at this step: first those with different rewards, in which something is learned.
+        """Chooses the groups to write at this step, first those with different rewards.
 
         Args:
             step: number of the step.
-            group_ids: ``[B]``, one a response.
+            group_ids: ``[B]``, one per response.
             rewards: ``[B]`` raw outcome rewards.
 
         Returns:
@@ -149,13 +153,13 @@ class RolloutLog:
         path = self._folder / f"step_{step:06d}.jsonl"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_file(path, "".join(lines), errors="backslashreplace")  # half a pair as a JSON escape
+            write_file(path, "".join(lines), errors="backslashreplace")  # surrogates as JSON escapes
         except OSError as error:
             self.failure = str(error)
             _log.error("sampled texts are no longer written, training goes on: %s", error)
 
     def truncate_after(self, step: int) -> int:
-        """Removes the files of steps later than ``step``, which a resumed run will write again; returns how many."""
+        """Removes the files of steps after ``step``; returns their number."""
         later = [path for number, path in rollout_files(self._folder.parent) if number > step]
         for path in later:
             path.unlink()
@@ -163,7 +167,7 @@ class RolloutLog:
 
 
 def foreign_spans(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
-    """The stretches of a mask that are False, as (first, last plus one)."""
+    """The ranges of a mask that are False, as (first, last plus one)."""
     spans, first = [], 0
     for is_own, stretch in groupby(loss_mask):
         last = first + sum(1 for _ in stretch)
@@ -185,11 +189,10 @@ def rollout_files(run_folder: Path) -> list[tuple[int, Path]]:
 
 
 def iter_rollouts(path: Path) -> Iterator[RolloutRecord]:
-    """Reads one step's file, a response at a time.
+    """Reads one step's file, response by response.
 
     Raises:
-        DataError: with file and line, for a line that is not a record: a field is missing, is of another type, or holds
-            a number that is not finite, or the file cannot be read. Raised when that line is reached.
+        DataError: a line is not a valid record, or the file cannot be read; the message has file and line.
     """
     for number, line in numbered_lines(path):
         try:
@@ -200,7 +203,7 @@ def iter_rollouts(path: Path) -> Iterator[RolloutRecord]:
 
 
 def _record(row: Any) -> RolloutRecord:
-    """Of a line's JSON; fields of a newer version are left out.
+    """Converts a line's JSON; unknown fields are ignored.
 
     Raises:
         DataError: a value of the wrong type.
@@ -208,7 +211,7 @@ def _record(row: Any) -> RolloutRecord:
     """
     if not isinstance(row, dict):
         raise DataError(f"got {shown(row)}, expected an object")
-    values = {field.name: row[field.name] for field in fields(RolloutRecord) if field.name in row}
+    values = {one.name: row[one.name] for one in fields(RolloutRecord) if one.name in row}
     for name, value in values.items():
         if name in _TYPES and type(value) is not _TYPES[name]:
             raise DataError(f"{name} is {shown(value)}, expected {_TYPES[name].__name__}")
@@ -218,9 +221,15 @@ def _record(row: Any) -> RolloutRecord:
             raise DataError(f"tokens is {shown(value)}, expected a list of strings")
         if name == "foreign_spans" and not _are_pairs(value):
             raise DataError(f"foreign_spans is {shown(value)}, expected pairs of integers")
+        if name == "parts" and not _are_parts(value):
+            raise DataError(f"parts is {shown(value)}, expected an object of finite numbers")
         if name == "reward" and finite(value) is None:
             raise DataError(f"reward is {shown(value)}, expected a finite number")
     return RolloutRecord(**values)
+
+
+def _are_parts(value: Any) -> bool:
+    return isinstance(value, dict) and all(finite(part) is not None for part in value.values())
 
 
 def _are_pairs(value: Any) -> bool:
@@ -230,10 +239,14 @@ def _are_pairs(value: Any) -> bool:
 
 
 def _plain(record: RolloutRecord) -> dict[str, Any]:
-    row = {field.name: getattr(record, field.name) for field in fields(record)}  # asdict would copy every number
+    row = {one.name: getattr(record, one.name) for one in fields(record)}  # asdict would copy every number
     row["tokens"] = list(record.tokens)
     for name in _PER_TOKEN:
         row[name] = [_rounded(value) for value in row[name]]
+    row["parts"] = {name: part for name, part in record.parts.items() if math.isfinite(part)}
+    for name in ("parts", "info"):
+        if not row[name]:
+            del row[name]
     row["reward"] = float(record.reward) if math.isfinite(record.reward) else None
     return row
 

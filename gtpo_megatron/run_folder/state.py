@@ -1,4 +1,4 @@
-"""Who has a run folder: the lock that keeps a second driver out, and a record of starts and ends for ``status``."""
+"""The lock of a run folder, which excludes a second driver, and the record of its driver for ``status``."""
 
 import errno
 import json
@@ -21,31 +21,31 @@ from gtpo_megatron.untrusted.text import printable, reason
 _log = logging.getLogger(__name__)
 
 FINISHED = "finished"
-"""The outcome of a run that came to its last step."""
+"""The outcome of a run that completed its last step."""
 
 LOCK_FILE = ".lock"
 STATE_FILE = "run_state.json"
 
 RECORD_BYTES = 8192
-"""Of the record: blanks fill it up."""
+"""Fixed size of the record, padded with blanks."""
 OUTCOME_CHARACTERS = 500
-"""Of an outcome; twelve bytes each at most."""
+"""Longest outcome; a character takes at most twelve bytes."""
 
 LOCK_PATIENCE_S = 2.0
-"""Longest wait for the lock: a network file system may see the end of the last holder late, and ``status`` looks."""
+"""Longest wait for the lock: it may be released late on a network file system, and ``status`` holds it briefly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """What a driver writes down about itself.
+    """The record of a driver.
 
     Attributes:
-        num_starts: drivers that have opened this folder, this one included.
-        host: where the last one runs or ran.
-        pid: of it, on that host.
+        num_starts: number of drivers that have opened this folder, including this one.
+        host: host of the last one.
+        pid: its process id on that host.
         started_at: Unix time.
-        ended_at: Unix time; 0 while it runs, or if it was killed before it could say anything.
-        outcome: how it ended, in words; empty like ``ended_at``.
+        ended_at: Unix time; 0 while it runs, or if it was killed.
+        outcome: how it ended; empty if ``ended_at`` is 0.
     """
 
     num_starts: int
@@ -57,15 +57,15 @@ class RunState:
 
 
 def acquire(folder: Path) -> int | None:
-    """Locks the folder, see :func:`held_locks.acquire`; None where another process has it."""
+    """Locks the folder, see :func:`held_locks.acquire`; None if another process holds it."""
     return held_locks.acquire(folder / LOCK_FILE, patience_s=LOCK_PATIENCE_S)
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a driver has the folder open now, on this node or on another that shares the file system's locks.
+    """Whether a driver holds the lock, on this node or on another that shares the file system's locks.
 
     Raises:
-        DataError: that cannot be told, because the lock cannot be read.
+        DataError: the lock cannot be read.
     """
     lock = folder / LOCK_FILE
     try:
@@ -77,7 +77,7 @@ def is_held(folder: Path) -> bool:
 
 
 def read_state(folder: Path) -> RunState | None:
-    """The last driver's record; None where there is none.
+    """The last driver's record; None if there is none.
 
     Raises:
         DataError: it cannot be read.
@@ -87,7 +87,7 @@ def read_state(folder: Path) -> RunState | None:
 
 
 def _known_state(folder: Path) -> RunState | None:
-    """The record that a new one goes on from; a damaged one is no reason not to run."""
+    """The previous record; None if it is missing or damaged."""
     try:
         return read_state(folder)
     except DataError as error:
@@ -96,7 +96,7 @@ def _known_state(folder: Path) -> RunState | None:
 
 
 def record_start(folder: Path) -> RunState:
-    """Writes down that this process drives the run from now on; call it with the lock held."""
+    """Records this process as the run's driver; call it with the lock held."""
     before = _known_state(folder)
     state = RunState(
         num_starts=1 + (before.num_starts if before else 0),
@@ -109,9 +109,9 @@ def record_start(folder: Path) -> RunState:
 
 
 def record_end(folder: Path, outcome: str) -> None:
-    """Writes down how this process ended, as well as it can: whoever ends has something better to say than an error.
+    """Records how this process ended, without raising.
 
-    Where the disk is full the record is written over the one of the start, which has taken its place already.
+    If the disk is full, it overwrites the record of the start in place.
     """
     state = _known_state(folder)
     if state is None:
@@ -128,10 +128,10 @@ def record_end(folder: Path, outcome: str) -> None:
 
 @dataclass(slots=True)
 class Ending:
-    """Filled in by the driver as soon as it knows.
+    """The outcome of a block, set by the driver.
 
     Attributes:
-        outcome: in words.
+        outcome: a short description.
     """
 
     outcome: str = ""
@@ -139,7 +139,7 @@ class Ending:
 
 @contextmanager
 def recorded_end(folder: Path) -> Iterator[Ending]:
-    """Writes down how the block ended: what it says of itself, or the error that it ended by."""
+    """Records how the block ended: its outcome, or its error."""
     ending = Ending()
     try:
         yield ending
@@ -154,7 +154,7 @@ def _write(folder: Path, state: RunState) -> None:
 
 
 def _write_over(path: Path, text: str) -> None:
-    """In place, without a byte more than there is."""
+    """Overwrites a file in place, without growing it."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         if len(text) > os.fstat(descriptor).st_size:
@@ -166,5 +166,5 @@ def _write_over(path: Path, text: str) -> None:
 
 
 def _text(state: RunState) -> str:
-    """The record, always of one length: its end fits where its start was."""
+    """The record as text of fixed length."""
     return json.dumps(asdict(state), indent=1).ljust(RECORD_BYTES - 1) + "\n"

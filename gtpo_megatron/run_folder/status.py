@@ -1,4 +1,4 @@
-"""Where a run stands, from its folder alone: no process of it is asked, so it works for dead and for remote runs."""
+"""The status of a run, read from its folder only, so also for dead and remote runs."""
 
 import re
 import time
@@ -19,7 +19,7 @@ STEPS_FOR_TIME_LEFT = 10
 """Steps averaged for the time left, as in the live display."""
 MIN_SILENCE_S = 600.0
 SILENCE_STEPS = 5.0
-"""A run whose last step is more than this many steps' time ago, and ten minutes, is called silent."""
+"""A run is silent if its last step is more than this many steps' time, and ten minutes, ago."""
 LOG_TAIL_BYTES = 1 << 20
 
 _ERROR = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) +(.*)$")
@@ -29,13 +29,13 @@ _START = re.compile(r" gtpo_megatron\.run_folder\.provenance: versions: ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy:
-    """On one held-out set.
+    """Accuracy on one held-out set.
 
     Attributes:
-        label: of the set.
-        step: at which it was measured last.
+        label: label of the set.
+        step: step of the last measurement.
         value: mean over problems and samples.
-        before: before training; None if that was not measured.
+        before: value before training; None if not measured.
     """
 
     label: str
@@ -46,25 +46,25 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """What a person asks about a run.
+    """The status of a run.
 
     Attributes:
-        name: of the recipe.
-        folder: of the run.
-        state: ``running``, ``silent``, ``finished``, ``stopped`` (saved on request), ``failed`` (it says why) or
-            ``gone`` (its process ended without a word), or ``not started``.
+        name: name of the run.
+        folder: its folder.
+        state: ``running``, ``silent``, ``finished``, ``stopped`` (saved on request), ``failed`` (with a reason),
+            ``gone`` (its process ended without a record), or ``not started``.
         driver: the last driver's record; None before the first.
-        num_steps: of the whole run.
+        num_steps: steps of the whole run.
         step: finished steps.
         last_row: metrics of the last step.
         last_row_age_s: time since the last step was written.
-        step_s: median time of the last steps; None before there is one.
-        checkpoint_step: what a resumed run starts from; None without a checkpoint.
+        step_s: median time of the last steps; None without steps.
+        checkpoint_step: step of the last checkpoint; None without one.
         checkpoint_age_s: time since it was finished.
         accuracies: the last measurement on every held-out set.
         num_errors: error lines of the log since the last start.
         last_error: the last of them.
-        remarks: sentences on what could not be read.
+        remarks: sentences about what could not be read.
     """
 
     name: str
@@ -85,14 +85,14 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of a running run, by the pace of its last steps."""
+        """Estimated time left of a running run."""
         if self.step_s is None or self.state not in ("running", "silent"):
             return None
         return self.step_s * (self.num_steps - self.step)
 
 
 def read_status(path: Path) -> RunStatus:
-    """Reads a run folder, of a run in any condition.
+    """Reads the status of a run.
 
     Raises:
         DataError: there is no such folder, or no run in it.
@@ -144,7 +144,7 @@ def read_status(path: Path) -> RunStatus:
 
 
 def _latest(checkpoints: CheckpointFolder) -> Checkpoint | None:
-    """Asked twice, where the run may have dropped the one that is read, because it has just saved a newer one."""
+    """The last checkpoint; reads twice, since a running run may remove the first one meanwhile."""
     try:
         return checkpoints.latest()
     except CheckpointError:
@@ -152,7 +152,7 @@ def _latest(checkpoints: CheckpointFolder) -> Checkpoint | None:
 
 
 def _saved_at(checkpoint: Checkpoint, now: float) -> float:
-    """Seconds since 1970; now, where the run has dropped it since, because it has just saved a newer one."""
+    """Time of the checkpoint; ``now`` if the run has removed it meanwhile."""
     try:
         return (checkpoint.path / DRIVER_FILE).stat().st_mtime
     except FileNotFoundError:

@@ -1,8 +1,7 @@
-"""How a run is asked to stop: finish the step, save, leave with a status that says "start me again".
+"""Requests to stop a run: it finishes the step, saves, and exits with status 75.
 
-Two ways, for two kinds of askers. A batch system's script touches a file in the run folder, which reaches a driver on
-any node. A person or a supervisor signals the driver's process: SIGUSR1 or SIGTERM; a second SIGTERM ends it at once.
-While the processes of a run start there is no step to finish, and the first signal ends it.
+A batch script touches a file in the run folder, which works on any node. A person or a supervisor sends SIGUSR1 or
+SIGTERM to the driver; a second SIGTERM ends it at once. While the processes of a run start, the first signal ends it.
 """
 
 import logging
@@ -16,23 +15,23 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 STOP_FILE = "stop_requested"
-"""In the run folder; whatever is written in it is the reason that the log shows."""
+"""File in the run folder; its text is the reason in the log."""
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 EXIT_STOPPED = 75
-"""Of a run that was asked to stop and is saved: start it again with ``--resume`` (``EX_TEMPFAIL`` of sysexits.h)."""
+"""Exit status of a run that was stopped and saved, to be resumed (``EX_TEMPFAIL`` of sysexits.h)."""
 
 
 class StopAtOnce(BaseException):
-    """Asked to stop where nothing has begun that is to be finished first."""
+    """A request to stop while no step is running."""
 
 
 class StopRequest:
-    """Whether somebody has asked this run to stop.
+    """Listens for requests to stop this run.
 
     Args:
-        run_folder: may hold the file.
+        run_folder: the folder of the file.
     """
 
     def __init__(self, run_folder: Path) -> None:
@@ -49,7 +48,7 @@ class StopRequest:
         self.close()
 
     def listen(self) -> None:
-        """Takes the signals; again after a library (Ray) has taken them. Only a main thread can have them."""
+        """Sets the signal handlers, again after a library (Ray) has replaced them; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in STOP_SIGNALS:
@@ -58,11 +57,11 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """For a time in which a signal need not wait, nor one that has come before.
+        """Within the block a signal, also an earlier one, raises at once.
 
         Raises:
-            StopAtOnce: one has come. Inside one of Ray's calls the exception becomes a SystemError, so whatever ends
-                the block after the signal counts as its doing; but for a KeyboardInterrupt.
+            StopAtOnce: a signal arrived. Inside Ray's calls the exception becomes a SystemError, so any error of the
+                block after a signal, except KeyboardInterrupt, is replaced by it.
         """
         if self._signal:
             raise StopAtOnce
@@ -79,7 +78,7 @@ class StopRequest:
             self._is_at_once = False
 
     def reason(self) -> str:
-        """Why the run is to stop; empty if it is not."""
+        """The reason to stop; empty if there is no request."""
         if self._signal:
             return self._signal
         try:
@@ -89,7 +88,7 @@ class StopRequest:
         return written or f"{self._file.name} in the run folder"
 
     def close(self) -> None:
-        """Gives the signals back and removes the file: what was asked for has been done, or is no longer needed."""
+        """Restores the signal handlers and removes the file."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
@@ -97,7 +96,7 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         if self._signal and number == signal.SIGTERM:
-            raise KeyboardInterrupt  # asked twice: whoever it is does not want to wait for the step's end
+            raise KeyboardInterrupt  # the second signal: do not wait for the end of the step
         self._signal = signal.Signals(number).name
         if self._is_at_once:
             raise StopAtOnce

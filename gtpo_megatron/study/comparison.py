@@ -1,7 +1,7 @@
-"""Whether one method differs from another over a few seeds, and what difference could have been seen at all.
+"""Statistics of paired results of two methods over a few seeds.
 
-Both methods ran with the same seeds, so their results come in pairs: what a seed does to both cancels in the
-difference. Pure; whatever draws at random takes a seed.
+Both methods ran with the same seeds, so effects of a seed on both cancel in the difference. All functions are pure;
+those that draw at random take a seed.
 """
 
 import math
@@ -25,26 +25,26 @@ except ImportError as problem:
 
 POWER = 0.8
 MAX_EXACT_PAIRS = 14
-"""Up to which all ``2^n`` signs are tried; more pairs are sampled."""
+"""Largest number of pairs for which all ``2^n`` signs are tried; beyond it they are sampled."""
 NUM_RANDOM_SIGNS = 20_000
 _ROUNDING = 1e-12
-"""Relative: sums of the same numbers in another order are the same sum."""
+"""Relative tolerance for sums of the same numbers in another order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedComparison:
-    """A method against a baseline.
+    """Comparison of a method with a baseline.
 
     Attributes:
-        num_pairs: seeds that both have.
-        difference: mean of method minus baseline, with its bootstrap interval over pairs. With five pairs the bootstrap
-            is too narrow (it knows five values only); the t interval below is the honest one.
-        t_interval: of the same mean, from Student's t; infinite where there is one pair.
-        p_t: two-sided, paired t test.
-        p_sign_flip: two-sided, exact over all signs of the differences (it assumes no normal distribution). Its least
-            possible value is ``2 / 2^n``: 0.0625 for five pairs.
-        smallest_detectable: the true difference that a paired t test at 5% would have found with a probability of 80%,
-            given how much the pairs scatter; infinite where there is one pair.
+        num_pairs: number of seeds that both have.
+        difference: mean of method minus baseline, with its bootstrap interval over pairs, which is too narrow for few
+            pairs.
+        t_interval: Student's t interval of the same mean; infinite for one pair.
+        p_t: two-sided p of the paired t test.
+        p_sign_flip: two-sided p over all signs of the differences, without an assumption of normality; at least
+            ``2 / 2^n``, 0.0625 for five pairs.
+        smallest_detectable: the true difference that a paired t test at 5% finds with a probability of 80%, for the
+            observed standard error; infinite for one pair.
     """
 
     num_pairs: int
@@ -56,12 +56,12 @@ class PairedComparison:
 
 
 def compare(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0) -> PairedComparison:
-    """Compares results that come in pairs, one a training seed.
+    """Compares paired results, one per training seed.
 
     Args:
-        method: one result a seed.
-        baseline: of the same seeds in the same order.
-        seed: of the bootstrap, and of the signs where there are too many to try.
+        method: one result per seed.
+        baseline: results of the same seeds in the same order.
+        seed: seed of the bootstrap, and of sampled signs.
 
     Raises:
         ShapeError: not equally many, or none.
@@ -86,7 +86,7 @@ def compare(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; infinite for one value, or values equal but for rounding, which say nothing of scatter."""
+    """Standard error of the mean; infinite for one value, or for values that are equal up to rounding."""
     if len(values) < 2:
         return math.inf
     error = stdev(values) / math.sqrt(len(values))
@@ -94,7 +94,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def paired_t_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the t test that the mean difference is 0; 1 where the scatter is not known."""
+    """Two-sided p of the t test that the mean difference is 0; 1 if the standard error is infinite."""
     mean, error = fmean(differences), standard_error(differences)
     if math.isinf(error) or mean == 0:
         return 1.0
@@ -104,8 +104,7 @@ def paired_t_p(differences: Sequence[float]) -> float:
 def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
     """Two-sided p of the sign-flip test: how often random signs give a mean at least as far from 0.
 
-    Exact up to ``MAX_EXACT_PAIRS`` pairs; above, from random signs, the observed ones counted among them so that p is
-    never 0.
+    Exact up to ``MAX_EXACT_PAIRS`` pairs; beyond, from random signs including the observed ones, so that p is never 0.
     """
     values = np.asarray(differences, dtype=np.float64)
     observed = abs(float(values.sum())) * (1 - _ROUNDING)
@@ -124,7 +123,7 @@ def smallest_detectable(error: float, num_pairs: int, *, power: float = POWER) -
 
     Args:
         error: standard error of the mean difference.
-        num_pairs: how many pairs it is from.
+        num_pairs: number of pairs.
         power: between 0.5 and 1.
     """
     if num_pairs < 2:
@@ -134,7 +133,7 @@ def smallest_detectable(error: float, num_pairs: int, *, power: float = POWER) -
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: what each p is worth when all of these tests are looked at together.
+    """Holm's step-down correction for multiple tests.
 
     Returns:
         Corrected p values in the order given, at most 1 each.

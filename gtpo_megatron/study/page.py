@@ -27,17 +27,17 @@ _FIGURES: tuple[tuple[str, str, str, str], ...] = (
 
 
 def write_results(study: Study, output: Path, runs_dir: Path, *, num_steps: int, suffix: str) -> str:
-    """Writes table and page of all finished runs with the study's settings, whichever arms were asked for last.
+    """Writes table and page of all finished runs with the study's settings.
 
     Args:
         study: the plan.
         output: folder of the summaries and of ``table.md``.
         runs_dir: folder of ``study.html``.
-        num_steps: of the runs.
-        suffix: of both file names.
+        num_steps: steps of the runs.
+        suffix: suffix of both file names.
 
     Returns:
-        What was written, in a sentence.
+        A sentence about the files written.
     """
     arms = [arm.name for arm in study.arms]
     found = read_summaries(output)
@@ -61,7 +61,7 @@ def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[Finishe
 
     Args:
         study: the plan.
-        rows: of the table.
+        rows: rows of the table.
         summaries: finished runs of these arms, whose curves are drawn: the mean over seeds and their range.
     """
     drawn = {metric: _figure(metric, rows, summaries, tick) for metric, _, _, tick in _FIGURES}

@@ -1,4 +1,4 @@
-"""What a study is: arms that differ in one thing, seeds that they share, and what is compared."""
+"""The plan of a study: arms, seeds, and the outcome that is compared."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ class Recipe(Protocol):
     """Makes the configuration of one run."""
 
     def __call__(self, *, num_steps: int, seed: int) -> RunConfig:
-        """Of so many steps, with this seed."""
+        """The configuration of a run with these steps and this seed."""
         ...
 
 
@@ -25,10 +25,10 @@ class Arm:
     """One method of a study.
 
     Attributes:
-        name: in file names and on the command line.
-        label: in tables and figures.
-        about: what it is, in one sentence.
-        recipe: of its runs.
+        name: name in files and on the command line.
+        label: name in tables and figures.
+        about: description in one sentence.
+        recipe: recipe of its runs.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Study:
     """Several arms under one budget.
 
     Attributes:
-        name: of the study.
-        arms: all that can be asked for.
-        default_arms: names of those that run unless others are asked for, in the order of the table.
+        name: name of the study.
+        arms: all arms.
+        default_arms: names of the arms that run by default, in the order of the table.
         baseline: name of the arm that the others are compared with.
-        num_steps: of every run.
-        num_seeds: seeds are 0, 1, ...
-        outcome: metric that is compared: its value at the last step.
+        num_steps: steps per run.
+        num_seeds: number of seeds: 0, 1, ...
+        outcome: the compared metric, at its last step.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Study:
             self.arm(name)
 
     def arm(self, name: str) -> Arm:
-        """By name.
+        """The arm with this name.
 
         Raises:
             ConfigError: there is none.
@@ -88,12 +88,12 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Of its folder and of its summary."""
+        """Name of its folder and its summary."""
         return f"{self.arm.name}_seed{self.seed}"
 
 
 def planned_runs(study: Study, arms: Sequence[str], *, num_seeds: int, num_steps: int) -> list[PlannedRun]:
-    """All runs, one seed of every arm after the other, so that a study that is broken off compares like with like.
+    """All runs, ordered by seed, so that an interrupted study has the same seeds of all arms.
 
     Raises:
         ConfigError: no such arm, or no seed.
@@ -109,7 +109,7 @@ def planned_runs(study: Study, arms: Sequence[str], *, num_seeds: int, num_steps
 
 
 def fingerprint(config: RunConfig) -> str:
-    """The same for two configurations that differ only in where files lie; 16 hexadecimal digits."""
+    """Digest of a configuration without the folders of its paths; 16 hexadecimal digits."""
     text = json.dumps(portable(to_plain(config)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -124,4 +124,4 @@ def portable(plain: Any) -> Any:
 
 
 Train = Callable[[PlannedRun], bool]
-"""Does one run; False where it was stopped before its end and can go on later."""
+"""Trains one run; False if it was stopped before its end and can be resumed."""

@@ -1,4 +1,4 @@
-"""A finished run in one small JSON file: all that tables and curves of a study are made of."""
+"""The summary of a finished run as a small JSON file, from which tables and curves of a study are made."""
 
 import json
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ CURVES = (
     "credit/effective_frac_correct",
     "credit/effective_frac_incorrect",
 )
-"""Metrics that are kept, step by step."""
+"""Metrics whose curves are kept."""
 MAX_SEED = 10_000
-"""A study counts its seeds from 0, and a table has them all."""
+"""Largest valid seed."""
 _SUMS = {
     "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
     "responses": ("rollout/responses_count",),
@@ -46,12 +46,12 @@ class FinishedRun:
 
     Attributes:
         arm: its name.
-        seed: of the run.
-        num_steps: of the run.
-        fingerprint: of its configuration.
+        seed: its seed.
+        num_steps: its number of steps.
+        fingerprint: fingerprint of its configuration.
         config: the configuration, without this machine's folders.
-        provenance: versions, commit and machine of the run, not of the session that summarises it.
-        curves: by metric, pairs of step and value.
+        provenance: versions, commit and machine of the run.
+        curves: pairs of step and value, by metric.
         cost: seconds of training, responses and response tokens, summed over the steps.
     """
 
@@ -66,16 +66,16 @@ class FinishedRun:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Name of its file."""
         return f"{self.arm}_seed{self.seed}"
 
     @property
     def commit(self) -> str:
-        """That it ran on; several with commas, where it was resumed on another."""
+        """Commit of the run; several separated by commas if it was resumed on another."""
         return str(self.provenance.get("commit", "unknown"))
 
     def last(self, metric: str) -> float | None:
-        """The metric's last value; None where it was never measured."""
+        """The metric's last value; None if it was never measured."""
         points = self.curves.get(metric)
         return points[-1][1] if points else None
 
@@ -109,7 +109,7 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
 
 
 def write_summary(summary: FinishedRun, path: Path) -> None:
-    """Writes the file, whole or not at all."""
+    """Writes the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = asdict(summary)
     curves = plain.pop("curves")
@@ -122,7 +122,7 @@ def read_summary(path: Path) -> FinishedRun:
     """Reads the file of one run.
 
     Raises:
-        DataError: it is not such a file.
+        DataError: it is not a summary.
     """
     try:
         found = as_record(FinishedRun, parse_json(read_bytes(path), "its text"), "its text")

@@ -1,4 +1,4 @@
-"""Does the runs of a study that are still missing, as many as there is time for."""
+"""Trains the missing runs of a study within a time limit."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ from gtpo_megatron.study.plan import PlannedRun, Train, fingerprint
 from gtpo_megatron.study.run_summary import read_summary, summarise, write_summary
 
 MIN_START_S = 60.0
-"""With less time left to train no run is started: it would not get past its processes' start."""
+"""No run is started with less time left."""
 STOP_S = 90.0
-"""For the step that is going on and its checkpoint, kept free at the end of a session."""
+"""Time reserved at the end of a session for a step and its checkpoint."""
 
 
 @dataclass(kw_only=True, slots=True)
 class SessionReport:
-    """What a session left undone.
+    """The unfinished runs of a session.
 
     Attributes:
         failed: runs that failed, with the reason.
-        missing: runs that are still to be done, the stopped and the failed ones among them.
+        missing: unfinished runs, including stopped and failed ones.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
@@ -41,22 +41,22 @@ def run_session(
     note: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> SessionReport:
-    """Does what is missing, in order, until all is done or time is up.
+    """Trains missing runs in order until all are done or time is up.
 
-    A run that fails is noted and the next one goes on; its folder stays, and the next session tries again.
+    After a failed run the next one starts; its folder stays, and the next session tries again.
 
     Args:
-        runs: of the study.
-        train: does one run in its folder under ``runs_dir``.
+        runs: runs of the study.
+        train: trains one run in its folder under ``runs_dir``.
         runs_dir: for run folders.
-        output: for summaries, one JSON file a finished run.
-        deadline: on ``clock``; infinite for no limit. Runs are stopped ``STOP_S`` earlier.
-        note: told what happens, a sentence at a time.
+        output: for summaries, one JSON file per finished run.
+        deadline: time of ``clock``, may be infinite. Runs are stopped ``STOP_S`` earlier.
+        note: called with sentences about the progress.
         clock: seconds.
 
     Raises:
-        ConfigError: a summary in ``output`` is of other settings; nothing has been started then.
-        DataError: a file in ``output`` is no summary.
+        ConfigError: a summary in ``output`` has other settings; raised before any run.
+        DataError: a file in ``output`` is not a summary.
     """
     report = SessionReport()
     todo = [planned for planned in runs if not _is_done(planned, output)]
@@ -95,11 +95,11 @@ def _is_done(planned: PlannedRun, output: Path) -> bool:
 
 
 class ProcessTrainer:
-    """Trains each run by ``gtpo-megatron train`` in a process of its own, and stops it before time is up.
+    """Trains each run by ``gtpo-megatron train`` as a child process, and stops it before the deadline.
 
     Args:
         runs_dir: for run folders.
-        deadline: on ``time.monotonic``, by which the run has ended, though it takes ``STOP_S`` to stop.
+        deadline: time of ``time.monotonic`` by which a run must have ended.
     """
 
     def __init__(self, runs_dir: Path, *, deadline: float) -> None:
@@ -107,7 +107,7 @@ class ProcessTrainer:
         self._deadline = deadline
 
     def __call__(self, planned: PlannedRun) -> bool:
-        """One run, from its last checkpoint if it has one.
+        """Trains one run, from its last checkpoint if it has one.
 
         Raises:
             WorkerError: it failed.

@@ -1,4 +1,4 @@
-"""The table of a study: every arm with an interval over seeds, and against the baseline."""
+"""The table of a study: every arm with an interval over seeds and a comparison with the baseline."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ class ArmRow:
     """One arm of the table.
 
     Attributes:
-        name: of the arm.
-        label: of the arm.
-        num_seeds: finished runs.
-        before: mean outcome before training; None where it was not measured.
+        name: name of the arm.
+        label: label of the arm.
+        num_seeds: number of finished runs.
+        before: mean outcome before training; None if not measured.
         outcome: mean over seeds with its bootstrap interval; the interval is empty for a single seed.
-        comparison: with the baseline, over the seeds that both have; None for the baseline itself, or without a pair.
-        p_holm: of the t test, corrected for the number of arms that are compared.
-        cost: means over seeds of what a run cost.
+        comparison: comparison with the baseline over common seeds; None for the baseline, or without common seeds.
+        p_holm: p of the t test, corrected for the number of arms.
+        cost: costs of a run, means over seeds.
     """
 
     name: str
@@ -106,7 +106,7 @@ def cells(row: ArmRow) -> list[str]:
 
 
 def legend(study: Study) -> str:
-    """How to read the table, in a few sentences."""
+    """Sentences that explain the table."""
     return (
         f"Outcome: {study.outcome} at the last step, in percent; after it the 95% bootstrap interval over seeds, which "
         f"is too narrow for few seeds. Difference: to {study.arm(study.baseline).label} with the same seeds, in "
@@ -119,7 +119,7 @@ def legend(study: Study) -> str:
 
 
 def commits_note(summaries: Sequence[FinishedRun]) -> str:
-    """Which runs are of which commit; empty where all are of one."""
+    """The runs of each commit; empty if all have one."""
     runs: dict[str, list[str]] = {}
     for summary in summaries:
         runs.setdefault(summary.commit, []).append(summary.name)
@@ -130,7 +130,7 @@ def commits_note(summaries: Sequence[FinishedRun]) -> str:
 
 
 def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> str:
-    """The table, its legend, and the runs' commits where they differ."""
+    """The table, its legend, and the runs' commits if they differ."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
     below = [part for part in (legend(study), commits_note(summaries)) if part]

@@ -1,1 +1,1 @@
-"""Reads text that anybody may have written: every JSON, JSONL and YAML file that is opened goes through here."""
+"""Readers of untrusted text: every JSON, JSONL and YAML file is read by them."""

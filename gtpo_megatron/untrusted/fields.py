@@ -1,4 +1,4 @@
-"""Values of the kind that is asked for, out of what JSON or YAML gave."""
+"""Typed values from parsed JSON or YAML."""
 
 import dataclasses
 import math
@@ -23,15 +23,15 @@ _NAMES = {
 
 
 class Fields:
-    """The keys of an object, each read as what it must be.
+    """The keys of an object, read with a type.
 
     Args:
-        value: as JSON or YAML gives it.
+        value: a parsed value of JSON or YAML.
         place: named in errors.
-        error: to raise.
+        error: class of errors raised.
 
     Raises:
-        GTPOError: ``error``: the value is no object.
+        GTPOError: ``error``: the value is not an object.
     """
 
     def __init__(self, value: object, place: str, error: type[GTPOError] = DataError) -> None:
@@ -41,7 +41,7 @@ class Fields:
         self._place, self._error = place, error
 
     def has(self, key: str) -> bool:
-        """Whether it is there, and not null."""
+        """Whether the key is present and not null."""
         return self.raw.get(key) is not None
 
     def get(
@@ -56,14 +56,14 @@ class Fields:
         """The value of a key.
 
         Args:
-            key: of the object.
+            key: the key.
             kind: ``int``, ``float`` (finite), ``str``, ``bool``, ``dict[str, str]``, ``list[int]``, a dataclass, ...
-            default: where the key is absent or null; None: then it is an error.
-            at_least: bound of a number.
-            at_most: bound of a number.
+            default: result if the key is absent or null; None: raise.
+            at_least: lower bound of a number.
+            at_most: upper bound of a number.
 
         Raises:
-            GTPOError: the class's ``error``: it is absent, of another kind or out of bounds.
+            GTPOError: the class's ``error``: it is absent, of another type or out of bounds.
         """
         value = self.raw.get(key)
         if value is None:
@@ -77,16 +77,16 @@ class Fields:
         return found  # type: ignore[no-any-return]
 
     def fields(self, key: str) -> "Fields":
-        """The object under a key; an empty one where it is absent or null."""
+        """The object under a key; an empty one if it is absent or null."""
         value = self.raw.get(key)
         return Fields({} if value is None else value, f"{self._place}: {key}", self._error)
 
 
 def as_record(kind: type[T], value: object, place: str, error: type[GTPOError] = DataError) -> T:
-    """A dataclass from an object with its fields; keys that it does not know are passed over.
+    """Converts an object to a dataclass; unknown keys are ignored.
 
     Raises:
-        GTPOError: ``error``: a field without a default is absent, or one has a value of another kind.
+        GTPOError: ``error``: a field without a default is absent, or one has another type.
     """
     given, hints = Fields(value, place, error).raw, get_type_hints(kind)
     found = {}
@@ -99,16 +99,16 @@ def as_record(kind: type[T], value: object, place: str, error: type[GTPOError] =
 
 
 def as_kind(value: object, kind: Any, where: str, error: type[GTPOError] = DataError) -> Any:
-    """The value as a type says; integers are taken for floats, and floats without a fraction for integers.
+    """Converts a value to a type; integers are valid floats, and floats without a fraction are valid integers.
 
     Args:
-        value: as JSON or YAML gives it.
+        value: a parsed value of JSON or YAML.
         kind: a type, such as ``int``, ``dict[str, float]``, ``str | None``, ``Literal["a"]`` or a dataclass.
         where: named in errors: place and key.
-        error: to raise.
+        error: class of errors raised.
 
     Raises:
-        GTPOError: ``error``: the value is of another kind.
+        GTPOError: ``error``: the value has another type.
     """
     origin, arms = get_origin(kind) or kind, get_args(kind)
     if origin is Any or origin is object:
@@ -136,7 +136,7 @@ def as_kind(value: object, kind: Any, where: str, error: type[GTPOError] = DataE
 
 
 def _as_plain(value: object, kind: Any) -> object:
-    """Text, a number or a boolean; None where it is another."""
+    """Text, a number or a boolean; None for another type."""
     if isinstance(value, bool) or kind is bool:
         return value if isinstance(value, bool) and kind is bool else None
     if kind is float and isinstance(value, int | float):

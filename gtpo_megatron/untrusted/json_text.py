@@ -1,8 +1,7 @@
-"""JSON and JSON lines: what ``json.loads`` takes without a word, or leaves as another error than one line, is refused.
+"""Strict readers of JSON and JSON lines.
 
-Refused are repeated keys, integers of more than ``MAX_DIGITS`` digits, brackets deeper than ``MAX_DEPTH``, half
-surrogate pairs (no text that could be written again) and every encoding but UTF-8. ``NaN``, which data frames write for
-what is missing, and ``1e999`` are refused where a number is asked for, see ``fields.py``.
+They refuse repeated keys, integers of more than ``MAX_DIGITS`` digits, nesting deeper than ``MAX_DEPTH``, unpaired
+surrogates and every encoding but UTF-8. ``NaN`` and ``1e999`` are refused by ``fields.py`` if a number is read.
 """
 
 import json
@@ -16,25 +15,25 @@ from gtpo_megatron.untrusted.text import decoded, find_bytes, numbered_lines, pr
 
 MAX_DEPTH = 64
 MAX_DIGITS = 300
-"""Of an integer; one of more is no float, and Python refuses to read or write thousands."""
+"""Digits of an integer; larger ones overflow float64."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class _RefusedError(ValueError):
-    """Of a hook; ``parse_json`` makes the caller's error of it."""
+    """Raised by decoder hooks; ``parse_json`` converts it to the caller's error."""
 
 
 def parse_json(
     text: str | bytes, place: str, *, error: type[GTPOError] = DataError, half_pairs: bool = False
 ) -> object:
-    """The value that a text holds.
+    """Parses a text.
 
     Args:
-        text: of a file or of a line.
-        place: named in errors: a file, or ``file:line``.
-        error: to raise.
-        half_pairs: take half surrogate pairs: in texts that a model has sampled.
+        text: text of a file or of a line.
+        place: place for messages: a file, or ``file:line``.
+        error: class of errors raised.
+        half_pairs: allow unpaired surrogates, which sampled texts may contain.
 
     Raises:
         GTPOError: ``error``: it is not JSON, or JSON that is refused.
@@ -60,7 +59,7 @@ def parse_json(
 
 
 def read_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
-    """The value that a file holds.
+    """Parses a file.
 
     Raises:
         GTPOError: ``error``: no such file, or one that cannot be read, or as in :func:`parse_json`.
@@ -69,7 +68,7 @@ def read_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
 
 
 def find_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
-    """As :func:`read_json`; None where there is no such file, as where it holds ``null``."""
+    """Like :func:`read_json`; None if there is no such file, or if it contains ``null``."""
     content = find_bytes(path, error=error)
     return None if content is None else parse_json(content, printable(path), error=error)
 
@@ -77,7 +76,7 @@ def find_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
 def read_json_lines(
     path: Path, *, error: type[GTPOError] = DataError, half_pairs: bool = False
 ) -> Iterator[tuple[str, object]]:
-    """The values of a file with one a line, each with its place ``file:line``; blank lines are passed over.
+    """Yields the values of a file of JSON lines with their places ``file:line``; blank lines are skipped.
 
     Raises:
         GTPOError: ``error``, as in :func:`read_json`.

@@ -1,22 +1,22 @@
-"""A name that stands in a file, or that a user gives, is a bare name: it leads to nowhere but into its folder."""
+"""Checks names of files and folders that come from files or users."""
 
 from gtpo_megatron.errors import DataError, GTPOError
 from gtpo_megatron.untrusted.text import shown
 
 MAX_NAME_BYTES = 255
-"""Of a file's name, on every file system in use."""
+"""Longest name on common file systems."""
 
 
 def bare_name(name: object, where: str, error: type[GTPOError] = DataError) -> str:
-    """Returns the name as it is.
+    """Checks that a name does not lead out of its folder, and returns it.
 
     Args:
-        name: of a file or folder.
-        where: named in errors: what holds the name.
-        error: to raise.
+        name: name of a file or folder.
+        where: place for messages.
+        error: class of errors raised.
 
     Raises:
-        GTPOError: ``error``: it is no text, empty, a path, ``.`` or ``..``, too long, or has control characters.
+        GTPOError: ``error``: it is not text, empty, a path, ``.`` or ``..``, too long, or has control characters.
     """
     if not isinstance(name, str) or not name:
         raise error(f"{where}: got {shown(name)}, expected a name")

@@ -1,4 +1,4 @@
-"""The bytes and the text of a file, or one line on why there are none."""
+"""Readers of bytes and text with size limits and one-line errors."""
 
 import reprlib
 import stat
@@ -10,9 +10,9 @@ from typing import BinaryIO
 from gtpo_megatron.errors import DataError, GTPOError
 
 MAX_BYTES = 256 << 20
-"""Of a file that is read at once; a checkpoint's index of a model with a million tensors has 100 MB."""
+"""Size limit of a file read at once; the checkpoint index of a large model has 100 MB."""
 MAX_LINE_BYTES = 64 << 20
-"""Of a line; a response of 100,000 tokens with its numbers has 4 MB."""
+"""Size limit of a line; a response of 100,000 tokens has 4 MB."""
 MAX_SHOWN = 80
 """Characters of a value in a message."""
 
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def shown(value: object) -> str:
-    """A value in one line, short enough for a message."""
+    """A value as one short line, for messages."""
     try:
         text = repr(value[: MAX_SHOWN + 1]) if isinstance(value, str) else _SHORT.repr(value)
     except ValueError:  # an integer of more digits than Python writes
@@ -38,21 +38,21 @@ def shown(value: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Text in one line: a path, or another program's message; line breaks and other controls as escapes or blanks."""
+    """Text as one line; line breaks and other control characters become escapes or blanks."""
     words = " ".join(str(text).split())
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in words)
 
 
 def read_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> bytes:
-    """The whole file.
+    """Reads a whole file.
 
     Args:
-        path: of a regular file; a device or a pipe could go on for ever.
-        limit: in bytes.
-        error: to raise.
+        path: a regular file; devices and pipes are refused.
+        limit: size limit in bytes.
+        error: class of errors raised.
 
     Raises:
-        GTPOError: ``error``: no such file, something else than a file, one that cannot be read, or is too large.
+        GTPOError: ``error``: it is missing, not a regular file, unreadable or too large.
     """
     with _opened(path, error) as file:
         content = file.read(limit + 1)
@@ -62,7 +62,7 @@ def read_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = D
 
 
 def find_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> bytes | None:
-    """As :func:`read_bytes`; None where there is no such file."""
+    """Like :func:`read_bytes`; None if there is no such file."""
     try:
         return read_bytes(path, limit=limit, error=error)
     except GTPOError as problem:
@@ -72,7 +72,7 @@ def find_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = D
 
 
 def check_file(path: Path, *, error: type[GTPOError] = DataError) -> None:
-    """Whether a library that is to open the file could: its own message would be of another kind, or wrong.
+    """Checks that a file can be opened, before a library opens it.
 
     Raises:
         GTPOError: ``error``, as in :func:`read_bytes`.
@@ -82,21 +82,21 @@ def check_file(path: Path, *, error: type[GTPOError] = DataError) -> None:
 
 
 def read_text(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> str:
-    """As :func:`read_bytes`, decoded; a byte order mark is left out."""
+    """Like :func:`read_bytes`, decoded without a byte order mark."""
     return decoded(read_bytes(path, limit=limit, error=error), printable(path), error)
 
 
 def find_text(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> str | None:
-    """As :func:`read_text`; None where there is no such file."""
+    """Like :func:`read_text`; None if there is no such file."""
     content = find_bytes(path, limit=limit, error=error)
     return None if content is None else decoded(content, printable(path), error)
 
 
 def decoded(content: bytes, place: str, error: type[GTPOError] = DataError) -> str:
-    """UTF-8 with or without a byte order mark as text.
+    """Decodes UTF-8 with or without a byte order mark.
 
     Raises:
-        GTPOError: ``error``: it is something else.
+        GTPOError: ``error``: it is not UTF-8.
     """
     try:
         return content.decode("utf-8-sig")
@@ -109,10 +109,10 @@ def decoded(content: bytes, place: str, error: type[GTPOError] = DataError) -> s
 
 
 def numbered_lines(path: Path, *, error: type[GTPOError] = DataError) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, from number 1, each with its line break if it has one; one at a time in memory.
+    """Yields the lines of a file with numbers from 1, including line breaks.
 
     Raises:
-        GTPOError: ``error``, as in :func:`read_bytes`; a line, and not the file, is limited in size.
+        GTPOError: ``error``, as in :func:`read_bytes`; the size limit applies to lines.
     """
     with _opened(path, error) as file:
         number = 0
@@ -124,13 +124,13 @@ def numbered_lines(path: Path, *, error: type[GTPOError] = DataError) -> Iterato
 
 
 def reason(problem: Exception) -> str:
-    """What the operating system says, without number and path."""
+    """The operating system's message, without number and path."""
     return printable(problem.strerror if isinstance(problem, OSError) and problem.strerror else problem)
 
 
 @contextmanager
 def _opened(path: Path, error: type[GTPOError]) -> Iterator[BinaryIO]:
-    """A regular file, open; what goes wrong with it in the block is the caller's error."""
+    """Opens a regular file; OSErrors in the block are converted to ``error``."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):

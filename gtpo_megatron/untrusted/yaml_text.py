@@ -1,7 +1,7 @@
-"""YAML, of which plain values are read: objects, lists, text, numbers, booleans.
+"""Strict reader of YAML with plain values: objects, lists, text, numbers, booleans.
 
-Refused are repeated keys, anchors (ten short lines of them stand for gigabytes), tags of other types, depth and digits
-as in JSON. Numbers are those of YAML 1.2 too: ``1e-6`` is one, which YAML 1.1 calls text.
+It refuses repeated keys, anchors, tags of other types, and depth and digits as in JSON. Numbers follow YAML 1.2:
+``1e-6`` is a number, which YAML 1.1 reads as text.
 """
 
 import re
@@ -15,19 +15,19 @@ from gtpo_megatron.untrusted.json_text import MAX_DEPTH, MAX_DIGITS
 from gtpo_megatron.untrusted.text import printable, read_text, shown
 
 MAX_YAML_BYTES = 1 << 20
-"""Of a file; a configuration has 10 kB, and PyYAML reads 100 kB a second."""
+"""Size limit of a file; PyYAML reads 100 kB per second."""
 
 _MAX_BITS = 1000
-"""Of an integer: ``MAX_DIGITS`` decimal digits; hexadecimal ones are shorter."""
+"""Limit of an integer, about ``MAX_DIGITS`` decimal digits, also for hexadecimal ones."""
 
 
 def parse_yaml(text: str, place: str, *, error: type[GTPOError] = DataError) -> object:
-    """The value that a text holds.
+    """Parses a text.
 
     Args:
-        text: YAML, one document.
-        place: named in errors, usually the file's path.
-        error: to raise.
+        text: one YAML document.
+        place: place for messages, usually the file's path.
+        error: class of errors raised.
 
     Raises:
         GTPOError: ``error``: it is not YAML, or YAML that is refused.
@@ -42,7 +42,7 @@ def parse_yaml(text: str, place: str, *, error: type[GTPOError] = DataError) -> 
     except yaml.reader.ReaderError as problem:
         raise error(f"{place}: not valid YAML: character {problem.character:#06x} is not allowed") from problem
     except (yaml.YAMLError, ValueError, OverflowError, KeyError, AttributeError) as problem:
-        # PyYAML's constructors pass on what int(), float() and date() say of a wrong value
+        # PyYAML's constructors raise errors of int(), float() and date()
         raise error(f"{place}: not valid YAML: {printable(problem)}") from problem
     except RecursionError as problem:
         raise error(f"{place}: not valid YAML: nested more than {MAX_DEPTH} deep") from problem
@@ -50,7 +50,7 @@ def parse_yaml(text: str, place: str, *, error: type[GTPOError] = DataError) -> 
 
 
 def read_yaml(path: Path, *, error: type[GTPOError] = DataError) -> object:
-    """The value that a file holds.
+    """Parses a file.
 
     Raises:
         GTPOError: ``error``: no such file, or one that cannot be read, or as in :func:`parse_yaml`.
@@ -59,17 +59,17 @@ def read_yaml(path: Path, *, error: type[GTPOError] = DataError) -> object:
 
 
 def written_yaml(value: object) -> str:
-    """The text of plain values, in their order, that is read as the same values again."""
+    """YAML of plain values, which is read as the same values."""
     return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, width=120)
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, of which less is left."""
+    """PyYAML's safe loader, restricted to plain values."""
 
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuses anchors and depth, before anything is made of them."""
+        """Refuses anchors and deep nesting before objects are constructed."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise yaml.composer.ComposerError(None, None, "anchors are not read; write the value out", event.start_mark)
@@ -81,7 +81,7 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Refuses what is no name and names that are there twice."""
+        """Refuses keys that are not text, and repeated keys."""
         seen: set[str] = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
@@ -92,14 +92,14 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> int:
-        """Refuses integers that cannot be written again."""
+        """Refuses integers of too many digits."""
         value: int = super().construct_yaml_int(node)
         if value.bit_length() > _MAX_BITS:
             raise _refused(node, f"an integer of more than {MAX_DIGITS} digits")
         return value
 
     def construct_plain_only(self, node: Any) -> Any:
-        """Dates, sets, bytes and whatever a tag may name."""
+        """Refuses dates, sets, bytes and other tags."""
         raise _refused(node, f"a value of the type {shown(node.tag.rpartition(':')[2])}; put text into quotes")
 
 
@@ -108,7 +108,7 @@ def _refused(node: Any, what: str) -> yaml.constructor.ConstructorError:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which puts text into quotes that the reader would take for a number."""
+    """PyYAML's safe dumper, which quotes text that the reader would parse as a number."""
 
 
 _FLOAT = "tag:yaml.org,2002:float"

@@ -1,1 +1,1 @@
-"""``gtpo-megatron verify-resume``: a killed and resumed run against an unbroken one, bit for bit."""
+"""``gtpo-megatron verify-resume``: compares a killed and resumed run with an uninterrupted one, bit for bit."""

@@ -1,4 +1,4 @@
-"""Compares two runs bit for bit and names the first thing that differs."""
+"""Compares two runs bit for bit and reports the first difference."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,12 +25,12 @@ from gtpo_megatron.weights.megatron.restricted_pickle import load_torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One part of two runs.
+    """The comparison of one part of two runs.
 
     Attributes:
-        part: what was compared.
-        compared: how much of it, for people.
-        difference: the first one, or an empty text.
+        part: the compared part.
+        compared: its size, for display.
+        difference: the first difference, or "".
     """
 
     part: str
@@ -39,17 +39,17 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """To the last bit."""
+        """Whether the parts are equal bit for bit."""
         return not self.difference
 
 
 def compare_runs(left: Path, right: Path, *, verify: Verify = "full") -> Iterator[Comparison]:
-    """Metrics, exported weights, and the last checkpoint's weights, optimizer, random states, driver state, responses.
+    """Compares metrics, exported weights, and all parts of the last checkpoint.
 
     Args:
         left: folder of a finished run.
         right: folder of another, with the same last step.
-        verify: what is compared with the checkpoints' manifests first.
+        verify: which checks the checkpoints must pass first.
 
     Raises:
         DataError: a run has no metrics.
@@ -58,14 +58,14 @@ def compare_runs(left: Path, right: Path, *, verify: Verify = "full") -> Iterato
     yield _compare_metrics(left / METRICS_FILE, right / METRICS_FILE)
     if (left / "hf").is_dir() or (right / "hf").is_dir():
         yield _compare_exports(left / "hf", right / "hf")
-    checkpoints = _last_checkpoint(left, verify), _last_checkpoint(right, verify)
+    checkpoints = last_checkpoint(left, verify), last_checkpoint(right, verify)
     yield from compare_checkpoints(*checkpoints, verify=verify)
     if any((checkpoint / ROLLOUTS_FILE).exists() for checkpoint in checkpoints):
         yield compare_sampled_ahead(*(checkpoint / ROLLOUTS_FILE for checkpoint in checkpoints))
 
 
 def compare_checkpoints(left: Path, right: Path, *, verify: Verify = "full") -> Iterator[Comparison]:
-    """Tensors one by one, so that memory holds two at a time; then objects and the driver's state."""
+    """Compares tensors one by one, to save memory; then objects and the driver's state."""
     one, other = CheckpointReader(left, verify=verify), CheckpointReader(right, verify=verify)
     kinds: dict[str, Callable[[str], bool]] = {
         "weights": lambda name: not name.startswith("optimizer."),
@@ -96,7 +96,7 @@ def compare_checkpoints(left: Path, right: Path, *, verify: Verify = "full") -> 
 
 
 def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
-    """Responses that wait for their step, in files that runs with ``rollout.max_staleness`` keep with a checkpoint."""
+    """Compares responses sampled ahead, which checkpoints of runs with ``rollout.max_staleness`` have."""
     states = [load_torch(path) if path.exists() else None for path in (left, right)]
     steps = sorted((states[0] or {"ready": {}})["ready"])
     return Comparison(
@@ -106,7 +106,12 @@ def compare_sampled_ahead(left: Path, right: Path) -> Comparison:
     )
 
 
-def _last_checkpoint(run: Path, verify: Verify) -> Path:
+def last_checkpoint(run: Path, verify: Verify) -> Path:
+    """The last checkpoint of a run.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
     latest = CheckpointFolder(run / "checkpoints").latest(verify)
     if latest is None:
         raise CheckpointError(f"{run} has no checkpoint to compare")
@@ -149,7 +154,7 @@ def _difference_of_names(what: str, left: list[str], right: list[str]) -> str:
 
 
 def first_difference(left: Any, right: Any, where: str) -> str:
-    """Where two values of the same shape differ first, with both values; an empty text where they are equal.
+    """The place of the first difference of two values, with both; "" if they are equal.
 
     Floats are compared by their bits: NaN equals the same NaN, and 0.0 is not -0.0.
     """
@@ -174,7 +179,7 @@ def first_difference(left: Any, right: Any, where: str) -> str:
 
 
 def _first(differences: Iterable[str]) -> str:
-    """The first that is one; an empty text where none is."""
+    """The first non-empty text, or ""."""
     return next(filter(None, differences), "")
 
 

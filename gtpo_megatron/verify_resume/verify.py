@@ -1,4 +1,4 @@
-"""Runs a configuration unbroken, and again with a kill and a resume, and compares."""
+"""Trains without interruption, and again with a kill and a resume, and compares."""
 
 import dataclasses
 import shutil
@@ -15,11 +15,12 @@ from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.training_process import TrainingProcess
 from gtpo_megatron.run_folder.checkpoints import LATEST
-from gtpo_megatron.verify_resume.compare import Comparison, compare_runs
+from gtpo_megatron.verify_resume.account import check_account
+from gtpo_megatron.verify_resume.compare import Comparison, compare_runs, last_checkpoint
 from gtpo_megatron.weights.megatron.checkpoint_files import Verify
 
 _MARK = ".verify-resume"
-"""In a folder that this command made, and may remove."""
+"""Marks a folder that this command has created, and may remove."""
 
 
 def verify_resume(
@@ -32,28 +33,26 @@ def verify_resume(
     console: Console,
     verify: Verify = "full",
 ) -> list[Comparison]:
-    """Trains three times: unbroken; up to a kill; from there to the end.
+    """Trains three times: without interruption; up to a kill; from there to the end.
+
+    Two continuous runs (``rollout.is_continuous``) differ anyway, since what is whole when a step begins depends on the
+    clock. Of those only the broken one is trained, and its account of prompts is checked.
 
     Args:
-        config: of the run to be proven; only its length, its saves, its loggers and its profile are changed.
-        output: for the scratch runs; made here, and removed where all is equal unless ``keep``.
-        num_steps: of the unbroken run.
-        kill_after: the step whose checkpoint the second run is killed after.
-        keep: leave the scratch runs.
-        verify: what of their checkpoints is compared with the manifests, beside with each other.
+        config: the run's configuration; length, checkpoints, loggers and profiling are changed.
+        output: folder of the scratch runs, removed if all is equal unless ``keep``.
+        num_steps: steps of the uninterrupted run.
+        kill_after: the second run is killed after the checkpoint of this step.
+        keep: keep the scratch runs.
+        verify: which checks their checkpoints must pass.
         console: for the progress.
 
     Raises:
-        ConfigError: steps that cannot be, a folder that holds something else, or a run that does not repeat itself.
+        ConfigError: invalid steps, another folder's content, or a configuration that is not reproducible.
         WorkerError: a run failed.
     """
     if not 0 < kill_after < num_steps:
         raise ConfigError(f"kill_after={kill_after}: must lie between 1 and steps - 1 = {num_steps - 1}")
-    if config.rollout.partial:
-        raise ConfigError(
-            "rollout.partial=True: which token new weights meet depends on the clock, so that two unbroken runs differ "
-            "as well, and a comparison says nothing of the resume; verify with --rollout.no-partial"
-        )
     _make_folder(output)
     config_file = output / "config.yaml"
     config_file.write_text(to_yaml(_scratch_config(config, num_steps=num_steps, kill_after=kill_after)), "utf-8")
@@ -72,14 +71,18 @@ def verify_resume(
                 run.kill()
 
         marker = broken / "checkpoints" / LATEST
-        train("unbroken", whole)
+        if not config.rollout.is_continuous:
+            train("unbroken", whole)
         train(
             f"killed after step {kill_after}",
             broken,
             until=lambda: marker.exists() and marker.read_text().strip() == f"step_{kill_after}",
         )
         train("resumed", broken, resume=True)
-    results = list(compare_runs(whole, broken, verify=verify))
+    if config.rollout.is_continuous:
+        results = check_account(broken, last_checkpoint(broken, verify), num_steps=num_steps)
+    else:
+        results = list(compare_runs(whole, broken, verify=verify))
     if all(result.is_equal for result in results) and not keep:
         shutil.rmtree(output)
     else:
@@ -87,22 +90,28 @@ def verify_resume(
     return results
 
 
-def show(results: Sequence[Comparison], console: Console) -> bool:
-    """Prints the verdict; whether all is equal."""
-    table = Table("compared", "how much", "to the last bit")
+def show(results: Sequence[Comparison], console: Console, *, is_continuous: bool) -> bool:
+    """Prints the result; returns whether all is equal, or of a continuous run whether every prompt is accounted for."""
+    table = Table("compared", "how much", "account" if is_continuous else "to the last bit")
     for result in results:
-        table.add_row(result.part, result.compared, "[green]equal" if result.is_equal else "[red]DIFFERENT")
+        good, bad = ("whole", "WRONG") if is_continuous else ("equal", "DIFFERENT")
+        table.add_row(result.part, result.compared, f"[green]{good}" if result.is_equal else f"[red]{bad}")
     console.print(table)
     first = next((result for result in results if not result.is_equal), None)
     if first is not None:
         console.print(f"first difference, in {first.part}: {first.difference}", markup=False, highlight=False)
+    elif is_continuous:
+        console.print(
+            "a run that is killed and resumed trains every prompt once; its bits depend on the clock, as those of any "
+            "run with rollout.max_staleness above 1, partial or over_sample"
+        )
     else:
         console.print("a run that is killed and resumed equals one that is not")
     return first is None
 
 
 def _scratch_config(config: RunConfig, *, num_steps: int, kill_after: int) -> RunConfig:
-    """A short run that saves where it is killed, exports, traces nothing, and tells nobody outside."""
+    """The configuration of a short run without profiling and external loggers."""
     return dataclasses.replace(
         config,
         num_steps=num_steps,

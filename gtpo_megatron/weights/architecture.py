@@ -1,16 +1,20 @@
 """The shape of a model, read from the ``config.json`` of a Hugging Face folder."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import printable, shown
+from gtpo_megatron.weights.experts import Experts, glm4_moe_experts, qwen3_moe_experts
 
 VOCAB_MULTIPLE = 128
 """Megatron's vocabulary is padded to a multiple of this times the tensor-parallel size on a GPU, for tiled matmuls."""
@@ -18,21 +22,27 @@ VOCAB_MULTIPLE = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the context of pre-training; ``actor/rotary.py`` has the formula.
+    """How rotary frequencies are stretched beyond the context of pre-training.
+
+    ``actor/model/rotary.py`` has the formula.
 
     Attributes:
-        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` divides the slow ones only.
+        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` and ``yarn`` divide the slow ones only.
         factor: at least 1.
-        low_freq_factor: llama3: frequencies with fewer turns than this over the original context are divided.
-        high_freq_factor: llama3: frequencies with more turns than this stay; between the two it is interpolated.
-        original_positions: llama3: context of pre-training, in tokens.
+        original_positions: llama3, yarn: context of pre-training, in tokens.
+        slow_turns: llama3, yarn: frequencies with fewer turns than this over the original context are divided.
+        fast_turns: llama3, yarn: frequencies with more turns than this stay; between the two it is interpolated.
+        rounds_range: yarn: the interpolated range ends at whole pairs of elements.
+        attention_factor: yarn: multiplies queries and keys where they are rotated.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn"]
     factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
     original_positions: int = 8192
+    slow_turns: float = 1.0
+    fast_turns: float = 4.0
+    rounds_range: bool = True
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +56,12 @@ class Architecture:
         tied_embeddings: the output layer is the embedding.
         qkv_bias: query, key and value projections have a bias.
         qk_norm: every head's query and key pass an RMSNorm.
+        max_positions: longest sequence that the rotary embedding is meant for.
         rope_theta: base of the rotary embedding.
         rope_scaling: of its frequencies; None if they are as in pre-training.
+        rotary_fraction: share of every head's elements that is rotated, the first ones; the frequencies are those of a
+            head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
+        experts: in the place of some layers' MLP; None for a dense model.
     """
 
     family: str
@@ -65,6 +79,17 @@ class Architecture:
     qkv_bias: bool
     qk_norm: bool = False
     rope_scaling: RopeScaling | None = None
+    rotary_fraction: float = 1.0
+    experts: Experts | None = None
+
+    @property
+    def rotary_size(self) -> int:
+        """Elements of every head that are rotated."""
+        return int(self.head_size * self.rotary_fraction)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts; the others have a dense MLP."""
+        return self.experts is not None and self.experts.layers[layer]
 
     def padded_vocab_size(self, tensor_parallel_size: int, multiple: int = 1) -> int:
         """Rows of Megatron's embedding over all ranks: the next multiple of ``tensor_parallel_size * multiple``."""
@@ -72,7 +97,7 @@ class Architecture:
         return -(-self.vocab_size // unit) * unit
 
     def check_layout(self, parallel: ParallelConfig) -> None:
-        """Raises ConfigError unless heads, key-value heads, MLP and layers split evenly."""
+        """Raises ConfigError unless heads, key-value heads, MLP, layers and experts split evenly."""
         tensor_parallel_size = parallel.tensor_parallel_size
         for what, total in (
             ("num_query_groups", self.num_query_groups),
@@ -90,6 +115,32 @@ class Architecture:
                 f"{parallel}: pipeline_parallel_size x virtual_pipeline_size = {stages} must divide "
                 f"num_layers={self.num_layers} of this model; choose a product from {divisors(self.num_layers)}"
             )
+        if self.experts is not None:
+            self.experts.check_layout(parallel)
+        elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:
+            raise ConfigError(
+                f"{parallel}: this model is dense, so expert_parallel_size and expert_tensor_parallel_size must be 1"
+            )
+
+    def check_sampler(self, rollout: RolloutConfig) -> None:
+        """Raises ConfigError unless the experts split over the workers of a vLLM engine."""
+        workers = rollout.tensor_parallel_size
+        if self.experts is None:
+            if rollout.expert_parallel:
+                raise ConfigError("rollout.expert_parallel=True: this model is dense; switch it off")
+            if rollout.returns_routing:
+                raise ConfigError("rollout.returns_routing=True: this model is dense and has no routers; switch it off")
+            return
+        what, total = (
+            ("num_experts", self.experts.num_experts)
+            if rollout.expert_parallel
+            else ("the experts' ffn_size", self.experts.ffn_size)
+        )
+        if total % workers:
+            raise ConfigError(
+                f"rollout.tensor_parallel_size={workers} must divide {what}={total} of this model; choose from "
+                f"{divisors(total)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +151,28 @@ class _Family:
         table: key of the name table.
         qkv_bias: as in ``Architecture``.
         qk_norm: as in ``Architecture``.
-        head_size: where ``config.json`` has no ``head_dim``; 0 for the hidden size over the heads.
+        head_size: if ``config.json`` has no ``head_dim``; 0 for the hidden size over the heads.
+        own_switches: ``qkv_bias`` and ``qk_norm`` are ``attention_bias`` and ``use_qk_norm`` of ``config.json``; the
+            output projection never has a bias.
+        rotary_fraction: if ``config.json`` has no ``partial_rotary_factor``; families with 1 have no other one.
+        experts: reads them; None for a family of dense models.
     """
 
     table: str
     qkv_bias: bool = False
     qk_norm: bool = False
     head_size: int = 0
+    own_switches: bool = False
+    rotary_fraction: float = 1.0
+    experts: Callable[[Path, Fields, int], Experts] | None = None
 
 
 _FAMILIES = {
     "Qwen2ForCausalLM": _Family("qwen2", qkv_bias=True),
     "Qwen3ForCausalLM": _Family("qwen3", qk_norm=True, head_size=128),
     "LlamaForCausalLM": _Family("llama"),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
+    "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
 }
 """DeepSeek-R1 distillations are of the class they were distilled into."""
 
@@ -142,8 +202,22 @@ def read_architecture(folder: Path) -> Architecture:
     path = folder / "config.json"
     fields = model_fields(folder)
     family = _family(path, fields)
-    _refuse_unsupported(path, fields)
+    _refuse_unsupported(path, fields, family)
     return _architecture(path, fields, family)
+
+
+def check_same_model(folder: Path, arch: Architecture) -> None:
+    """Raises ConfigError unless a reference policy's folder has the policy's architecture, whatever its context."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"reference.path={printable(folder)} has no config.json; give a model folder")
+    found = dataclasses.replace(read_architecture(folder), max_positions=arch.max_positions)
+    for part in dataclasses.fields(arch):
+        ours, theirs = getattr(arch, part.name), getattr(found, part.name)
+        if ours != theirs:
+            raise ConfigError(
+                f"reference.path={printable(folder)}: {part.name} is {theirs}, that of model.path is {ours}; give the "
+                f"folder of a model of the same shape"
+            )
 
 
 def model_fields(folder: Path) -> Fields:
@@ -165,20 +239,20 @@ def _family(path: Path, fields: Fields) -> _Family:
     names = fields.get("architectures", list[str], [])
     name = names[0] if names else "none"
     found = [key for key in _EXPERT_KEYS if fields.raw.get(key)]
-    if found:
+    with_experts = [known for known, family in _FAMILIES.items() if family.experts is not None]
+    if found and name not in with_experts:
         raise ConfigError(
-            f"{path}: architecture {shown(name)} is a mixture of experts ({found[0]}={shown(fields.raw[found[0]])}), "
-            f"which cannot be trained or converted yet; only the memory planner knows it; train a dense model: "
-            f"{', '.join(_FAMILIES)}"
+            f"{path}: architecture {shown(name)} is a mixture of experts ({found[0]}={shown(fields.raw[found[0]])}) "
+            f"without a name table; known with experts: {', '.join(with_experts)}"
         )
     if name not in _FAMILIES:
         raise ConfigError(f"{path}: architecture {shown(name)} has no name table; known: {', '.join(_FAMILIES)}")
     return _FAMILIES[name]
 
 
-def _refuse_unsupported(path: Path, fields: Fields) -> None:
+def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
     for key, remedy in _UNSUPPORTED:
-        if fields.raw.get(key):
+        if fields.raw.get(key) and not (family.own_switches and key == "attention_bias"):
             is_on = f"{key}=true" if fields.raw[key] is True else key
             raise ConfigError(f"{path}: {is_on} is not supported; {remedy}")
     if (activation := fields.get("hidden_act", str, "silu")) != "silu":
@@ -190,11 +264,13 @@ def _refuse_unsupported(path: Path, fields: Fields) -> None:
         )
     rope = _rope(fields)
     kind = _rope_kind(rope)
-    if kind not in ("default", "linear", "llama3"):
-        raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear' or 'llama3'")
-    part = (rope if rope.has("partial_rotary_factor") else fields).get("partial_rotary_factor", float, 1.0)
-    if part != 1.0:
-        raise ConfigError(f"{path}: partial_rotary_factor={part} is not supported; expected 1")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ConfigError(
+            f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear', 'llama3' or 'yarn'"
+        )
+    fraction = _rotary_fraction(fields, family)
+    if fraction != 1.0 and family.rotary_fraction == 1.0:
+        raise ConfigError(f"{path}: partial_rotary_factor={fraction} is not supported; expected 1")
 
 
 def _rope(fields: Fields) -> Fields:
@@ -205,8 +281,14 @@ def _rope(fields: Fields) -> Fields:
     return fields.fields("rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters")
 
 
+def _rotary_fraction(fields: Fields, family: _Family) -> float:
+    rope = _rope(fields)
+    where = rope if rope.has("partial_rotary_factor") else fields
+    return where.get("partial_rotary_factor", float, family.rotary_fraction, at_least=0, at_most=1)
+
+
 def _rope_kind(rope: Fields) -> str:
-    """The first files called it ``type``."""
+    """The rope type; older files name the key ``type``."""
     return rope.get("rope_type", str, rope.get("type", str, "default"))
 
 
@@ -217,12 +299,38 @@ def _rope_scaling(path: Path, rope: Fields, max_positions: int) -> RopeScaling |
     factor = rope.get("factor", float, at_least=1)
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
+    if kind == "yarn":
+        return _yarn(path, rope, factor)
     low, high = (rope.get(name, float, at_least=0) for name in ("low_freq_factor", "high_freq_factor"))
     if not 0 < low < high:
         raise ConfigError(f"{path}: low_freq_factor={low} must be more than 0 and less than high_freq_factor={high}")
     original = rope.get("original_max_position_embeddings", int, max_positions, at_least=1, at_most=MAX_SIZE)
+    return RopeScaling(kind="llama3", factor=factor, original_positions=original, slow_turns=low, fast_turns=high)
+
+
+def _yarn(path: Path, rope: Fields, factor: float) -> RopeScaling:
+    """YaRN (arXiv 2309.00071); transformers and vLLM disagree about a file without ``original_max_...``."""
+    original = rope.get("original_max_position_embeddings", int, at_least=1, at_most=MAX_SIZE)
+    slow, fast = rope.get("beta_slow", float, 0.0) or 1.0, rope.get("beta_fast", float, 0.0) or 32.0
+    if not 0 < slow < fast:
+        raise ConfigError(f"{path}: beta_slow={slow} must be more than 0 and less than beta_fast={fast}")
+
+    def concentration(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0  # arXiv 2309.00071, Eq. 22
+
+    whole, part = (rope.get(name, float, 0.0) for name in ("mscale", "mscale_all_dim"))
+    usual = concentration(whole) / concentration(part) if whole and part else concentration(1.0)
+    attention = rope.get("attention_factor", float, usual)
+    if not attention > 0:
+        raise ConfigError(f"{path}: attention_factor={attention} must be more than 0")
     return RopeScaling(
-        kind="llama3", factor=factor, low_freq_factor=low, high_freq_factor=high, original_positions=original
+        kind="yarn",
+        factor=factor,
+        original_positions=original,
+        slow_turns=slow,
+        fast_turns=fast,
+        rounds_range=rope.get("truncate", bool, True),
+        attention_factor=attention,
     )
 
 
@@ -237,13 +345,25 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         raise ConfigError(
             f"{path}: num_attention_heads={heads} does not fit num_key_value_heads={groups} and hidden_size={hidden}"
         )
+    fraction = _rotary_fraction(fields, family)
+    rotated = int(head_size * fraction)
+    if rotated % 2 or not rotated:
+        raise ConfigError(
+            f"{path}: partial_rotary_factor={fraction} of head_dim={head_size} rotates {rotated} elements; expected an "
+            f"even number"
+        )
     max_positions, rope = size("max_position_embeddings"), _rope(fields)
     theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, 10000.0)
     if not theta > 0:
         raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
+    scaling = _rope_scaling(path, rope, max_positions)
+    if scaling is not None and scaling.kind == "yarn":
+        # vLLM has a table of so many positions, whatever the other field says
+        max_positions = min(max_positions, int(scaling.original_positions * scaling.factor))
+    num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
     return Architecture(
         family=family.table,
-        num_layers=fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS),
+        num_layers=num_layers,
         hidden_size=hidden,
         ffn_size=size("intermediate_size"),
         num_heads=heads,
@@ -254,7 +374,9 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         norm_eps=fields.get("rms_norm_eps", float, at_least=0),
         rope_theta=theta,
         tied_embeddings=fields.get("tie_word_embeddings", bool, False),
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        rope_scaling=_rope_scaling(path, rope, max_positions),
+        qkv_bias=fields.get("attention_bias", bool, False) if family.own_switches else family.qkv_bias,
+        qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
+        rope_scaling=scaling,
+        rotary_fraction=fraction,
+        experts=None if family.experts is None else family.experts(path, fields, num_layers),
     )

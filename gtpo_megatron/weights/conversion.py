@@ -1,4 +1,4 @@
-"""Between folders in Hugging Face format and folders that hold the same model as a Megatron checkpoint.
+"""Converts between folders in Hugging Face format and folders that hold the model as a Megatron checkpoint.
 
 A converted folder has everything of the Hugging Face folder but its weights, and these as a Megatron checkpoint in
 ``megatron/``; ``model.path`` may name either kind. Both directions stream: memory is bounded by one shard file.
@@ -19,7 +19,7 @@ from gtpo_megatron.weights.megatron.layout import CheckpointChunk, chunks_by_ran
 from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpoint
 from gtpo_megatron.weights.megatron.writer import write_checkpoint
 from gtpo_megatron.weights.model_values import check_values
-from gtpo_megatron.weights.reshard import hf_shapes
+from gtpo_megatron.weights.reshard import hf_shapes, stays_float32
 
 logger = logging.getLogger(__name__)
 
@@ -28,23 +28,31 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 
 class ConversionProgress:
-    """Is told how far a conversion is, and shows nothing; a subclass may."""
+    """Receives the progress of a conversion and discards it; subclasses may show it."""
 
     def start(self, num_bytes: int) -> None:
-        """Checks are done; so many bytes of tensors follow."""
+        """Called after the checks.
+
+        Args:
+            num_bytes: of tensors to convert.
+        """
 
     def advance(self, num_bytes: int) -> None:
-        """So many more are done."""
+        """Called after each chunk.
+
+        Args:
+            num_bytes: of tensors converted since the last call.
+        """
 
 
 def converted_weights(folder: Path) -> Path | None:
-    """The Megatron checkpoint of a converted folder; None of any other."""
+    """Path of a converted folder's Megatron checkpoint; None if the folder is not a converted one."""
     found = folder / MEGATRON_FOLDER
     return found if is_checkpoint(found) else None
 
 
 def check_weights(folder: Path, arch: Architecture) -> None:
-    """Raises what loading a model folder of either kind would raise for its names, shapes, sizes and values."""
+    """Checks names, shapes, sizes and values of a model folder of either kind; raises what loading it would raise."""
     converted = converted_weights(folder)
     if converted is not None:
         check_values(MegatronCheckpoint(converted, arch), arch)
@@ -62,9 +70,9 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
 
     Args:
         source: Hugging Face format, safetensors.
-        target: is made, whole or not at all.
-        parallel: layout of the ranks that will load it; only the tensor and pipeline sizes are looked at.
-        progress: is told of every chunk.
+        target: folder to create; it appears only if the conversion succeeds.
+        parallel: layout of the ranks that will load it; data and context parallel sizes do not matter.
+        progress: receives the bytes of every chunk.
 
     Raises:
         ConfigError: ``source`` is unusable, the layout does not divide the model, or ``target`` is not empty.
@@ -96,7 +104,7 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
             progress.start(num_bytes)
             copy_companions(source, scratch, dtype_name=None)
             warn_without_tokenizer(source)
-            write_checkpoint(scratch / MEGATRON_FOLDER, arch, ranks, dtypes, read)
+            write_checkpoint(scratch / MEGATRON_FOLDER, ranks, dtypes, read)
 
 
 def _chunk_tensor(weights: WeightFolder, chunk: CheckpointChunk, dtype: torch.dtype) -> Tensor:
@@ -124,8 +132,8 @@ def megatron_to_hf(
     Args:
         checkpoint: folder with ``.metadata``.
         model: folder with the model's ``config.json`` and tokenizer, of either kind.
-        target: is made, whole or not at all.
-        progress: is told of every tensor's pieces.
+        target: folder to create; it appears only if the conversion succeeds.
+        progress: receives the bytes of every piece.
         shard_bytes: of the largest file.
         replace: take the place of what ``target`` holds, when the new folder is complete.
         verify: what is compared with the checkpoint's manifest before anything is written; a converted folder has none.
@@ -142,7 +150,7 @@ def megatron_to_hf(
     sizes = {name: torch.Size(shape).numel() * stored.dtypes[name].itemsize for name, shape in shapes.items()}
     with written_aside(target, num_bytes=sum(sizes.values()), replace=replace) as scratch:
         progress.start(sum(sizes.values()))
-        dtypes = set(stored.dtypes.values())
+        dtypes = {dtype for name, dtype in stored.dtypes.items() if not stays_float32(name)}
         copy_companions(model, scratch, dtype_name=_name(dtypes.pop()) if len(dtypes) == 1 else None)
         warn_without_tokenizer(model)
         write_shards(

@@ -1,63 +1,107 @@
 """The name table of every model family: of which rows a pre-norm decoder layer is made, and the rows.
 
-``here`` is Megatron's prefix of the layer (``decoder.layers.3``), ``there`` Hugging Face's (``model.layers.11``).
-Megatron names are those of its local layers; ``reshard.fused_name`` says how Transformer Engine spells two of them.
+Megatron names are those of its local layers; ``reshard.fused_name`` says how Transformer Engine spells some of them.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import QKV, GatedMLP, ParamMapping, Replicated, RowParallel
 
 
-def layer_norms(arch: Architecture, here: str, there: str) -> Iterator[ParamMapping]:
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A decoder layer on a rank.
+
+    Attributes:
+        number: in the model.
+        here: Megatron's prefix of its parameters (``decoder.layers.3``).
+        there: Hugging Face's prefix of its tensors (``model.layers.11``).
+        experts: numbers of the experts that the rank holds; Megatron counts those of a rank from 0.
+    """
+
+    number: int
+    here: str
+    there: str
+    experts: range
+
+
+def layer_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """RMSNorm before attention and before the MLP."""
-    yield Replicated(f"{here}.input_layernorm.weight", f"{there}.input_layernorm.weight", arch.hidden_size)
-    yield Replicated(f"{here}.pre_mlp_layernorm.weight", f"{there}.post_attention_layernorm.weight", arch.hidden_size)
+    for ours, theirs in (("input", "input"), ("pre_mlp", "post_attention")):
+        yield Replicated(
+            f"{layer.here}.{ours}_layernorm.weight", f"{layer.there}.{theirs}_layernorm.weight", arch.hidden_size
+        )
 
 
-def attention(arch: Architecture, here: str, there: str) -> Iterator[ParamMapping]:
+def attention(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """Query, key, value and output projections, without biases."""
-    yield _qkv(arch, here, there, "weight", arch.hidden_size)
+    yield _qkv(arch, layer, "weight", arch.hidden_size)
     yield RowParallel(
-        f"{here}.self_attention.linear_proj.weight",
-        f"{there}.self_attn.o_proj.weight",
+        f"{layer.here}.self_attention.linear_proj.weight",
+        f"{layer.there}.self_attn.o_proj.weight",
         arch.hidden_size,
         arch.num_heads * arch.head_size,
     )
 
 
-def qkv_bias(arch: Architecture, here: str, there: str) -> Iterator[ParamMapping]:
-    """Biases of the query, key and value projections."""
-    yield _qkv(arch, here, there, "bias", 1)
+def qkv_bias(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """Biases of the query, key and value projections, if the model has them."""
+    if arch.qkv_bias:
+        yield _qkv(arch, layer, "bias", 1)
 
 
-def qk_norms(arch: Architecture, here: str, there: str) -> Iterator[ParamMapping]:
-    """RMSNorm over each head's query and key, one weight for all heads."""
-    for name in ("q", "k"):
+def qk_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """RMSNorm over each head's query and key, one weight for all heads, if the model has them."""
+    for name in ("q", "k") if arch.qk_norm else ():
         yield Replicated(
-            f"{here}.self_attention.{name}_layernorm.weight", f"{there}.self_attn.{name}_norm.weight", arch.head_size
+            f"{layer.here}.self_attention.{name}_layernorm.weight",
+            f"{layer.there}.self_attn.{name}_norm.weight",
+            arch.head_size,
         )
 
 
-def gated_mlp(arch: Architecture, here: str, there: str) -> Iterator[ParamMapping]:
+def gated_mlp(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """Gate, up and down projections, without biases."""
+    yield from _mlp(f"{layer.here}.mlp", f"{layer.there}.mlp", arch.hidden_size, arch.ffn_size)
+
+
+def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """The dense MLP of a layer without experts; else router, the rank's experts and the shared experts."""
+    experts = arch.experts
+    if experts is None or not experts.layers[layer.number]:
+        yield from gated_mlp(arch, layer)
+        return
+    here, there = f"{layer.here}.mlp", f"{layer.there}.mlp"
+    yield Replicated(f"{here}.router.weight", f"{there}.gate.weight", experts.num_experts, arch.hidden_size)
+    if experts.has_bias:
+        yield Replicated(f"{here}.router.expert_bias", f"{there}.gate.e_score_correction_bias", experts.num_experts)
+    for local, expert in enumerate(layer.experts):
+        mine, its = f"{here}.experts.local_experts.{local}", f"{there}.experts.{expert}"
+        yield from _mlp(mine, its, arch.hidden_size, experts.ffn_size, expert)
+    if experts.shared_ffn_size:
+        yield from _mlp(f"{here}.shared_experts", f"{there}.shared_experts", arch.hidden_size, experts.shared_ffn_size)
+
+
+def _mlp(here: str, there: str, hidden_size: int, ffn_size: int, expert: int | None = None) -> Iterator[ParamMapping]:
     yield GatedMLP(
-        f"{here}.mlp.linear_fc1.weight",
-        f"{there}.mlp.gate_proj.weight",
-        f"{there}.mlp.up_proj.weight",
-        arch.ffn_size,
-        arch.hidden_size,
+        f"{here}.linear_fc1.weight",
+        f"{there}.gate_proj.weight",
+        f"{there}.up_proj.weight",
+        ffn_size,
+        hidden_size,
+        expert,
     )
-    yield RowParallel(f"{here}.mlp.linear_fc2.weight", f"{there}.mlp.down_proj.weight", arch.hidden_size, arch.ffn_size)
+    yield RowParallel(f"{here}.linear_fc2.weight", f"{there}.down_proj.weight", hidden_size, ffn_size, expert)
 
 
-def _qkv(arch: Architecture, here: str, there: str, part: str, columns: int) -> QKV:
+def _qkv(arch: Architecture, layer: Layer, part: str, columns: int) -> QKV:
     return QKV(
-        f"{here}.self_attention.linear_qkv.{part}",
-        f"{there}.self_attn.q_proj.{part}",
-        f"{there}.self_attn.k_proj.{part}",
-        f"{there}.self_attn.v_proj.{part}",
+        f"{layer.here}.self_attention.linear_qkv.{part}",
+        f"{layer.there}.self_attn.q_proj.{part}",
+        f"{layer.there}.self_attn.k_proj.{part}",
+        f"{layer.there}.self_attn.v_proj.{part}",
         arch.num_heads,
         arch.num_query_groups,
         arch.head_size,
@@ -65,7 +109,7 @@ def _qkv(arch: Architecture, here: str, there: str, part: str, columns: int) -> 
     )
 
 
-LayerRows = Callable[[Architecture, str, str], Iterator[ParamMapping]]
+LayerRows = Callable[[Architecture, Layer], Iterator[ParamMapping]]
 
 LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Qwen2, Qwen2.5 and the DeepSeek-R1 distillations into them
@@ -74,5 +118,9 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
     "llama": (layer_norms, attention, gated_mlp),
+    # Qwen3-MoE: 30B-A3B, 235B-A22B
+    "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),
+    # GLM-4.5, 4.5-Air, 4.6: their first layers are dense
+    "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
 }
 """Family -> rows of one layer; to add a family, add it here and in ``architecture.py``."""

@@ -1,4 +1,4 @@
-"""Weights must be numbers: a NaN in a model folder spreads to every log-prob and would be blamed on whoever sees it."""
+"""Checks that weights are finite: one NaN in a model folder would spread to every log-prob."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from gtpo_megatron.errors import ConfigError
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite; one pass, by the sum, unless that overflows."""
+    """Returns whether no value is NaN or infinite. One pass over the sum, and a second one if the sum overflows."""
     return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
 
 

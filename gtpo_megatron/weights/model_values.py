@@ -1,4 +1,4 @@
-"""Reads the values of a model folder through before a run starts."""
+"""Checks all values of a model folder before a run starts."""
 
 import logging
 import math
@@ -22,14 +22,14 @@ _PIECE_BYTES = 64 << 20
 
 
 def check_values(source: WeightFolder | MegatronCheckpoint, arch: Architecture) -> None:
-    """Reads a model of up to ``READ_BYTES`` through.
+    """Reads all tensors of a model of up to ``READ_BYTES`` and checks that they are finite.
 
     Args:
-        source: whose names and shapes are checked already.
+        source: the model; its names and shapes must have been checked.
         arch: of the model.
 
     Raises:
-        ConfigError: a tensor holds NaN or infinity; with its name and its file.
+        ConfigError: a tensor holds NaN or infinity; the message names tensor and file.
     """
     shapes = hf_shapes(arch)
     if sum(2 * math.prod(shape) for shape in shapes.values()) > READ_BYTES:
@@ -51,4 +51,4 @@ def _pieces(source: WeightFolder, name: str, shape: tuple[int, ...]) -> Iterator
 
 
 def _unheard(_: int) -> None:
-    """Nobody watches."""
+    """Discards progress."""

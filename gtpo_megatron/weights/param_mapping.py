@@ -18,7 +18,7 @@ from gtpo_megatron.errors import WeightMappingError
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """``[rows, columns]``; a vector is one column."""
+    """Views a tensor as ``[rows, columns]``; a vector becomes one column."""
     return tensor if tensor.ndim == 2 else tensor.reshape(-1, 1)
 
 
@@ -33,28 +33,28 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Numbers of rows and columns."""
         return self.num_rows, self.num_columns
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """To index a matrix with."""
+        """Row and column slices that select the box in a matrix."""
         return slice(self.row, self.row + self.num_rows), slice(self.column, self.column + self.num_columns)
 
     @property
     def num_elements(self) -> int:
-        """Its area."""
+        """Number of elements in the box."""
         return self.num_rows * self.num_columns
 
     def overlap(self, other: "Box") -> "Box | None":
-        """What lies in both; None if nothing does."""
+        """Intersection with another box; None if it is empty."""
         row, column = max(self.row, other.row), max(self.column, other.column)
         num_rows = min(self.row + self.num_rows, other.row + other.num_rows) - row
         num_columns = min(self.column + self.num_columns, other.column + other.num_columns) - column
         return Box(row, num_rows, column, num_columns) if num_rows > 0 and num_columns > 0 else None
 
     def moved(self, rows: int, columns: int) -> "Box":
-        """The same rectangle elsewhere."""
+        """The box shifted by rows and columns."""
         return Box(self.row + rows, self.num_rows, self.column + columns, self.num_columns)
 
 
@@ -69,7 +69,7 @@ class SliceCopy:
 
 
 def clip(copy: SliceCopy, box: Box) -> SliceCopy | None:
-    """The part of a copy whose Megatron side lies in ``box``, told from the box's corner; None if nothing does."""
+    """The part of a copy whose Megatron side lies in ``box``, relative to the box's corner; None if it is empty."""
     mine, theirs = copy.megatron_box, copy.hf_box
     if (shared := mine.overlap(box)) is None:
         return None
@@ -79,10 +79,29 @@ def clip(copy: SliceCopy, box: Box) -> SliceCopy | None:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """A rank's place among the ranks that share a layer's matrices."""
+    """A rank's place among the ranks that share a layer's matrices; those of experts have one of their own."""
 
     size: int
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertParallel:
+    """A rank's place among the ranks that share a layer's experts, each of them as many neighbouring ones."""
+
+    size: int
+    index: int
+
+    def held(self, num_experts: int) -> range:
+        """The numbers of this rank's experts.
+
+        Raises:
+            WeightMappingError: the experts do not split over the ranks.
+        """
+        if num_experts % self.size:
+            raise WeightMappingError(f"{num_experts} experts do not split over expert_parallel_size={self.size}")
+        part = num_experts // self.size
+        return range(self.index * part, (self.index + 1) * part)
 
 
 SAMPLER_VOCAB_MULTIPLE = 64
@@ -99,7 +118,7 @@ def _share(total: int, tp: TensorParallel, what: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Norms: every rank has the whole tensor."""
+    """Norms and routers: every rank has the whole tensor."""
 
     megatron_name: str
     hf_name: str
@@ -112,7 +131,7 @@ class Replicated:
         return self.rows, self.columns
 
     def held(self, tp: TensorParallel) -> list[Box]:
-        """All of it."""
+        """The whole parameter."""
         del tp
         return [Box(0, self.rows, 0, self.columns)]
 
@@ -130,12 +149,17 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class RowParallel:
-    """Output and down projections: Megatron's row-parallel linear splits the input dim, that is columns here."""
+    """Output and down projections: Megatron's row-parallel linear splits the input dim, that is columns here.
+
+    Attributes:
+        expert: number among the layer's experts; None if it is no expert's.
+    """
 
     megatron_name: str
     hf_name: str
     rows: int
     columns: int
+    expert: int | None = None
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -179,12 +203,12 @@ class Vocabulary:
         return self.padded_rows, self.columns
 
     def held(self, tp: TensorParallel) -> list[Box]:
-        """This rank's rows, those that only pad included."""
+        """This rank's rows, including padding."""
         start, part = _share(self.padded_rows, tp, self.hf_name)
         return [Box(start, part, 0, self.columns)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
-        """This rank's true rows; nothing on a rank that has padding only."""
+        """This rank's rows without padding; no copy if the rank has padding only."""
         start, part = _share(self.padded_rows, tp, self.hf_name)
         count = min(part, self.rows - start)
         if count > 0:
@@ -193,7 +217,7 @@ class Vocabulary:
             )
 
     def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
-        """A worker's true rows of vLLM's own padding; nothing on a worker that has padding only."""
+        """A worker's rows without vLLM's padding; nothing if the worker has padding only."""
         padded = -(-self.rows // SAMPLER_VOCAB_MULTIPLE) * SAMPLER_VOCAB_MULTIPLE
         start, part = _share(padded, tp, self.hf_name)
         count = min(part, self.rows - start)
@@ -203,13 +227,19 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """Gate and up projections fused: a rank holds its rows of the gate, then its rows of the up projection."""
+    """Gate and up projections fused: a rank holds its rows of the gate, then its rows of the up projection.
+
+    Attributes:
+        rows: of either projection.
+        expert: number among the layer's experts; None if it is no expert's.
+    """
 
     megatron_name: str
     gate_name: str
     up_name: str
     rows: int
     columns: int
+    expert: int | None = None
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -222,7 +252,7 @@ class GatedMLP:
         return [Box(half * self.rows + start, part, 0, self.columns) for half in (0, 1)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
-        """Two boxes."""
+        """Two copies: this rank's rows of the gate projection, then of the up projection."""
         start, part = _share(self.rows, tp, self.gate_name)
         for half, hf_name in enumerate((self.gate_name, self.up_name)):
             yield SliceCopy(
@@ -270,7 +300,7 @@ class QKV:
         return [Box(start, part, 0, self.columns)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
-        """Three boxes per query group that this rank holds."""
+        """Three copies (query, key, value) per query group that this rank holds."""
         first_group, groups = _share(self.num_query_groups, tp, self.query_name)
         query_rows = self.num_heads // self.num_query_groups * self.head_size
         row = 0
@@ -306,3 +336,12 @@ class QKV:
 
 
 ParamMapping = Replicated | RowParallel | Vocabulary | GatedMLP | QKV
+
+
+def expert_of(mapping: ParamMapping) -> int | None:
+    """The number of the expert that a parameter belongs to; None if it belongs to none.
+
+    Parameters of experts are split by expert parallelism and the experts' tensor parallelism, all others by tensor
+    parallelism.
+    """
+    return mapping.expert if isinstance(mapping, GatedMLP | RowParallel) else None

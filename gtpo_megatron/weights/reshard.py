@@ -1,22 +1,45 @@
 """The plan: which slices of a rank's Megatron shard are which slices of the Hugging Face tensors. Pure.
 
-The plan is one list of copies for a place ``(tensor rank, pipeline stage)``. Loading a checkpoint, exporting one,
-converting one and pushing weights to the sampler all follow it.
+The plan is one list of copies for a place in the trainer's layout. Loading a checkpoint, exporting one, converting one
+and pushing weights to the sampler all follow it.
+
+The ranks of a pipeline stage are split in two ways at once: ``tensor x context x data`` for everything but experts, and
+``expert tensor x expert x expert data`` for experts. Ranks with equal tensor index hold the same dense parameters,
+those with equal indices of the other split the same experts; the two sets differ.
 
 A rank may hold several chunks of the model (virtual pipeline): chunk ``v`` of stage ``p`` holds the layers of virtual
 stage ``v * pipeline_size + p``. Each chunk is a module of its own, whose layers count from 0, so with several chunks
 ``chunk_prefix`` tells their parameters apart.
 """
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.families import LAYER_TABLES
-from gtpo_megatron.weights.param_mapping import ParamMapping, Replicated, SliceCopy, TensorParallel, Vocabulary
+from gtpo_megatron.weights.families import LAYER_TABLES, Layer
+from gtpo_megatron.weights.param_mapping import (
+    ExpertParallel,
+    ParamMapping,
+    Replicated,
+    SliceCopy,
+    TensorParallel,
+    Vocabulary,
+    expert_of,
+)
 
 EMBEDDING, FINAL_NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+_FLOAT32 = ".mlp.gate.e_score_correction_bias"
+"""Ends the names of tensors that are float32 whatever the model's dtype: rounded biases would choose other experts."""
+
+
+def stays_float32(hf_name: str) -> bool:
+    """Whether a tensor is float32 whatever the model's dtype is, on a disk, in training and in the sampler."""
+    return hf_name.endswith(_FLOAT32)
 
 
 _FUSED_NORMS = {
@@ -26,18 +49,29 @@ _FUSED_NORMS = {
 """Norms that Transformer Engine holds inside the linear layer after them: our name -> its name, less ``weight``."""
 
 
+_GROUPED_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.weight(\d+)")
+"""Transformer Engine's grouped layer holds a rank's experts as ``weight0``, ``weight1``, ..."""
+
+
 def table_name(megatron_name: str) -> str:
     """The name tables' spelling of a parameter, from that of Megatron's local or Transformer Engine's layers."""
     for ours, fused in _FUSED_NORMS.items():
         if megatron_name.endswith(f".{fused}_weight"):
             return megatron_name.removesuffix(f"{fused}_weight") + f"{ours}.weight"
+    if (grouped := _GROUPED_EXPERT.fullmatch(megatron_name)) is not None:
+        return f"{grouped[1]}.local_experts.{grouped[3]}.{grouped[2]}.weight"
     return megatron_name
 
 
-def fused_name(name: str) -> str:
-    """Transformer Engine's spelling of a parameter, which is also that of Megatron's checkpoints, from the tables'."""
+def fused_name(name: str, *, has_experts: bool = False) -> str:
+    """The spelling of Megatron's checkpoints, and Transformer Engine's of a norm, from that of the tables.
+
+    Args:
+        name: of a parameter, in the tables' spelling.
+        has_experts: its layer has experts; the norm before them is a layer of its own everywhere.
+    """
     for ours, fused in _FUSED_NORMS.items():
-        if name.endswith(f".{ours}.weight"):
+        if name.endswith(f".{ours}.weight") and not (has_experts and ours == "pre_mlp_layernorm"):
             return name.removesuffix(f"{ours}.weight") + f"{fused}_weight"
     return name
 
@@ -52,16 +86,20 @@ class ShardPlace:
     """Where a rank stands in the trainer's layout.
 
     Attributes:
-        tensor_parallel: among the ranks that share a layer's matrices.
+        tensor_parallel: among the ranks that share a layer's matrices, those of experts excepted.
         pipeline_size: ranks that share the layers.
         pipeline_stage: among them.
         virtual_size: model chunks a rank holds.
+        expert_parallel: among the ranks that share a layer's experts.
+        expert_tensor_parallel: among the ranks that share the matrices of an expert.
     """
 
     tensor_parallel: TensorParallel
     pipeline_size: int = 1
     pipeline_stage: int = 0
     virtual_size: int = 1
+    expert_parallel: ExpertParallel = ExpertParallel(1, 0)
+    expert_tensor_parallel: TensorParallel = TensorParallel(1, 0)
 
     @property
     def num_stages(self) -> int:
@@ -73,9 +111,42 @@ class ShardPlace:
         """The virtual stage of each chunk that this rank holds."""
         return [chunk * self.pipeline_size + self.pipeline_stage for chunk in range(self.virtual_size)]
 
+    @property
+    def dense_shard(self) -> "ShardPlace":
+        """Equal on all ranks with the same dense parameters: the place without what concerns experts only."""
+        return replace(self, expert_parallel=ExpertParallel(1, 0), expert_tensor_parallel=TensorParallel(1, 0))
+
+    @property
+    def expert_shard(self) -> "ShardPlace":
+        """Equal on all ranks with the same experts: the place without what concerns dense parameters only."""
+        return replace(self, tensor_parallel=TensorParallel(1, 0))
+
+    def split_of(self, mapping: ParamMapping) -> TensorParallel:
+        """The split that a parameter of this rank is subject to."""
+        return self.tensor_parallel if expert_of(mapping) is None else self.expert_tensor_parallel
+
+
+def shard_place(parallel: ParallelConfig, rank: int) -> ShardPlace:
+    """The place of a rank, by its number in the trainer's world.
+
+    Megatron numbers ranks with the tensor-parallel axis fastest and the pipeline axis slowest; inside a stage, the
+    experts' tensor-parallel axis is fastest, then the expert-parallel one.
+    """
+    stage, index = divmod(rank, parallel.num_ranks // parallel.pipeline_parallel_size)
+    tensor_size, expert_tensor_size = parallel.tensor_parallel_size, parallel.expert_tensor_parallel_size
+    expert_size = parallel.expert_parallel_size
+    return ShardPlace(
+        tensor_parallel=TensorParallel(tensor_size, index % tensor_size),
+        pipeline_size=parallel.pipeline_parallel_size,
+        pipeline_stage=stage,
+        virtual_size=parallel.virtual_pipeline_size,
+        expert_parallel=ExpertParallel(expert_size, index // expert_tensor_size % expert_size),
+        expert_tensor_parallel=TensorParallel(expert_tensor_size, index % expert_tensor_size),
+    )
+
 
 def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> Iterator[ParamMapping]:
-    """Every parameter of every model chunk of a pipeline stage.
+    """Every parameter of every model chunk of a pipeline stage; of the experts those that the rank holds.
 
     With tied embeddings the last stage's output layer is the embedding: if it is a copy of its own (more than one
     stage), it maps to the same Hugging Face tensor.
@@ -84,13 +155,14 @@ def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int
         raise WeightMappingError(f"family {arch.family!r} has no name table; known: {', '.join(LAYER_TABLES)}")
     if arch.num_layers % place.num_stages:
         raise WeightMappingError(f"{arch.num_layers} layers do not split over {place.num_stages} virtual stages")
+    experts = range(0) if arch.experts is None else place.expert_parallel.held(arch.experts.num_experts)
     for chunk, stage in enumerate(place.stages):
         prefix = chunk_prefix(chunk, place.virtual_size)
-        yield from _chunk_mappings(arch, place.num_stages, stage, prefix, padded_vocab_size)
+        yield from _chunk_mappings(arch, place.num_stages, stage, prefix, padded_vocab_size, experts)
 
 
 def _chunk_mappings(
-    arch: Architecture, num_stages: int, stage: int, prefix: str, padded_vocab_size: int
+    arch: Architecture, num_stages: int, stage: int, prefix: str, padded_vocab_size: int, experts: range
 ) -> Iterator[ParamMapping]:
     def vocabulary(megatron_name: str, hf_name: str) -> Vocabulary:
         return Vocabulary(prefix + megatron_name, hf_name, arch.vocab_size, arch.hidden_size, padded_vocab_size)
@@ -100,9 +172,10 @@ def _chunk_mappings(
         yield vocabulary("embedding.word_embeddings.weight", EMBEDDING)
     layers = arch.num_layers // num_stages
     for local in range(layers):
-        here, there = f"{prefix}decoder.layers.{local}", f"model.layers.{stage * layers + local}"
+        number = stage * layers + local
+        layer = Layer(number, f"{prefix}decoder.layers.{local}", f"model.layers.{number}", experts)
         for rows in LAYER_TABLES[arch.family]:
-            yield from rows(arch, here, there)
+            yield from rows(arch, layer)
     if is_last:
         yield Replicated(f"{prefix}decoder.final_layernorm.weight", FINAL_NORM, arch.hidden_size)
         if not arch.tied_embeddings:
@@ -116,23 +189,35 @@ def load_plan(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> 
     return [
         copy
         for mapping in stage_mappings(arch, place, padded_vocab_size)
-        for copy in mapping.copies(place.tensor_parallel)
+        for copy in mapping.copies(place.split_of(mapping))
     ]
 
 
-def export_plan(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> list[SliceCopy]:
+def export_plan(
+    arch: Architecture, place: ShardPlace, padded_vocab_size: int, *, dense: bool = True, experts: bool = True
+) -> list[SliceCopy]:
     """The copies that this rank contributes to the Hugging Face tensors.
 
-    Over all places of one data-parallel replica, every element of every tensor is written exactly once: replicated
-    tensors by tensor rank 0 only, a tied embedding by the first stage only.
+    Every element of every tensor is written exactly once by one rank of each ``dense_shard`` (``dense`` alone) and one
+    rank of each ``expert_shard`` (``experts`` alone): replicated tensors by tensor rank 0 only, a tied embedding by the
+    first stage only.
+
+    Args:
+        arch: of the model.
+        place: of the rank.
+        padded_vocab_size: of the trainer.
+        dense: with the parameters that are no experts'.
+        experts: with those of experts.
     """
     plan: list[SliceCopy] = []
     for mapping in stage_mappings(arch, place, padded_vocab_size):
+        if not (dense if expert_of(mapping) is None else experts):
+            continue
         if isinstance(mapping, Replicated) and place.tensor_parallel.index > 0:
             continue
         if mapping.megatron_name.endswith("output_layer.weight") and arch.tied_embeddings:
             continue
-        plan += mapping.copies(place.tensor_parallel)
+        plan += mapping.copies(place.split_of(mapping))
     return plan
 
 

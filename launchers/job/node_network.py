@@ -1,4 +1,4 @@
-"""Prints this node's address, its interface, and a port to listen on. Copied into every job; runs by itself.
+"""Prints this node's address, its interface, and a port to listen on. A standalone script, copied into every job.
 
 usage: node_network.py INTERFACE PEER PORT
 
@@ -30,7 +30,7 @@ def main(interface: str, peer: str, port: int) -> str:
 
 
 def own_address(peer: str) -> str:
-    """Of this node, as others see it."""
+    """This node's address as seen by others."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if peer:
             probe.connect((peer, 9))  # sends nothing; chooses the route

@@ -149,4 +149,6 @@ def is_named(fault: Fault, pid: int, line: str, stages: set[str]) -> bool:
         is_right = re.match(rf"(?:{name})(?: died|, in |: )", first) is not None or (
             fault.kind == "checkpoint writer" and re.search(name, first) is not None
         )
-    return is_right and (fault.kind == "checkpoint writer" or any(f" in {stage}" in first for stage in stages))
+    found = re.search(r" in (\w+(?: or \w+)*)", first)  # several if the run went on before the end was seen
+    is_in = found is not None and not stages.isdisjoint(found[1].split(" or "))
+    return is_right and (fault.kind == "checkpoint writer" or is_in)

@@ -29,7 +29,8 @@ LEFT_PATIENCE_S = 20.0
 """For a keeper to sweep."""
 
 NOTICE_S = 1.0
-"""A stop is seen at the next look; the stages until then count as its own."""
+"""A stop is seen at the next look, and on a loaded machine a killed process with much memory needs time to be gone; the
+stages until then count as its own."""
 
 
 class BrokenRun:
@@ -101,12 +102,12 @@ class BrokenRun:
                     victim.send_signal(fault.number)
                 except psutil.NoSuchProcess:
                     continue
-                stages = {before}
-                noticed = time.monotonic() + (NOTICE_S if fault.number is signal.SIGSTOP else 0.01)
-                while time.monotonic() < noticed:
+                stages = {before, self.stage}
+                noticed = time.monotonic() + NOTICE_S
+                while time.monotonic() < noticed and (fault.number is signal.SIGSTOP or _is_running(victim)):
                     stages.add(self.stage)
                     time.sleep(0.005)
-                return victim.pid, stages
+                return victim.pid, stages | {self.stage}
             time.sleep(0.002)
         return None
 

@@ -18,6 +18,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,  # so short that 13 positions tell the stretched frequencies from others
 }
 
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6}
+
 
 @dataclass(frozen=True)
 class FamilyModel:
@@ -44,7 +46,49 @@ FAMILIES = {
         "Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}, is_old=True
     ),
     "r1_distill_llama": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}, is_old=True),
+    "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
+    "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
 }
+
+MIXTURES = {
+    "qwen3_moe": FamilyModel(
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "head_dim": 8,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe_mixed": FamilyModel(
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "head_dim": 8,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "glm4_moe": FamilyModel(
+        "Glm4Moe",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "head_dim": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+}
+"""Mixtures of experts in all layers, all but the last, all but the first; the last kind also has an expert bias, groups
+and a shared expert."""
 
 
 def make_family_model(folder: Path, family: FamilyModel, *, dtype: torch.dtype = torch.float32) -> Any:
@@ -69,7 +113,11 @@ def make_family_model(folder: Path, family: FamilyModel, *, dtype: torch.dtype =
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    model.to(dtype).save_pretrained(folder)
+    model.to(dtype)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # float32 in every folder
+            buffer.data = 0.1 * torch.randn(buffer.shape)
+    model.save_pretrained(folder)
     if family.is_old:
         spell_as_before(folder / "config.json")
     return model.float()

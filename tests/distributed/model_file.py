@@ -6,7 +6,7 @@ import torch
 
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.reshard import export_plan, hf_shapes
+from gtpo_megatron.weights.reshard import export_plan, hf_shapes, shard_place
 
 
 def read_tensors(path, model_folder):
@@ -22,14 +22,20 @@ def read_tensors(path, model_folder):
 
 
 def write_slices(path, actor, config, parameters=None):
-    """An actor's weights, or other tensors of its parameters' names; of equal ranks the first writes."""
-    from gtpo_megatron.actor.megatron_init import shard_place
-
-    if actor.place.data_index or actor.place.context_index:
-        return
+    """An actor's weights, or other tensors of its parameters' names; of ranks with the same ones the first writes."""
     tensors = read_tensors(path, config.model.path)
     arch = read_architecture(Path(config.model.path))
     found = actor._weights() if parameters is None else parameters
-    for copy in export_plan(arch, shard_place(config.parallel, actor.place), actor.padded_vocab_size()):
-        box = as_matrix(found[copy.megatron_name])[copy.megatron_box.slices]
-        as_matrix(tensors[copy.hf_name])[copy.hf_box.slices] = box
+    rank = actor.place.global_rank
+    places = [shard_place(config.parallel, other) for other in range(rank + 1)]
+    plan = export_plan(
+        arch,
+        places[rank],
+        actor.padded_vocab_size(),
+        dense=places[rank].dense_shard not in [place.dense_shard for place in places[:rank]],
+        experts=places[rank].expert_shard not in [place.expert_shard for place in places[:rank]],
+    )
+    for copy in plan:
+        if copy.megatron_name in found:  # an expert bias has no gradient
+            box = as_matrix(found[copy.megatron_name])[copy.megatron_box.slices]
+            as_matrix(tensors[copy.hf_name])[copy.hf_box.slices] = box

@@ -5,15 +5,18 @@ import random
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.config.balance import BalanceConfig
 from gtpo_megatron.errors import CheckpointError, NumericsError
 from gtpo_megatron.observability.metrics import deterministic, to_scalars
 from gtpo_megatron.verify_resume.compare import first_difference
 from tests.dist_utils import run_processes
+from tests.distributed.expert_models import EXPERT_FAMILIES, make_expert_model
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
@@ -35,7 +38,26 @@ LAYOUTS = {
         "context_parallel_size": 2,
         "distributed_optimizer": True,
     },
+    "ep2": {"num_ranks": 2, "expert_parallel_size": 2},
+    "ep2_tp2_dp2_sharded_optimizer": {
+        "num_ranks": 4,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "expert_parallel_size": 2,
+        "expert_tensor_parallel_size": 2,
+        "distributed_optimizer": True,
+    },
 }
+BALANCE = BalanceConfig(aux_loss_coef=0.1, bias_update_rate=0.01)
+"""Of a mixture of experts: its biases are no parameters, and must come back all the same."""
+
+
+def config_of(models, layout, family=""):
+    """Of the dense model, or of a mixture of experts if the layout splits experts: GLM-4.5's unless told otherwise."""
+    if "expert_parallel_size" not in layout:
+        return make_config(models["dense"], layout)
+    config = make_config(models[family or "glm4_moe"], layout)
+    return config if family == "qwen3_moe" else dataclasses.replace(config, balance=BALANCE)
 
 
 def start(rank, init_method, config):
@@ -58,7 +80,9 @@ def parameters(actor):
 def save(actor, folder):
     """To the end; the checksums of this rank's files."""
     actor.begin_save(str(folder), False)
-    return actor.finish_save()
+    checksums = actor.finish_save()
+    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return checksums
 
 
 def draws():
@@ -74,7 +98,7 @@ def unbroken(rank, world_size, init_method, config, folder):
     torch.manual_seed(100 + rank)
     random.seed(200 + rank)
     np.random.seed(300 + rank)  # noqa: NPY002
-    actor._update._skipped_in_a_row = 2
+    actor._optimizer_step._skipped_in_a_row = 2
     actor.begin_save(folder, True)
     metrics = [one_step(actor, config, 3)]
     checksums = actor.finish_save()
@@ -86,7 +110,7 @@ def resumed(rank, world_size, init_method, config, folder, checksums):
     """A fresh process that goes on from the checkpoint."""
     actor = start(rank, init_method, config)
     actor.load(folder, checksums)
-    assert actor._update.state_dict() == {"num_updates": 2, "skipped_in_a_row": 2}
+    assert actor._optimizer_step.state_dict() == {"num_updates": 2, "skipped_in_a_row": 2}
     actor._policy_version = 2  # which the push after a resume says
     return [one_step(actor, config, step) for step in (3, 4)], parameters(actor), draws()
 
@@ -102,9 +126,17 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def models(model, tmp_path_factory):
+    folders = {family: tmp_path_factory.mktemp(family) for family in EXPERT_FAMILIES}
+    for family, folder in folders.items():
+        make_expert_model(folder, family, num_layers=4)
+    return {"dense": model, **folders}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(model, tmp_path, layout):
-    config = make_config(model, LAYOUTS[layout])
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(models, tmp_path, layout):
+    config = config_of(models, LAYOUTS[layout])
     optimizer = dataclasses.replace(config.optimizer, schedule="cosine", warmup_updates=3)
     config = dataclasses.replace(config, optimizer=optimizer)
     folder = tmp_path / "checkpoint"
@@ -160,23 +192,79 @@ def second_half(rank, world_size, init_method, config, source, checksums, target
     return [one_step(actor, config, step) for step in (3, 4)]
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ({"num_ranks": 2, "tensor_parallel_size": 2}, {"num_ranks": 2, "pipeline_parallel_size": 2}),
-        (
-            {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True, "distributed_optimizer": True},
-            {"num_ranks": 4, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2, "distributed_optimizer": True},
-        ),
-    ],
-    ids=["TP2 to PP2", "TP2 SP to PP2 VPP2 DP2, sharded optimizer"],
-)
-def test_another_layout_goes_on_from_the_same_state(model, tmp_path, source, target):
+MOVES = {
+    "TP2 to PP2": (
+        "",
+        {"num_ranks": 2, "tensor_parallel_size": 2},
+        {"num_ranks": 2, "pipeline_parallel_size": 2},
+    ),
+    "TP2 SP to PP2 VPP2 DP2, sharded optimizer": (
+        "",
+        {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True, "distributed_optimizer": True},
+        {"num_ranks": 4, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2, "distributed_optimizer": True},
+    ),
+    "EP2 to TP2 ETP1": (
+        "glm4_moe",
+        {"num_ranks": 2, "expert_parallel_size": 2},
+        {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True, "expert_parallel_size": 1},
+    ),
+    "EP2 PP2 to EP4, sharded optimizer": (
+        "glm4_moe",
+        {"num_ranks": 4, "pipeline_parallel_size": 2, "expert_parallel_size": 2, "distributed_optimizer": True},
+        {"num_ranks": 4, "expert_parallel_size": 4, "distributed_optimizer": True},
+    ),
+    "TP2 ETP2 to EP2 CP2": (
+        "glm4_moe",
+        {
+            "num_ranks": 2,
+            "tensor_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_parallel_size": 1,
+            "expert_tensor_parallel_size": 2,
+        },
+        {"num_ranks": 2, "context_parallel_size": 2, "expert_parallel_size": 2},
+    ),
+    "Qwen3-MoE, EP2 to PP2 TP2 ETP2": (
+        "qwen3_moe",
+        {"num_ranks": 2, "expert_parallel_size": 2},
+        {
+            "num_ranks": 4,
+            "pipeline_parallel_size": 2,
+            "tensor_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_parallel_size": 1,
+            "expert_tensor_parallel_size": 2,
+        },
+    ),
+    "Qwen3-MoE, TP2 EP2 ETP2 DP2 to PP2 VPP2 EP2, sharded optimizer": (
+        "qwen3_moe",
+        {
+            "num_ranks": 4,
+            "tensor_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_parallel_size": 2,
+            "expert_tensor_parallel_size": 2,
+            "distributed_optimizer": True,
+        },
+        {
+            "num_ranks": 4,
+            "pipeline_parallel_size": 2,
+            "virtual_pipeline_size": 2,
+            "expert_parallel_size": 2,
+            "distributed_optimizer": True,
+        },
+    ),
+}
+"""Family of experts, layout that saves, layout that goes on."""
+
+
+@pytest.mark.parametrize(("family", "source", "target"), MOVES.values(), ids=MOVES)
+def test_another_layout_goes_on_from_the_same_state(models, tmp_path, family, source, target):
     """Weights and Adam's moments to the last bit; the steps after that to rounding."""
     folders = [tmp_path / name for name in ("source", "target")]
     for folder in folders:
         folder.mkdir()
-    configs = [make_config(model, layout) for layout in (source, target)]
+    configs = [config_of(models, layout, family) for layout in (source, target)]
     before = run_processes(first_half, configs[0].parallel.num_ranks, configs[0], str(folders[0]), timeout_s=120)
     after = run_processes(
         second_half,
@@ -223,6 +311,22 @@ def test_bad_checkpoints_are_named(model, tmp_path):
     run_processes(load, 1, config, {}, "cannot be loaded", timeout_s=60)
     shard.unlink()
     run_processes(load, 1, config, checksums, "__0_0.distcp cannot be read: No such file", timeout_s=60)
+
+
+def test_a_sharded_optimizer_that_megatron_would_mix_up_is_refused(tmp_path):
+    """Tied embeddings at both ends of a pipeline: Megatron loses its place between buckets where one is padded."""
+    make_model(tmp_path / "model", tied=True, num_layers=4)
+    (tmp_path / "checkpoint").mkdir()
+    layout = {"num_ranks": 2, "pipeline_parallel_size": 2, "distributed_optimizer": True}
+    config = make_config(tmp_path / "model", layout)
+
+    def refused(rank, world_size, init_method):
+        actor = start(rank, init_method, config)
+        message = "would have wrong moments and master weights: rank 1: bucket 0 of 2 has 96 elements of padding"
+        with pytest.raises(CheckpointError, match=message):
+            save(actor, tmp_path / "checkpoint")
+
+    run_processes(refused, 2)
 
 
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(model, tmp_path):

@@ -1,18 +1,13 @@
 """One update of real Megatron ranks equals transformers with autograd, whatever the layout and the cuts."""
 
-import copy
-import dataclasses
-
 import pytest
-import torch
 
 from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError, StageOrderError
-from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
-from tests.distributed.model_file import read_tensors, write_slices
-from tests.distributed.tiny_world import dense_step, make_config, make_model, make_rewards, make_rollouts, own_tokens
+from tests.distributed.one_update import compare
+from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
     pytest.mark.megatron,
@@ -63,56 +58,6 @@ LAYOUTS = {
 }
 BEFORE_A_COMMIT = ("one", "tp2", "pp2_vpp2_cp2", "dp2_sharded_optimizer")
 """Every axis once; all layouts are seen before a merge."""
-
-DEALINGS = {
-    "one": [list(range(8))],
-    "split": [[0, 3, 5], [1, 2, 4, 6, 7]],  # both groups are split over both replicas
-    "uneven": [[], list(range(8))],  # the first replica has nothing and must run backward all the same
-}
-
-
-def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing):
-    """What every rank does in a step, and what it can tell of it."""
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
-
-    actor = MegatronActor(config, global_rank=rank, init_method=init_method)
-    rows = DEALINGS[dealing][actor.place.data_index]
-    actor.score_tokens(RolloutShard.of(make_rollouts(loss_mask=own_tokens()), rows))
-    actor.assign_credit(make_rewards(failed))
-    metrics = actor.update(1)
-    write_slices(buffer_path, actor, config)
-    found = {"place": actor.place, "metrics": metrics, "rows": rows}
-    if actor.place.has_logits:
-        found |= {
-            "logprobs": actor.held.batch.scored.scores.old_logprobs,
-            "entropy": actor.held.batch.scored.scores.token_entropy,
-            "advantages": actor.held.batch.credit.advantages,
-        }
-    actor.close()
-    return found
-
-
-def compare(tmp_path, model, config, failed=(), dealing=None):
-    """Runs the layout and holds everything it computed against the dense answer."""
-    # Adam's first step is lr * g / (|g| + eps): with the usual eps, the sign of g however small
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, adam_eps=1e-4))
-    reference = copy.deepcopy(model)
-    expected = dense_step(reference, config, make_rollouts(loss_mask=own_tokens()), make_rewards(failed))
-    path = tmp_path / "buffer"
-    dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
-    ranks = run_processes(one_update, config.parallel.num_ranks, config, str(path), failed, dealing, timeout_s=120)
-    for found in ranks:
-        for name in ("logprobs", "entropy", "advantages"):
-            if name in found:
-                wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
-                torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=2e-5)
-    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
-    assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
-    assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    for name, tensor in read_tensors(path, config.model.path).items():
-        # a step is up to 1e-2
-        wanted = expected["weights"][name]
-        torch.testing.assert_close(tensor, wanted, rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.fixture(scope="module")

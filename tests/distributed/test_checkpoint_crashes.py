@@ -91,7 +91,7 @@ def saver(actor, path, **config):
 
 
 def state(step):
-    return DriverState(step=step, sampler={}, counters={})
+    return DriverState(step=step, sampler={}, counters={}, mismatch={"samples": []})
 
 
 def save_and_go_on(checkpoints, *, steps):

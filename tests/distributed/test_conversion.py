@@ -12,6 +12,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.conversion import MEGATRON_FOLDER, hf_to_megatron, megatron_to_hf
 from gtpo_megatron.weights.megatron.layout import MODEL_KEYS
 from tests.dist_utils import run_processes
+from tests.distributed.expert_models import make_expert_model
 from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.tiny_world import make_config
 
@@ -23,11 +24,25 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
 ]
 
-NAMES = ("qwen2", "qwen3", "r1_distill_llama")  # tied, tied with norms, untied
+DENSE = ("qwen2", "qwen3", "r1_distill_llama")  # tied, tied with norms, untied
+EXPERTS = ("qwen3_moe", "glm4_moe")
+NAMES = (*DENSE, *EXPERTS)
 LAYOUTS = {
-    "tp2": ({"num_ranks": 2, "tensor_parallel_size": 2}, "float32"),
-    "pp2": ({"num_ranks": 2, "pipeline_parallel_size": 2}, "bfloat16"),  # of folders in float32
+    "tp2": (DENSE, {"num_ranks": 2, "tensor_parallel_size": 2}, "float32"),
+    "pp2": (NAMES, {"num_ranks": 2, "pipeline_parallel_size": 2}, "bfloat16"),  # of folders in float32
+    "ep2": (EXPERTS, {"num_ranks": 2, "expert_parallel_size": 2}, "float32"),
+    "tp2_etp2": (
+        EXPERTS,
+        {
+            "num_ranks": 2,
+            "tensor_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_tensor_parallel_size": 2,
+        },
+        "bfloat16",
+    ),
 }
+"""Models, ranks that load them, and in which dtype."""
 
 
 class Silence:
@@ -43,9 +58,19 @@ def folders(tmp_path_factory):
     """Each model in Hugging Face format, and converted for one rank and for four."""
     base = tmp_path_factory.mktemp("models")
     for name in NAMES:
-        make_family_model(base / name, FAMILIES[name])
+        if name in DENSE:
+            make_family_model(base / name, FAMILIES[name])
+            four = ParallelConfig(num_ranks=4, tensor_parallel_size=2, pipeline_parallel_size=2)
+        else:
+            make_expert_model(base / name, name)
+            four = ParallelConfig(
+                num_ranks=4,
+                tensor_parallel_size=2,
+                sequence_parallel=True,
+                pipeline_parallel_size=2,
+                expert_parallel_size=2,
+            )
         hf_to_megatron(base / name, base / f"{name}_1", ParallelConfig(num_ranks=1), progress=Silence())
-        four = ParallelConfig(num_ranks=4, tensor_parallel_size=2, pipeline_parallel_size=2)
         hf_to_megatron(base / name, base / f"{name}_4", four, progress=Silence())
     return base
 
@@ -79,14 +104,14 @@ def test_a_converted_folder_loads_like_the_folder_it_was_made_of(folders, tmp_pa
     """In a layout other than it was converted for, padding of the vocabulary included; and Megatron's own checkpoint of
     the model has the same tensors, and converts back to the same bytes."""
     configs = {}
-    ranks_of, dtype = LAYOUTS[layout]
-    for name in NAMES:
+    names, ranks_of, dtype = LAYOUTS[layout]
+    for name in names:
         (tmp_path / name).mkdir()
         for suffix in ("", "_1", "_4"):
             config = make_config(folders / f"{name}{suffix}", ranks_of)
             configs[name + suffix] = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
     ranks = run_processes(loaded_alike, 2, configs, str(tmp_path), timeout_s=150)
-    for name in NAMES:
+    for name in names:
         for weights in ranks:
             assert len(weights[name]) > 5
             for converted in (f"{name}_1", f"{name}_4"):
@@ -98,7 +123,8 @@ def test_a_converted_folder_loads_like_the_folder_it_was_made_of(folders, tmp_pa
         assert {key: shape for key, (shape, _) in ours.items() if key not in vocabulary} == {
             key: shape for key, (shape, _) in theirs.items() if key not in vocabulary
         }
-        assert {dtype for _, dtype in theirs.values()} == {getattr(torch, dtype)}
+        dtypes = {dtype for key, (_, dtype) in theirs.items() if not key.endswith("expert_bias")}
+        assert dtypes == {getattr(torch, dtype)}
         assert ours.keys() == theirs.keys()
         megatron_to_hf(
             tmp_path / name, folders / name, tmp_path / f"{name}_back", progress=Silence(), verify="none"
@@ -107,6 +133,7 @@ def test_a_converted_folder_loads_like_the_folder_it_was_made_of(folders, tmp_pa
         after = load_file(tmp_path / f"{name}_back" / "model.safetensors")
         assert before.keys() == after.keys()
         assert all(torch.equal(after[key], tensor.to(after[key].dtype)) for key, tensor in before.items())
+        assert all(after[key].dtype == torch.float32 for key in after if key.endswith("e_score_correction_bias"))
 
 
 def refused(rank, world_size, init_method, config):

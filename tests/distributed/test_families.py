@@ -44,7 +44,7 @@ def one_family(rank, init_method, config, buffer_path):
 
     from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
     from gtpo_megatron.actor.forward_backward import run_micro_batches
-    from gtpo_megatron.actor.model import parameters_by_name
+    from gtpo_megatron.actor.model.policy_model import parameters_by_name
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rollouts, logits, losses = make_rollouts(), {}, []

@@ -26,10 +26,6 @@ PLACES = {
     "common": (hostile.in_common, "common.pt"),
     "tensor": (hostile.in_tensor, "__0_0.distcp"),
     "random states": (hostile.in_object, "__0_0.distcp: the object random"),
-    "a layer's extra state": (
-        lambda checkpoint, value: hostile.in_object(checkpoint, value, "decoder.layers.mlp.linear_fc1._extra"),
-        "__0_0.distcp: the object decoder",
-    ),
 }
 
 
@@ -79,6 +75,20 @@ def test_nothing_runs_when_a_rank_resumes(whole, tmp_path):
             assert "\n" not in message
             assert not mark.exists(), copy
         return actor.load(str(folder), {})
+
+    run_processes(load, 1, timeout_s=120)
+    assert not mark.exists()
+
+
+def test_what_layers_keep_beside_their_parameters_is_not_even_read(whole, tmp_path):
+    config, folder = whole
+    mark, copy = tmp_path / "ran", tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    hostile.in_object(copy, hostile.payloads(mark)["os.system"][0], "decoder.layers.mlp.linear_fc1._extra")
+
+    def load(rank, world_size, init_method):
+        actor = start(rank, init_method, config)
+        assert actor.load(str(copy), {}) == actor.load(str(folder), {})
 
     run_processes(load, 1, timeout_s=120)
     assert not mark.exists()
@@ -143,7 +153,8 @@ def test_the_common_state_that_megatron_0_19_keeps_in_an_object_is_read_alike(mo
 
 
 def test_layers_get_nothing_that_is_unpickled():
-    from gtpo_megatron.actor.checkpoint.restricted_load import without_extra_states
+    from gtpo_megatron.actor.checkpoint.restricted_load import drop_extra_states
 
-    state = {"a.weight": 1, "a._extra_state": b"pickle"}
-    assert without_extra_states(state) == {"a.weight": 1, "a._extra_state": None}
+    state = {"a.weight": 1, "a._extra_state": b"pickle", "experts._extra_state1": b"pickle"}
+    assert drop_extra_states(state) == {"a._extra_state": None, "experts._extra_state1": None}
+    assert state == {"a.weight": 1}

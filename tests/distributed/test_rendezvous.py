@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from psutil import CONN_LISTEN, Process
 
-from gtpo_megatron.distributed.rendezvous import MeetingPoint
+from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.orchestration.on_ray.processes import RankProcess
 from gtpo_megatron.weights.push.transports.process_group import open_store
 from tests.dist_utils import run_processes
@@ -17,7 +17,7 @@ from tests.dist_utils import run_processes
 def meet(rank, world_size, _, told):
     """Rank 0 opens the point, tells it, and joins; the result is what the group sums up, and the port."""
     if rank == 0:
-        point = MeetingPoint("127.0.0.1")
+        point = Rendezvous("127.0.0.1")
         port = int(point.init_method.rpartition(":")[2])
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))  # taken before anybody joins
@@ -38,7 +38,7 @@ def test_a_rank_process_keeps_the_port_that_it_tells(monkeypatch):
 
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     rank = RankProcess.__new__(RankProcess)
-    port = int(rank.meeting_point().rpartition(":")[2])
+    port = int(rank.rendezvous().rpartition(":")[2])
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
 
@@ -48,7 +48,7 @@ def test_ranks_meet_at_a_port_that_was_never_free_again(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-@pytest.mark.parametrize("opens", [MeetingPoint, lambda host: open_store(host, deadline_s=5)])
+@pytest.mark.parametrize("opens", [Rendezvous, lambda host: open_store(host, deadline_s=5)])
 def test_a_store_listens_on_the_address_that_it_is_told_and_on_no_other(opens, host):
     """A store has no password: torch's own listens on every network of the machine."""
     if host == "::1" and not has_ipv6():

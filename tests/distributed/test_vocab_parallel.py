@@ -68,14 +68,12 @@ def _score_all(rank, world_size, dtype):
         mine = slice(rank * rows, (rank + 1) * rows)
         hidden, weight = case.hidden.clone().requires_grad_(), case.weight[mine].clone().requires_grad_()
         options = (dist.group.WORLD, case.temperature, case.vocab_size, case.entropy_grad)
-        fused = vocab_parallel.linear_token_scores(
-            hidden, weight, case.targets, *options, case.chunk, with_second_moment=True
-        )
+        fused = vocab_parallel.linear_token_scores(hidden, weight, case.targets, *options, case.chunk)
         _loss(fused, case).backward()
         logits = (case.hidden @ case.weight[mine].T).requires_grad_()
-        plain = vocab_parallel.token_scores(logits, case.targets, *options, with_second_moment=True)
+        plain = vocab_parallel.token_scores(logits, case.targets, *options)
         _loss(plain, case).backward()
-        outputs = [[s.logprobs, s.entropy, s.second_moment] for s in (fused, plain)]
+        outputs = [[s.logprobs, s.entropy] for s in (fused, plain)]
         results.append(
             ([[t.detach() for t in scores] for scores in outputs], [hidden.grad, weight.grad, logits.grad], mine)
         )

@@ -1,17 +1,20 @@
 """A random Qwen2 of 50 thousand parameters, a batch of made-up rollouts, and the dense answer of transformers."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.algorithms import BatchTerms, assign_credit
 from gtpo_megatron.algorithms.policy_loss import policy_loss
+from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from recipes import tiny_cpu
+from tests.reference import expert_balance
 
 VOCAB = 53  # odd: every tensor-parallel layout pads it
 LENGTHS = [(3, 9), (7, 4), (2, 12), (5, 1), (1, 7), (6, 6), (4, 11), (8, 3)]
@@ -106,9 +109,101 @@ def dense_scores(model, batch):
     return torch.where(batch.loss_mask, logprobs, 0.0), torch.where(batch.loss_mask, entropy, 0.0)
 
 
-def dense_step(model, config, batch, rewards):
-    """One update by transformers, autograd and torch's AdamW: credit, loss, gradient norm and the new weights."""
-    logprobs, entropy = dense_scores(model, batch)
+def named_weights(model):
+    """A model's weights by the names of its folder, which has experts one by one where the model stacks them."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        stem, _, kind = name.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
+        if parts is None:
+            found[name] = parameter.detach()
+            continue
+        for expert, weight in enumerate(parameter.detach()):
+            for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
+                found[f"{stem}.{expert}.{part}.weight"] = piece
+    return found | {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+
+
+@contextlib.contextmanager
+def recorded_routers(model):
+    """Per layer with experts two lists: logits ``[tokens, E]`` and choices ``[tokens, k]`` of every forward pass."""
+    routers = [
+        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
+    ]
+    found = [([], []) for _ in routers]
+
+    def keep(index, output):
+        found[index][0].append(output[0])
+        found[index][1].append(output[2])
+
+    hooks = [
+        router.register_forward_hook(lambda _, __, output, index=index: keep(index, output))
+        for index, router in enumerate(routers)
+    ]
+    yield found
+    for hook in hooks:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def forced_routers(model, batch):
+    """Routers take the batch's experts when ``dense_scores`` goes through its rows; softmax over the chosen logits.
+
+    The last token of a row, which the sampler has not run, chooses freely.
+    """
+    rows = batch.routed_experts.long().split(batch.routed_lengths.tolist())
+    routers = [
+        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
+    ]
+    passes = [iter(rows) for _ in routers]
+
+    def force(index, output):
+        told = next(passes[index])[:, index]
+        experts = torch.cat([told, output[2][-1:]])
+        return output[0], output[0].gather(1, experts).softmax(-1), experts
+
+    hooks = [
+        router.register_forward_hook(lambda _, __, output, index=index: force(index, output))
+        for index, router in enumerate(routers)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def router_penalty(balance, routed, loads, model_config):
+    """Of all layers, by the scalar reference."""
+    kind = "sigmoid" if model_config.model_type == "glm4_moe" else "softmax"
+    total = torch.zeros([])
+    for (logits, _), counted in zip(routed, loads, strict=True):
+        tokens = torch.cat(logits)
+        if balance.aux_loss_coef:
+            scores = expert_balance.scores_of(tokens, kind)
+            total = total + balance.aux_loss_coef * expert_balance.load_balancing_loss(scores, counted)
+        if balance.z_loss_coef:
+            total = total + balance.z_loss_coef * expert_balance.z_loss(tokens)
+    return total
+
+
+def whole_batch(config, mask, group_ids, ref_logprobs):
+    """What the loss reads of the whole batch besides its tokens, for a batch that is not cut."""
+    algorithm = algorithm_of(config.algorithm)
+    index = torch.unique(group_ids, return_inverse=True)[1]
+    weights = algorithm.denominator(config.algorithm).row_weights(
+        mask.sum(1), index, per_response=algorithm.ratio_of == "response"
+    )
+    return BatchTerms(row_weights=weights, ref_logprobs=ref_logprobs)
+
+
+def dense_step(model, config, batch, rewards, ref_model=None):
+    """One update by transformers, autograd and torch's AdamW: credit, loss, gradient norm and the new weights.
+
+    ``ref_model`` is the reference policy's, if the configuration has one.
+    """
+    ref_logprobs = None if ref_model is None else dense_scores(ref_model, batch)[0].detach()
+    replays = config.update.routing_replay == "rollout"
+    with forced_routers(model, batch) if replays else contextlib.nullcontext(), recorded_routers(model) as routed:
+        logprobs, entropy = dense_scores(model, batch)
     judged = batch.loss_mask & ~rewards.failed[:, None]
     mask = judged & ~batch.truncated[:, None] if config.update.mask_truncated else judged
     credit = assign_credit(
@@ -118,6 +213,7 @@ def dense_step(model, config, batch, rewards):
         response_mask=judged,
         group_ids=batch.group_ids,
         old_logprobs=logprobs.detach(),
+        ref_logprobs=ref_logprobs,
     )
     terms = policy_loss(
         config.algorithm,
@@ -126,8 +222,11 @@ def dense_step(model, config, batch, rewards):
         advantages=torch.where(mask, credit.advantages, 0.0),
         response_mask=mask,
         group_ids=batch.group_ids,
+        batch_terms=None if ref_logprobs is None else whole_batch(config, mask, batch.group_ids, ref_logprobs),
     )
     loss = terms.loss_sum / terms.weight
+    loads = [expert_balance.loads(torch.cat(choices), logits[0].shape[-1]) for logits, choices in routed]
+    penalty = router_penalty(config.balance, routed, loads, model.config)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=config.optimizer.learning_rate,
@@ -136,15 +235,21 @@ def dense_step(model, config, batch, rewards):
         weight_decay=0,
     )
     model.zero_grad()
-    loss.backward()
+    (loss + penalty).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)
     optimizer.step()
-    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    for bias, counted in zip(biases, loads, strict=False):
+        moved = expert_balance.moved_bias(bias.tolist(), counted, config.balance.bias_update_rate)
+        bias.copy_(torch.tensor(moved))
+    weights = {name: tensor.clone() for name, tensor in named_weights(model).items()}
     return {
         "logprobs": logprobs.detach(),
+        "ref_logprobs": ref_logprobs,
         "entropy": entropy,
         "advantages": credit.advantages,
         "loss": float(loss),
         "grad_norm": float(norm),
         "weights": weights,
+        "loads": loads,
     }

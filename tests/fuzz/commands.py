@@ -130,8 +130,8 @@ def _short_of_processes() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in (
-            "gtpo_megatron.train.ray_parts",
-            "gtpo_megatron.train.local_parts",
+            "gtpo_megatron.train.ray_stages",
+            "gtpo_megatron.train.local_stages",
             "gtpo_megatron.verify_resume.verify.TrainingProcess",
             "gtpo_megatron.study.session.TrainingProcess",
             "gtpo_megatron.orchestration.evaluation_run._engine",

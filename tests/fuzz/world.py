@@ -109,7 +109,7 @@ def _run(folder: Path) -> None:
     inputs = read_inputs(config, load_tokenizer(config.model.path))
     run = RunFolder(folder)
     run.open(config, resume=False)
-    run.accept(config, inputs.contents, goes_on=False)
+    run.record_run(config, inputs.contents, goes_on=False)
     sampler = PromptSampler(inputs.train, config.seed)
     scratch = run.checkpoints.begin(STEPS)
     shutil.copytree("converted/megatron", scratch, dirs_exist_ok=True)
@@ -117,7 +117,7 @@ def _run(folder: Path) -> None:
     shards = sorted(scratch.glob("*.distcp"))
     run.checkpoints.finish(
         scratch,
-        DriverState(step=STEPS, sampler=sampler.state_dict(), counters={"responses": 96}),
+        DriverState(step=STEPS, sampler=sampler.state_dict(), counters={"responses": 96}, mismatch={"samples": []}),
         run=run_facts(config, read_architecture(Path(config.model.path))),
         checksums={shard.name: file_checksum(shard) for shard in shards},
         scores={"eval/heldout_mean_at_k": 0.25},

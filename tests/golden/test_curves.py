@@ -32,9 +32,11 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.length_penalty import NoLengthPenalty
+from gtpo_megatron.config.algorithm.length_penalty import NoLengthPenalty
+from gtpo_megatron.config.balance import BalanceConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
+from tests.distributed.expert_models import make_expert_model
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
@@ -67,6 +69,8 @@ ALGORITHMS = {
     "fipo": FIPOConfig(influence_eps_low=0.2, length_penalty=NoLengthPenalty()),
     "dppo": DPPOConfig(norm_tokens=12),
 }
+EXPERTS = "gtpo_experts"
+"""GTPO on a mixture of experts, each expert on one of two ranks."""
 OTHER_STACK_TOLERANCE = 1e-3
 """Relative, of the first step. Adam divides by the root of small second moments, which multiplies a rounding by about
 10 a step, and a token that is chosen by it or not changes the curve altogether."""
@@ -86,7 +90,7 @@ def stack():
 
 
 def ten_updates(rank, init_method, config):
-    """Five steps of two updates on one fixed batch, TP 2."""
+    """Five steps of two updates on one fixed batch, which both ranks work on together."""
     from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
@@ -129,12 +133,20 @@ def curves(megatron, tmp_path_factory):
         )
         for name, algorithm in ALGORITHMS.items()
     }
+    experts = tmp_path_factory.mktemp("experts")
+    make_expert_model(experts, "qwen3_moe", num_layers=2)
+    configs[EXPERTS] = make_config(
+        experts,
+        {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True, "expert_parallel_size": 2},
+        updates={"updates_per_rollout": 2, "mini_batch_prompts": 1},
+        balance=BalanceConfig(aux_loss_coef=0.01, z_loss_coef=0.001),
+    )
     found, other_rank = run_processes(all_curves, 2, configs, timeout_s=170)
     assert found == other_rank
     return found
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, EXPERTS])
 def test_curve(curves, name, request):
     curve = curves[name]
     path = FOLDER / f"curve_{name}.txt"

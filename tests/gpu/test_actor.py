@@ -61,7 +61,7 @@ def make_actor(folder, store, *, recompute="none", distributed_optimizer=False, 
 def gradients(actor):
     """Of the mean negative log-prob of the response tokens, by name, and its value."""
     from gtpo_megatron.actor.forward_backward import run_micro_batches
-    from gtpo_megatron.actor.model import parameters_by_name
+    from gtpo_megatron.actor.model.policy_model import parameters_by_name
 
     rollouts, losses = make_rollouts(), []
 

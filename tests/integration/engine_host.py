@@ -17,9 +17,11 @@ _engine: Any = None
 class EngineHost:
     """Owns the process."""
 
-    def __init__(self, config: RolloutConfig, *, max_sequence_tokens: int = 224, **environment: str) -> None:
+    def __init__(
+        self, config: RolloutConfig, *, model: str = MODEL, max_sequence_tokens: int = 224, **environment: str
+    ) -> None:
         self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        self._pool.submit(_start, config, max_sequence_tokens, environment).result()
+        self._pool.submit(_start, model, config, max_sequence_tokens, environment).result()
 
     def ask(self, question: str, *args: Any) -> Any:
         """``question(engine, *args)``, a function of ``engine_questions``, which imports vLLM."""
@@ -34,12 +36,12 @@ class EngineHost:
         self._pool.shutdown()
 
 
-def _start(config: RolloutConfig, max_sequence_tokens: int, environment: dict[str, str]) -> None:
+def _start(model: str, config: RolloutConfig, max_sequence_tokens: int, environment: dict[str, str]) -> None:
     global _engine
     os.environ.update(engine_environment(config, has_gpus=False) | environment)
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-    _engine = VllmEngine(MODEL, config, max_sequence_tokens=max_sequence_tokens, seed=0, num_threads=1)
+    _engine = VllmEngine(model, config, max_sequence_tokens=max_sequence_tokens, seed=0, num_threads=1)
 
 
 def _ask(question: str, *args: Any) -> Any:

@@ -7,6 +7,7 @@ Prints a line of JSON for each of: what was in flight, what was refused, a push 
 
 import copy
 import json
+import math
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -58,39 +59,35 @@ def main(folder: Path, sampler_tp: int) -> None:
     half = NUM_PROMPTS // 2
     late = engine.begin(requests[half:], sampling, seed=3, priority=2)  # begun first, but wanted last
     tickets = [engine.begin(requests[:half], sampling, seed=3, priority=1), late]
+    aborted = engine.begin(requests[:2], sampling, seed=9, priority=0)
     for _ in range(NUM_STEPS):
-        assert engine.advance(tickets[0], limit_s=0) is None
+        assert not engine.advance(limit_s=0)
+    engine.abort(aborted)
     with ThreadPoolExecutor(2) as pool:
         sent, received = link.push(new, pool, 1)
     try:
         engine.receive_weights(2, with_checksums=False)
     except WeightSyncError as error:
         print(json.dumps({"refused": str(error)}), flush=True)
-    batches = [until_whole(engine, ticket) for ticket in tickets]
+    assert set(engine.advance(limit_s=math.inf)) == set(tickets)
+    batches = [engine.take(ticket) for ticket in tickets]
     rows = [row for batch in batches for row in compared(batch, old, new)]
     found = {name: max(row[name] for row in rows) for name in ("gap_before", "gap_after")}
     found["other_weights_gap"] = min(row["other_weights_gap"] for row in rows)
     found |= {"same_checksums": sent == received, "oldest": [batch.policy_version for batch in batches]}
     print(json.dumps(found | {"switches": [row["switch"] for row in rows]}), flush=True)
 
-    ticket = engine.begin(requests[:2], sampling, seed=4)
-    assert engine.advance(ticket, limit_s=0) is None
+    engine.begin(requests[:2], sampling, seed=4)
+    assert not engine.advance(limit_s=0)
     engine._llm.collective_rpc = fail
     try:
         engine.receive_weights(2, with_checksums=False)
     except WeightSyncError as error:
         push = str(error)
     try:
-        engine.advance(ticket, limit_s=0)
+        engine.advance(limit_s=0)
     except RolloutError as error:
         print(json.dumps({"push": push, "after": str(error)}), flush=True)
-
-
-def until_whole(engine, ticket):
-    batch = None
-    while batch is None:
-        batch = engine.advance(ticket, limit_s=0.05)
-    return batch
 
 
 def compared(batch, old, new):

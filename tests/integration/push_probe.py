@@ -3,8 +3,9 @@
     python -m tests.integration.push_probe FOLDER SAMPLER_TP TRANSPORT [NUM_MORE]
 
 Trainer ranks are threads that hold real shards, cut by the load plan. After every push greedy output must equal that of
-``transformers`` with the same weights. Prints a line of JSON for each push. Then pushes NUM_MORE times over one link
-and prints the memory of all processes after the first tenth of them and after the last.
+``transformers`` with the same weights. Prints a line of JSON for each push. Then pushes NUM_MORE times over one link,
+other weights each time, and prints what was wrong with any of them, and the memory of all processes after the first
+tenth of them and after the last.
 """
 
 import gc
@@ -16,6 +17,12 @@ from pathlib import Path
 
 NUM_PROMPTS, NUM_TOKENS = 16, 32
 LAYOUTS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "tp2 pp2, two replicas": {"tp": 2, "pp": 2, "replicas": 2}}
+EXPERT_LAYOUTS = {
+    "ep2": {"expert": 2, "replicas": 2},
+    "tp2 ep2 etp1, two replicas": {"tensor": 2, "expert": 2, "replicas": 2},
+    "tp2 ep2 etp2 pp2": {"tensor": 2, "expert": 2, "expert_tensor": 2, "replicas": 2, "pipeline": (2, 1)},
+}
+"""Of a mixture of experts, as ``tests.unit.weights.test_reshard.world`` takes them."""
 BUCKET_BYTES = 64 << 10
 
 
@@ -31,7 +38,6 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
     from gtpo_megatron.config.rollout import RolloutConfig
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
     from gtpo_megatron.weights.architecture import read_architecture
-    from tests.unit.weights.push.test_plan import push_layout
 
     arch = read_architecture(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -41,23 +47,71 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
     # the same prompts every time, longer than a block of the prefix cache: stale keys and values would show
     prompts = torch.randint(3, arch.vocab_size, (NUM_PROMPTS, 40), generator=generator)
     with ThreadPoolExecutor(8) as pool:
-        for version, (name, sizes) in enumerate(LAYOUTS.items(), start=1):
-            with torch.no_grad():
-                for parameter in reference.parameters():
-                    parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-            layout = push_layout(arch, workers=sampler_tp, bucket_bytes=BUCKET_BYTES, **sizes)
-            sent, received = Link(engine, arch, layout, transport).push(reference, pool, version)
-            same = greedy(engine, prompts) == expected(reference, prompts)
-            print(json.dumps({"layout": name, "same_output": same, "same_checksums": sent == received}), flush=True)
+        for version, (name, sizes) in enumerate((LAYOUTS if arch.experts is None else EXPERT_LAYOUTS).items(), start=1):
+            perturb(reference, generator)
+            link = Link(engine, arch, layout_of(arch, sampler_tp, sizes), transport)
+            sent, received = link.push(reference, pool, version)
+            found = judge(engine, reference, prompts, NUM_TOKENS)
+            print(json.dumps({"layout": name, "same_checksums": sent == received} | found), flush=True)
         if num_more:
-            layout = push_layout(arch, workers=sampler_tp, bucket_bytes=BUCKET_BYTES, tp=2)
-            link, memory = Link(engine, arch, layout, transport), []
+            sizes = {"tp": 2} if arch.experts is None else EXPERT_LAYOUTS["tp2 ep2 etp1, two replicas"]
+            link = Link(engine, arch, layout_of(arch, sampler_tp, sizes), transport)
+            memory, gaps, num_wrong, before = [], [], 0, [t.clone() for t in learnt(reference)]
             for index in range(num_more):
-                link.push(reference, pool, len(LAYOUTS) + 1 + index)
+                with torch.no_grad():
+                    for tensor, old in zip(learnt(reference), before, strict=True):
+                        tensor.copy_(old)
+                perturb(reference, generator)
+                sent, received = link.push(reference, pool, len(LAYOUTS) + 1 + index)
+                num_wrong += sent != received
+                gaps.append(judge(engine, reference, prompts[:4], 8)["gap"])
                 if index + 1 in (num_more // 10, num_more):
                     memory.append(memory_of_all())
             assert memory[0] > 0, "the kernel tells no anonymous and shared memory apart"
-            print(json.dumps({"bytes_early": memory[0], "bytes_late": memory[1]}), flush=True)
+            sizes = {"bytes_early": memory[0], "bytes_late": memory[1]}
+            print(json.dumps({"wrong_checksums": num_wrong, "largest_gap": max(gaps)} | sizes), flush=True)
+
+
+def layout_of(arch, sampler_tp, sizes):
+    """The push's layout: dense replicas, or a world of ranks with experts."""
+    from gtpo_megatron.weights.push.plan import SourceRank
+    from tests.unit.weights.push.test_plan import push_layout
+    from tests.unit.weights.test_reshard import world
+
+    fields = {"itemsize": 4, "workers": sampler_tp, "bucket_bytes": BUCKET_BYTES}
+    if arch.experts is None:
+        return push_layout(arch, **sizes, **fields)
+    sources = tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(world(**sizes)))
+    return push_layout(arch, tp=sizes.get("tensor", 1), sources=sources, **fields)
+
+
+def learnt(reference):
+    """What a push carries of a model: parameters and expert biases."""
+    biases = (buffer for name, buffer in reference.named_buffers() if name.endswith("e_score_correction_bias"))
+    return [*reference.parameters(), *biases]
+
+
+def perturb(reference, generator):
+    import torch
+
+    with torch.no_grad():
+        for tensor in learnt(reference):
+            tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.05)
+
+
+def hub_tensors(reference):
+    """Every tensor by its name in a folder; in memory transformers holds all experts of a layer in one."""
+    found = {}
+    for name, tensor in reference.state_dict().items():
+        prefix, _, kind = name.rpartition(".")
+        for expert, part in enumerate(tensor if prefix.endswith(".experts") else ()):
+            halves = (
+                zip(("gate_proj", "up_proj"), part.chunk(2), strict=True) if kind == "gate_up_proj" else ((kind, part),)
+            )
+            found |= {f"{prefix}.{expert}.{half}.weight": piece.double() for half, piece in halves}
+        if not prefix.endswith(".experts"):
+            found[name] = tensor.double()
+    return found
 
 
 def memory_of_all():
@@ -89,7 +143,7 @@ class Link:
         from gtpo_megatron.weights.reshard import load_plan
         from tests.unit.weights.test_reshard import filled
 
-        tensors = {name: t.double() for name, t in reference.state_dict().items()}
+        tensors = hub_tensors(reference)
         plans = [load_plan(self.link.arch, s.place, self.layout.padded_vocab_size) for s in self.layout.sources]
         shards = [filled(plan, tensors) for plan in plans]
         pushes = zip(self.senders, shards, strict=True)
@@ -136,23 +190,37 @@ def remove_names(endpoint):
         remove_name(slots)
 
 
-def greedy(engine, prompts):
+def judge(engine, reference, prompts, num_tokens):
+    """Whether vLLM's greedy responses are those of transformers, and the largest gap of the log-probs of its tokens."""
+    import torch
     from vllm import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False, logprobs=0)
     requests = [{"prompt_token_ids": row} for row in prompts.tolist()]
-    return [list(o.outputs[0].token_ids) for o in engine._llm.generate(requests, params, use_tqdm=False)]
+    outputs = [o.outputs[0] for o in engine._llm.generate(requests, params, use_tqdm=False)]
+    responses = [list(output.token_ids) for output in outputs]
+    theirs = torch.tensor(
+        [[row[token].logprob for token, row in zip(o.token_ids, o.logprobs, strict=True)] for o in outputs]
+    )
+    sampled = torch.tensor(responses)
+    with torch.no_grad():
+        logits = reference(torch.cat([prompts, sampled], 1)).logits[:, prompts.shape[1] - 1 : -1]
+    ours = logits.float().log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
+    return {
+        "same_output": responses == expected(reference, prompts, num_tokens),
+        "gap": (ours - theirs).abs().max().item(),
+    }
 
 
-def expected(reference, prompts):
+def expected(reference, prompts, num_tokens):
     import torch
 
     out = reference.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
         do_sample=False,
-        max_new_tokens=NUM_TOKENS,
-        min_new_tokens=NUM_TOKENS,
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
         eos_token_id=None,
         pad_token_id=0,
     )

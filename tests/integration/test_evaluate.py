@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.config.serialize import to_yaml
-from gtpo_megatron.evaluation.verdict_file import read_verdicts
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import STARTED
+from tests.unit.evaluation.makers import saved_verdicts
 from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -64,7 +64,7 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     assert 0.05 < mean < entry["figures"]["pass@8"]["mean"] < 1
     assert mean == pytest.approx(entry["figures"]["pass@1"]["mean"])
     assert entry["contamination"]["matches"] == []
-    responses = {r.key: r.response for r in read_verdicts(whole / "verdicts.jsonl")}
+    responses = {r.key: r.response for r in saved_verdicts(whole / "verdicts.jsonl")}
     assert len(responses) == PROBLEMS * 8
 
     process = start(broken)
@@ -79,7 +79,7 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     assert status == 130, text[-3000:]
     assert "interrupted; the same command goes on" in text
     partial = result(broken)
-    kept = len(list(read_verdicts(file)))
+    kept = len(saved_verdicts(file))
     before = file.read_bytes()
     assert partial["complete"] is False
     assert 40 <= kept < PROBLEMS * 8
@@ -89,7 +89,7 @@ def test_interrupted_and_resumed_equals_whole(tmp_path):
     assert f"{kept} of {PROBLEMS * 8} responses are in" in text
     again = result(broken)["benchmarks"]["arithmetic"]
     assert file.read_bytes().startswith(before), "lines are only added"
-    rows = list(read_verdicts(file))
+    rows = saved_verdicts(file)
     assert len(rows) == len({r.key for r in rows}) == PROBLEMS * 8
     # the same seeds; other neighbours in a batch may move a last bit, and with it a response
     assert again["figures"]["mean@8"]["mean"] == pytest.approx(mean, abs=0.03)

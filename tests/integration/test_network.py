@@ -100,10 +100,13 @@ def ray_folders(process):
             yield Path(found[1])
 
 
-ALL_OF_RAY = {"GCS", "raylet", "agent", "runtime environment agent", "dashboard"}
+ALL_OF_RAY = {"GCS", "raylet", "agent", "runtime environment agent"}
 
 OPEN_TO_ALL = {"dashboard"}
-"""Processes of Ray whose port answers anybody: counters of its own (Prometheus), nothing of the run."""
+"""Processes of Ray whose port answers anybody: counters of its own (Prometheus), nothing of the run.
+
+The port is one for all of a machine's clusters: the second has no such listener.
+"""
 
 PYTHON = """\
 #!/bin/bash

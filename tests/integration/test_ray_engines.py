@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.on_ray.rollouts import summary_and_pieces
+from gtpo_megatron.orchestration.on_ray.rollouts import group_summaries_and_pieces, summary_and_pieces
+from gtpo_megatron.orchestration.stages.protocols import Attempt
 
 pytestmark = [
     pytest.mark.ray,
@@ -59,24 +60,28 @@ class Engine:
         self._maybe_die("generate")
         yield from summary_and_pieces(self._batch(requests, seed))
 
-    def begin(self, requests, sampling, seed, priority):
-        self.begun[len(self.begun)] = self.version, requests, seed
-        (self.notes / f"{self.index} has begun").write_text(str(priority))
-        return len(self.begun) - 1
+    def sample_slice(self, begin, abort, sampling, seed, limit_s):
+        self._maybe_die("slice")
+        for attempt in abort:
+            del self.begun[attempt]
+        for attempt, requests in begin.items():
+            self.begun[attempt] = self.version, requests, seed
+            (self.notes / f"{self.index} has begun").touch()
+        time.sleep(0.01)
+        whole = {}
+        if not (self.notes / "hold").exists():
+            whole = {attempt: self._grown(*begun) for attempt, begun in self.begun.items()}
+            self.begun.clear()
+        yield from group_summaries_and_pieces(whole)
 
-    def advance(self, ticket, limit_s):
-        self._maybe_die("advance")
-        if (self.notes / "hold").exists():
-            time.sleep(0.01)
-            yield None
-            return
-        version, requests, seed = self.begun[ticket]
+    def _grown(self, version, requests, seed):
+        """The first token is of the weights when it was begun."""
         batch = self._batch(requests, seed)
         if version != self.version:
             versions = torch.full_like(batch.response_ids, self.version)
             versions[:, 0] = version
             batch = dataclasses.replace(batch, policy_version=version, token_versions=versions)
-        yield from summary_and_pieces(batch)
+        return batch
 
     def _batch(self, requests, seed):
         tokens = torch.tensor([[r.group_id, r.sample, r.seed(seed) % 1000] for r in requests])
@@ -191,21 +196,8 @@ class World:
         for call in calls:
             (self._notes / call).touch()
 
-    @contextmanager
-    def sampling(self):
-        """All engines have begun when the body begins, none has ended when it ends."""
-        for index in range(2):
-            (self._notes / f"{index} has begun").unlink(missing_ok=True)
-        (self._notes / "hold").touch()
-        with ThreadPoolExecutor(1) as pool:
-            unattended = self.engines.unattended(step=3)
-            future = pool.submit(unattended.generate, PROMPTS, SAMPLING, samples_per_prompt=3, seed=1)
-            try:
-                self.wait_until(lambda: all((self._notes / f"{index} has begun").exists() for index in range(2)))
-                yield future
-                assert not future.done()
-            finally:
-                (self._notes / "hold").unlink()
+    def group_sampler(self):
+        return self.engines.group_sampler(SAMPLING, samples_per_prompt=3, seed=1)
 
     def wait_until(self, condition):
         deadline = time.monotonic() + DEADLINE_S
@@ -318,15 +310,44 @@ def test_responses_survive_a_trip_through_a_checkpoint(tmp_path):
     assert torch.equal(held.response_lengths, handle.response_lengths)
 
 
+def begin_all(world, sampler):
+    """Two groups on each of two engines; returns the tries by engine."""
+    tries = {engine: [Attempt(PROMPTS.group_ids[2 * engine + i], 0) for i in range(2)] for engine in range(2)}
+    for engine, attempts in tries.items():
+        problems = PROMPTS.problems[2 * engine : 2 * engine + 2]
+        sampler.begin_slice(engine, dict(zip(attempts, problems, strict=True)), [])
+    return tries
+
+
+def until_whole(sampler, num, *, abort=()):
+    """Slice after slice until so many groups have come; returns them, and the engines that were lost."""
+    groups, lost = {}, []
+    while len(groups) < num:
+        for end in sampler.ended_slices():
+            groups |= end.groups
+            if end.is_lost:
+                lost.append(end.engine)
+                num -= 2
+            else:
+                sampler.begin_slice(end.engine, {}, list(abort) if end.engine == 0 else [])
+                abort = () if end.engine == 0 else abort
+    return groups, lost
+
+
 def test_a_push_gets_in_between_two_slices(tmp_path):
     world = World(tmp_path, 2, max_spread=1)
     expected = world.generate().payload.gather()
-    with world.sampling() as sampling:
-        world.push(6)
-    handle = sampling.result()
-    assert [(tmp_path / f"{index} has begun").read_text() for index in range(2)] == ["3", "3"]  # the step's
-    assert handle.policy_version == 5
-    assert handle.is_multi_version.all()
+    (tmp_path / "hold").touch()
+    sampler = world.group_sampler()
+    tries = begin_all(world, sampler)
+    world.wait_until(lambda: all((tmp_path / f"{index} has begun").exists() for index in range(2)))
+    world.push(6)
+    (tmp_path / "hold").unlink()
+    found, lost = until_whole(sampler, 4)
+    assert sorted(found) == sorted([*tries[0], *tries[1]])
+    assert lost == []
+    assert all(handle.policy_version == 5 and handle.is_multi_version.all() for handle in found.values())
+    handle = world.engines.concatenate([found[attempt] for attempt in sorted(found)], [range(3)] * 4)
     batch = handle.payload.gather()
     assert torch.equal(batch.response_ids, expected.response_ids)
     assert set(map(tuple, batch.token_versions.tolist())) == {(5, 6, 6)}
@@ -338,30 +359,46 @@ def test_a_push_gets_in_between_two_slices(tmp_path):
     assert both.payload.gather().token_versions.tolist() == [[6, 6, 6], [5, 6, 6]]
 
 
+def test_an_aborted_group_does_not_come(tmp_path):
+    world = World(tmp_path, 2, max_spread=1)
+    (tmp_path / "hold").touch()
+    sampler = world.group_sampler()
+    tries = begin_all(world, sampler)
+    world.wait_until(lambda: all((tmp_path / f"{index} has begun").exists() for index in range(2)))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: (time.sleep(0.5), (tmp_path / "hold").unlink()))
+        found, _ = until_whole(sampler, 3, abort=[tries[0][1]])
+    assert sorted(found) == sorted([tries[0][0], *tries[1]])
+
+
 def test_an_engine_that_dies_between_slices_is_replaced_once(tmp_path):
     """By the push, which finds it dead; what its death is reported for later is the old process."""
     world = World(tmp_path, 2, max_spread=1)
-    with world.sampling() as sampling:
-        world.die_at("1 advance")
-        world.wait_until(lambda: not (tmp_path / "1 advance").exists())
-        world.push(6)
-    with pytest.raises(EngineLostError, match="rollout engine 1 died in rollout"):
-        sampling.result()
+    (tmp_path / "hold").touch()
+    sampler = world.group_sampler()
+    begin_all(world, sampler)
+    world.die_at("1 slice")
+    while (tmp_path / "1 slice").exists():
+        for end in sampler.ended_slices():
+            sampler.begin_slice(end.engine, {}, [])
+    world.push(6)
+    (tmp_path / "hold").unlink()
+    found, lost = until_whole(sampler, 4)
+    assert lost == [1]
+    assert len(found) == 2
     assert not world.engines.replace_lost()
     assert (world.restarted, world.pushed) == ([1], ["reconnected"])
     assert world.generate().policy_version == 6
 
 
-def test_slices_of_an_attended_engine_that_dies_are_asked_again(tmp_path):
+def test_a_replacement_without_weights_is_not_asked(tmp_path):
     world = World(tmp_path, 2, max_spread=1)
-    expected = world.generate().payload.gather()
-    world.die_at("1 advance")
-    handle = world.generate()
-    assert torch.equal(handle.payload.gather().response_ids, expected.response_ids)
-    assert (world.restarted, world.pushed) == ([1], ["reconnected", 5])
-    world.die_at("0 advance")
-    with pytest.raises(WorkerError, match="rollout engine 0 died in rollout, after 1 restarts"):
-        world.generate()
+    sampler = world.group_sampler()
+    world.die_at("1 identity")
+    world.fleet.replace_dead()  # a push begins
+    sampler.begin_slice(1, {Attempt(10, 0): PROMPTS.problems[0]}, [])
+    (end,) = sampler.ended_slices()
+    assert (end.engine, end.is_lost) == (1, True)
 
 
 def test_two_at_once_need_two_restarts(tmp_path):

@@ -12,6 +12,7 @@ from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.run_folder.rollout_log import iter_rollouts
+from gtpo_megatron.verify_resume.account import check_account
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import LEAVINGS, Run, steps
 
@@ -196,14 +197,24 @@ def test_sampling_one_step_ahead_repeats_and_resumes(tmp_path):
 
 @pytest.mark.slow
 @LEAVINGS
-def test_responses_survive_pushes_a_killed_driver_and_a_killed_engine(tmp_path):
-    """Sampling is slow, so that every push finds responses in flight; checkpoints hold whole ones only."""
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        ("--rollout.max-staleness", "1", "--rollout.partial"),
+        ("--rollout.max-staleness", "4", "--rollout.partial", "--rollout.over-sample", "2.5"),
+        ("--rollout.over-sample", "1.5", "--rollout.stragglers", "abort"),
+    ],
+    ids=["one push ahead", "four pushes ahead", "without the slowest"],
+)
+def test_no_prompt_is_lost_or_trained_twice_over_a_killed_driver_and_a_killed_engine(tmp_path, sampling):
+    """Sampling is slow, so that every push finds responses in flight where it may."""
     options = (
-        *("--rollout.max-staleness", "1", "--rollout.partial", "--algorithm.off-policy.mode", "truncate"),
+        *sampling,
+        *("--algorithm.off-policy.mode", "truncate"),
         *("--rollout.num-engines", "2", "--rollout.max-concurrent-sequences", "1"),
         *("--rollout.group-size", "8", "--weight-sync.verify-every-steps", "2"),
     )
-    folder = tmp_path / "run"
+    folder, bound = tmp_path / "run", 0 if sampling[0] == "--rollout.over-sample" else int(sampling[1])
     broken = Run(folder, *options, num_steps=6)
     broken.wait_for(r"step 3/6")
     broken.kill()
@@ -214,11 +225,14 @@ def test_responses_survive_pushes_a_killed_driver_and_a_killed_engine(tmp_path):
     rows = steps(folder)[1:]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert read_metrics(folder / "metrics.jsonl")[-1]["health/engine_restarts_count"] == 1
-    assert [row["rollout/staleness_count"] for row in rows[:4]] == [0, 1, 1, 1]
-    assert all(row["rollout/multi_version_count"] > 0 for row in rows[1:4])
+    assert all(row["rollout/staleness_count"] <= bound for row in rows)
+    if bound:
+        assert all(row["rollout/multi_version_count"] > 0 for row in rows[1:4])
+        # fresh responses after every second push, and after the last one: the weights are those that were pushed
+        checked = [row for row in rows if row["step"] % 2 == 0]
+        assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in checked)
     assert [row["rollout/responses_count"] for row in rows] == [32] * 6
-    # fresh responses after every second push, and after the last one: the weights are those that were pushed
-    checked = [row for row in rows if row["step"] % 2 == 0]
-    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in checked)
+    checkpoint = folder / "checkpoints" / "step_6"
+    assert [found.difference for found in check_account(folder, checkpoint, num_steps=6)] == ["", "", ""]
     # what the sampler says of its tokens is what the correction uses
     assert all(0.5 < row["off_policy/ratio_mean"] < 2 for row in rows)

@@ -31,6 +31,7 @@ def rows(tmp_path, *lines):
     return str(path)
 
 
+CODE = "gtpo_megatron.rewards.code_tests:code_tests"
 GOOD = {"prompt": "What is 1 + 1?", "answer": "2"}
 
 
@@ -48,6 +49,16 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
         (["--model.dtype", "float16"], "float16"),
         (["--reward.function", "nowhere:f"], "reward function 'nowhere:f'"),
         (["--reward.function", "math:cosh2"], "math lacks it"),
+        (
+            ["--reward.function", "tests.unit.rewards.reward_forms:three"],
+            "takes (a, b, c); expected (response, answer)",
+        ),
+        (["--reward.function", "x*math:cos"], "'x' is no weight"),
+        (["--reward.function", "tests.unit.rewards.reward_forms:batched"], "needs the column 'scale'"),
+        (["--reward.function", CODE], "set --algorithm.success-threshold 1"),
+        (["--reward.function", CODE, "--algorithm.success-threshold", "1"], "train.jsonl:1: no tests"),
+        (["--reward.sandbox", "docker"], "must be bubblewrap, http://HOST:PORT, or unsafe"),
+        (["--data.train-path", "hub:a/b@main"], "expected hub:OWNER/NAME@COMMIT"),
         (["--data.train-path", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
         (["--model.path", "/nowhere"], "no readable config.json"),
         (["--data.max-prompt-tokens", "3"], "prompts are longer than max_prompt_tokens=3"),
@@ -55,6 +66,14 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
         (["--data.prompts-per-step", "100000"], "usable "),
         (["--optimizer.learning-rate", "fast"], "fast"),
         (["--algorithm.formulation", "v1_clipped"], "kappa"),
+        (["--algorithm.reference-kl.coef", "-1"], "coef=-1.0: must be 0 or more"),
+        (["--algorithm.reference-kl.estimator", "k4"], "k4"),
+        (["--reference.path", "models/base"], "nothing compares with a reference policy; set the coef"),
+        (["--reference.measured", "--reference.path", "/nowhere"], "reference.path=/nowhere has no config.json"),
+        (
+            ["--reference.measured", "--reference.path", str(ASSETS / "tiny_qwen3_moe")],
+            "family is qwen3_moe, that of model.path is qwen2",
+        ),
     ],
 )
 def test_a_mistake_in_the_configuration(capsys, overrides, message):
@@ -110,7 +129,16 @@ def test_a_run_folder_of_another_configuration(tmp_path):
 
 
 def test_the_assets_are_small_enough():
-    assert sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) <= 8 << 20
+    """Every clone carries them: 8 MiB each, which is a model of two million parameters in float32."""
+    for asset in Path(ASSETS).iterdir():
+        assert sum(path.stat().st_size for path in asset.rglob("*") if path.is_file()) <= 8 << 20, asset
+    assert {asset.name for asset in Path(ASSETS).iterdir()} == {
+        "arithmetic",
+        "programs",
+        "tiny_coder",
+        "tiny_qwen2",
+        "tiny_qwen3_moe",
+    }
 
 
 def test_stop_strings_need_a_tokenizer_that_vllm_can_read(capsys, tmp_path):

@@ -52,12 +52,16 @@ def begin(tmp_path, monkeypatch):
         if step:
             sampler = train.PromptSampler(train.check_inputs(config).train, config.seed)
             monkeypatch.setattr(
-                checkpoints, "state", lambda step: DriverState(step=step, sampler=sampler.state_dict(), counters={})
+                checkpoints,
+                "state",
+                lambda step: DriverState(
+                    step=step, sampler=sampler.state_dict(), counters={}, mismatch={"samples": []}
+                ),
             )
             checkpoints.save(RunFolder(tmp_path / "run").checkpoints, step)
         return read_contents(tmp_path / "run")
 
-    monkeypatch.setattr(train, "ray_parts", started)
+    monkeypatch.setattr(train, "ray_stages", started)
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)  # this process's logs stay as they are
     return begin
 
@@ -117,7 +121,7 @@ def test_a_signal_while_processes_start_stops_the_run_at_once(begin, tmp_path, m
 
     begin(TRAIN, HELDOUT, resume=False, step=step)
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(train, "ray_parts", starting)
+    monkeypatch.setattr(train, "ray_stages", starting)
     summary = begin(TRAIN, HELDOUT, ends=None)
     assert (summary.stopped_after, summary.stop_reason) == (step, "SIGTERM")
     assert read_state(tmp_path / "run").outcome == f"stopped after step {step}: SIGTERM"

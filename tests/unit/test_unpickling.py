@@ -27,7 +27,8 @@ CALLS = {
     "yaml": {"unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "UnsafeLoader", "FullLoader", "Loader"},
 }
 """By module: what unpickles, or makes objects of any class."""
-MODULES = {"shelve", "dill", "cloudpickle", "joblib", "_pickle", "pickletools"}
+MODULES = {"shelve", "dill", "cloudpickle", "joblib", "_pickle"}
+"""``pickletools`` is not among them: it lists the operations of a pickle and executes none."""
 KEYWORDS = {"allow_pickle": False, "weights_only": True, "trust_remote_code": False}
 """An argument that is given must be this."""
 MEGATRON = "megatron.core.dist_checkpointing"

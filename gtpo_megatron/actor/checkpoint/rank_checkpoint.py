@@ -5,9 +5,10 @@ Keys of the sharded state, the same for every layout (names are Megatron's, laye
     decoder.layers.*, embedding.*, output_layer.*      weights, stacked over layers
     optimizer.state.{exp_avg,exp_avg_sq}.<weight>      Adam's moments
     optimizer.state.{fp32_param,param}.<weight>        float32 masters: bfloat16 models, sharded optimizers
-    random                                             one object a rank, at its place in the layout
+    random                                             one object per rank, at its place in the layout
+    reference.<weight>                                 of a reference policy that has been reset
 
-and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``.
+and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``, ``reference`` (its files, last reset).
 """
 
 import inspect
@@ -28,8 +29,22 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gtpo_megatron.actor.checkpoint.restricted_load import load, load_sharded_metadata, reason, without_extra_states
+from gtpo_megatron.actor.checkpoint.reference_state import (
+    REFERENCE,
+    REFERENCE_PREFIX,
+    REFERENCE_WEIGHTS,
+    restore_reference,
+    sharded_reference,
+)
+from gtpo_megatron.actor.checkpoint.restricted_load import (
+    drop_extra_states,
+    is_extra_state,
+    load,
+    load_sharded_metadata,
+    reason,
+)
 from gtpo_megatron.actor.checkpoint.writer import ForkedWrite, results_queue
+from gtpo_megatron.actor.reference import ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.megatron.checkpoint_files import first_trouble
 
@@ -43,14 +58,18 @@ class RankCheckpoint:
         chunks: the rank's parts of the model, in order.
         optimizer: Megatron's.
         schedule: Megatron's.
+        reference: the reference policy, if there is one.
 
     All methods but ``is_written`` and ``close`` are called on all ranks at once.
     """
 
-    def __init__(self, *, chunks: Sequence[Any], optimizer: Any, schedule: Any) -> None:
+    def __init__(
+        self, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, reference: ReferencePolicy | None = None
+    ) -> None:
         self._chunks = chunks
         self._optimizer = optimizer
         self._schedule = schedule
+        self._reference = reference
         self._write: ForkedWrite | None = None
         self._folder = Path()
         self._is_validated = False
@@ -60,11 +79,18 @@ class RankCheckpoint:
         """Takes a snapshot, and starts to write it into an existing, empty folder; training may go on at once.
 
         Raises:
-            CheckpointError: the disk is full or not writable; the folder is then unusable and must be dropped.
+            CheckpointError: the disk is full or not writable, or Megatron would store another optimizer than this one;
+                the folder is then unusable and must be dropped.
 
-        Collectives: Megatron's own over the world.
+        Collectives: one gather of texts and Megatron's own over the world.
         """
         assert self._write is None, "finish comes first"
+        if mixed_up := _of_all_ranks(_padding_between_buckets(self._optimizer)):
+            raise CheckpointError(
+                f"checkpoint {folder} would have wrong moments and master weights: {mixed_up}; Megatron stores a "
+                f"sharded optimizer with a pipeline and tied embeddings only if no bucket is padded: use another "
+                f"data-parallel size, pipeline_parallel_size=1 or distributed_optimizer=False"
+            )
         results_queue()
         self._folder = folder
         _ensure_moments(self._optimizer)
@@ -149,20 +175,27 @@ class RankCheckpoint:
             # looked up before the wish is written: the shards say which layout they are of
             stored = load_sharded_metadata(folder)
             wanted = self._state({}, is_loading=True)
+            nothing = [drop_extra_states(wanted["model"][str(index)]) for index in range(len(self._chunks))]
             same_layout = wanted[RANDOM_KEY].unique_key in stored
             if not same_layout:
                 del wanted[RANDOM_KEY]
+            has_reference = any(key.startswith(REFERENCE_PREFIX) for key in stored)
+            if has_reference and self._reference is not None:
+                wanted[REFERENCE_WEIGHTS] = sharded_reference(self._chunks, self._reference, _metadata())
             state, left_over, absent = load(wanted, folder, strict=StrictHandling.RETURN_ALL)
         except (Exception, CheckpointException) as error:  # torch's is no Exception
             raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
-        _refuse_mismatch(folder, absent=absent, left_over=left_over - {RANDOM_KEY})
+        unread = {key for key in left_over if is_extra_state(key)} | {RANDOM_KEY}
+        _refuse_mismatch(folder, absent=absent, left_over=left_over - unread)
         for index, chunk in enumerate(self._chunks):
-            chunk.load_state_dict(without_extra_states(state["model"][str(index)]))
+            chunk.load_state_dict(state["model"][str(index)] | nothing[index])
         if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(self._optimizer)):
             _count_from_zero(state["optimizer"])
         self._optimizer.load_state_dict(state["optimizer"])
         _let_offloaded_count(self._optimizer)
         self._schedule.load_state_dict(state["schedule"])
+        if self._reference is not None:
+            restore_reference(self._reference, state, self._chunks, folder)
         if same_layout:
             _restore_random_states(state[RANDOM_KEY])
         return dict(state["counters"])
@@ -171,13 +204,18 @@ class RankCheckpoint:
         # layers are numbered in the whole model, so it does not matter which chunk of which rank holds them
         model_state = {str(i): chunk.sharded_state_dict(metadata=_metadata()) for i, chunk in enumerate(self._chunks)}
         optimizer_state = self._optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=_metadata())
-        return {
+        state = {
             "model": model_state,
             "optimizer": optimizer_state,
             "schedule": self._schedule.state_dict(),
             RANDOM_KEY: _random_states(),
             "counters": dict(counters),
         }
+        if self._reference is not None and not is_loading:
+            state[REFERENCE] = {"files": self._reference.files, "reset_step": self._reference.reset_step}
+            if self._reference.reset_step:
+                state[REFERENCE_WEIGHTS] = sharded_reference(self._chunks, self._reference, _metadata())
+        return state
 
 
 _ASYNC_ARGUMENTS = (
@@ -188,7 +226,7 @@ _ASYNC_ARGUMENTS = (
 
 def _save_strategy() -> Any:
     strategy = get_default_save_sharded_strategy()
-    strategy.thread_count = 1  # one file a rank: a node's ranks write at once as it is
+    strategy.thread_count = 1  # one file per rank: a node's ranks write at once as it is
     return strategy
 
 
@@ -341,6 +379,21 @@ def _let_offloaded_count(optimizer: Any) -> None:
         if hasattr(inner, "sub_optimizers"):
             for group in inner.param_groups:
                 group.pop("step", None)
+
+
+def _padding_between_buckets(optimizer: Any) -> str:
+    """Describes a bucket of a sharded optimizer that is padded and not the last one; empty if there is none.
+
+    Megatron stores buckets without their padding and looks parameters up as if it were there. Several buckets are in a
+    buffer where the embedding is shared by the ends of a pipeline, which gives it one of its own.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for buffer in getattr(part, "buffers", []):
+            for number, bucket in enumerate(buffer.buckets[:-1]):
+                padding = bucket.grad_data.numel() - bucket.numel_unpadded
+                if padding:
+                    return f"bucket {number} of {len(buffer.buckets)} has {padding} elements of padding"
+    return ""
 
 
 def _inner_optimizers(optimizer: Any) -> list[tuple[Any, Any]]:

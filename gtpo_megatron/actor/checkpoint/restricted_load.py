@@ -7,7 +7,8 @@ imported.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -29,8 +30,8 @@ from gtpo_megatron.weights.megatron.restricted_pickle import (
     of_each_rank,
 )
 
-EXTRA_STATE = "_extra_state"
-"""Ends the keys of what layers keep beside their parameters."""
+_EXTRA_STATE = re.compile(r"\._extra_state\d*$")
+"""Ends the keys of what layers keep beside their parameters; a layer of grouped experts has one for each."""
 _COMMON_OBJECT = ShardedObject("common_state", None, (1,), (0,)).unique_key
 """Where Megatron 0.19 keeps what was in ``common.pt``."""
 
@@ -105,13 +106,27 @@ def load(wanted: dict[str, Any], folder: Path, *, strict: StrictHandling) -> Any
     return _load(wanted, str(folder), sharded_strategy=RestrictedStrategy(), strict=strict)
 
 
-def without_extra_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A chunk's state whose layers get nothing but parameters.
+def is_extra_state(key: str) -> bool:
+    """Whether a key of a state is of what a layer keeps beside its parameters."""
+    return _EXTRA_STATE.search(key) is not None
 
-    Transformer Engine unpickles what a layer finds beside its parameters. It is empty but for the factors of float8,
-    which no run here has.
+
+def drop_extra_states(state: dict[str, Any]) -> dict[str, None]:
+    """Takes out of a chunk's sharded state what layers keep beside their parameters.
+
+    Transformer Engine unpickles what a layer finds there. It is empty but for the factors of float8, which no run here
+    has; and layers of a CPU and of a GPU have it in different places, so that neither could load the other's.
+
+    Args:
+        state: of a model chunk; changed.
+
+    Returns:
+        What a layer is given in its place, by key.
     """
-    return {key: None if key.endswith(EXTRA_STATE) else value for key, value in state.items()}
+    absent = dict.fromkeys(key for key in state if is_extra_state(key))
+    for key in absent:
+        del state[key]
+    return absent
 
 
 def load_sharded_metadata(folder: Path) -> Any:

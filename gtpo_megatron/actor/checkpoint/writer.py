@@ -1,8 +1,8 @@
 """Writes what Megatron has planned to write in a forked process, so that training goes on meanwhile.
 
 The child sees the tensors as they were when it was forked. It reports through a pipe: the places of what it wrote,
-which Megatron's metadata needs, and a checksum a file. Megatron's own caller does the same with a queue between
-processes for which it starts an interpreter, seconds and 200 MiB a rank.
+which Megatron's metadata needs, and a checksum per file. Megatron's own caller does the same with a queue between
+processes for which it starts an interpreter, seconds and 200 MiB per rank.
 
 A child does not outlive its rank: its snapshot is the rank's memory, and its open sockets would look like a rank that
 still lives.
@@ -34,7 +34,7 @@ ORPHAN_CHECK_S = 0.5
 
 
 def results_queue() -> "queue.Queue[Any]":
-    """The queue that Megatron's writer hands its results over in, of this process; made where there is none yet.
+    """The queue that Megatron's writer hands its results over in, of this process; made if there is none yet.
 
     Megatron would make one between processes here. Ours are put in by :meth:`ForkedWrite.wait`, in this process.
     """

@@ -1,1 +1,1 @@
-"""What the maths knows of the batch: flat tokens, a table of the responses, and the ranks."""
+"""The batch as the credit functions see it: flat tokens, a table of the responses, reductions over ranks."""

@@ -1,4 +1,4 @@
-"""Checks of tensors before any maths; those of values wait for a GPU, those of shapes and dtypes do not."""
+"""Checks of tensors. Checks of values synchronise with the GPU; checks of shapes and dtypes do not."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def check_tensor(**tensors: Tensor) -> None:
-    """Every argument is a tensor.
+    """Checks that every argument is a tensor.
 
     Raises:
-        ShapeError: it is something else.
+        ShapeError: one is not.
     """
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
@@ -22,10 +22,10 @@ def check_tensor(**tensors: Tensor) -> None:
 
 
 def check_shape(shape: tuple[int, ...], **tensors: Tensor) -> None:
-    """Every tensor has this shape.
+    """Checks that every tensor has this shape.
 
     Raises:
-        ShapeError: it has not.
+        ShapeError: one does not.
     """
     check_tensor(**tensors)
     for name, tensor in tensors.items():
@@ -34,10 +34,10 @@ def check_shape(shape: tuple[int, ...], **tensors: Tensor) -> None:
 
 
 def check_num_dims(num_dims: int, **tensors: Tensor) -> None:
-    """Every tensor has this many dimensions.
+    """Checks that every tensor has this many dimensions.
 
     Raises:
-        ShapeError: it has not.
+        ShapeError: one does not.
     """
     check_tensor(**tensors)
     for name, tensor in tensors.items():
@@ -46,10 +46,10 @@ def check_num_dims(num_dims: int, **tensors: Tensor) -> None:
 
 
 def check_mask(**tensors: Tensor) -> None:
-    """Every tensor is bool.
+    """Checks that every tensor is bool.
 
     Raises:
-        ShapeError: it is not.
+        ShapeError: one is not.
     """
     for name, tensor in tensors.items():
         if tensor.dtype != torch.bool:
@@ -57,10 +57,10 @@ def check_mask(**tensors: Tensor) -> None:
 
 
 def check_full_precision(**tensors: Tensor) -> None:
-    """Every tensor is float32 or float64: 16-bit entropies are off by up to 0.4 nats, 16-bit log-probs worse.
+    """Checks that every tensor is float32 or float64: 16-bit entropies are wrong by up to 0.4 nats, log-probs by more.
 
     Raises:
-        ShapeError: it is of another dtype; nothing is upcast in silence.
+        ShapeError: one has another dtype.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in _FLOATS:
@@ -71,10 +71,10 @@ def check_full_precision(**tensors: Tensor) -> None:
 
 
 def check_labels(**tensors: Tensor) -> None:
-    """Every tensor holds integers.
+    """Checks that every tensor holds integers.
 
     Raises:
-        ShapeError: it does not.
+        ShapeError: one does not.
     """
     for name, tensor in tensors.items():
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
@@ -82,7 +82,7 @@ def check_labels(**tensors: Tensor) -> None:
 
 
 def check_rewards(rewards: Tensor) -> None:
-    """Every reward ``[B]`` is a finite real number that float32 can hold, and float64 its square.
+    """Checks that every reward ``[B]`` is real, finite and at most ``LARGEST_REWARD`` in magnitude.
 
     Raises:
         ShapeError: the dtype is complex.
@@ -98,14 +98,14 @@ def check_rewards(rewards: Tensor) -> None:
 
 
 def check_finite(mask: Tensor, **tensors: Tensor) -> None:
-    """Values are finite wherever ``mask`` is True.
+    """Checks that values are finite wherever ``mask`` is True.
 
     Args:
         mask: ``[B, T]`` bool.
         tensors: ``[B, T]`` float by name.
 
     Raises:
-        DataError: one is not; field, row, column and value.
+        DataError: one is not; the message has field, row, column and value.
     """
     for name, tensor in tensors.items():
         values = tensor.detach()

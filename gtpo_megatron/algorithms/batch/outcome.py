@@ -1,21 +1,17 @@
-"""Which responses are correct: the one place where training compares a reward with the threshold.
-
-What reads rewards from files compares by ``observability.correctness``, which agrees.
-"""
+"""Compares rewards with the success threshold, for training; ``observability.correctness`` is the same for files."""
 
 import torch
 from torch import Tensor
 
 
 def is_correct(rewards: Tensor, *, success_threshold: float) -> Tensor:
-    """``r_i >= threshold``, membership of O+ by raw outcome, in the rewards' own precision.
+    """``r_i >= threshold``: membership of O+ by raw outcome, compared in the dtype of the rewards.
 
-    A reward of 0.7 that is kept as float32 is less than the float64 number 0.7; a threshold of 0.7 means the same
-    number to both, so it is rounded as the rewards were.
+    The threshold is rounded to that dtype: a reward of 0.7 stored as float32 is less than the float64 number 0.7.
 
     Args:
-        rewards: any shape, any real dtype; compared as float64 where it is no floating-point one.
-        success_threshold: least reward of a correct response.
+        rewards: any shape, any real dtype; integers and bools are compared as float64.
+        success_threshold: lowest reward of a correct response.
 
     Returns:
         Bool of the same shape.

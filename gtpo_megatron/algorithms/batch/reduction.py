@@ -1,7 +1,7 @@
-"""What the maths asks of the other ranks, and the answer of a process that holds the whole batch.
+"""Reductions over the ranks that share a batch: the protocol, and the implementation for one process.
 
-The maths follows local -> reduce -> apply: it computes additive numbers from the responses at hand, asks a reduction
-for their totals and applies them. It never sees a process group, and the reduction knows no formula.
+The maths follows local -> reduce -> apply: it computes additive numbers from this rank's responses, asks a reduction
+for their totals and applies them. It never sees a process group, and the reduction contains no formula.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredRows:
-    """A few numbers of every response of the batch, the same on every rank.
+    """A table of every response of the batch, the same on every rank.
 
     Attributes:
         table: ``[R, C]`` int64 on the CPU, rows ordered by rank.
@@ -29,7 +29,7 @@ class GatheredRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedRange:
-    """A stretch of a flat buffer whose values the same ranks hold.
+    """A range of a flat buffer whose values are held by the same ranks.
 
     Attributes:
         members: ranks in ascending order; this rank is one of them.
@@ -56,16 +56,16 @@ class Reduction(KeyReduction, Protocol):
     """The ranks that the batch is sharded over; ``max`` and ``sum`` are over all of them."""
 
     def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> GatheredRows:
-        """Calls ``read_rows`` and gathers its ``[B, C]`` int64 rows; an error in it is raised on all ranks alike.
+        """Calls ``read_rows`` and gathers its ``[B, C]`` int64 rows; an error in it is raised on all ranks.
 
         Args:
             read_rows: validates this rank's inputs; may raise a GTPOError.
-            signature: what all ranks must agree on, such as the configuration.
+            signature: text that must be equal on all ranks, such as the configuration.
         """
         ...
 
     def gather_values(self, values: Tensor) -> Tensor:
-        """One number per response, ``[B]`` float64 -> ``[R]`` on the CPU, in the order of ``gather_rows``."""
+        """Gathers one number per response: ``[B]`` float64 -> ``[R]`` on the CPU, in the order of ``gather_rows``."""
         ...
 
     def exchange(self, values: Tensor, ranges: Sequence[SharedRange], operation: Literal["max", "sum"]) -> Tensor:
@@ -74,7 +74,7 @@ class Reduction(KeyReduction, Protocol):
 
 
 class LocalReduction:
-    """All responses are in this process."""
+    """The reduction of a process that holds all responses."""
 
     def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> GatheredRows:  # noqa: ARG002 - one rank
         """See ``Reduction``."""
@@ -105,12 +105,12 @@ class LocalReduction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitKeys:
-    """Totals of keys of which only some are held by several ranks; only these travel.
+    """Totals over ranks that communicate only the keys which several ranks hold.
 
     Attributes:
-        index: ``[W]`` int64, the keys that travel, in the order of ``ranges``.
-        ranges: who holds them.
-        reduction: carries them.
+        index: ``[W]`` int64, the communicated keys, in the order of ``ranges``.
+        ranges: the ranks that hold them.
+        reduction: communicates them.
     """
 
     index: Tensor

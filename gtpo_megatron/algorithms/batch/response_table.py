@@ -1,6 +1,6 @@
-"""The batch at a glance: three numbers of every response, the same on every rank.
+"""A table of length, reward and group of every response of the batch, the same on every rank.
 
-Lengths, rewards and labels give every count that the formulas need: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes.
+It gives every count that the formulas need: ``d_t``, ``h_t``, ``n``, ``m`` and the pool sizes.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class ResponseTable:
 
     Attributes:
         group_index: ``[R]`` int64 in [0, num_groups), in ascending order of the labels.
-        num_groups: prompt groups, those without any token included.
+        num_groups: number of prompt groups, including those without any token.
         rewards: ``[R]`` float64, raw outcome rewards.
         is_correct: ``[R]`` bool: the raw reward reaches the threshold and the response has tokens.
         lengths: ``[R]`` int64, the policy's own tokens.
@@ -41,22 +41,22 @@ class ResponseTable:
 
     @property
     def mine(self) -> Tensor:
-        """``[B]`` int64: the places of this rank's responses, in their order."""
+        """``[B]`` int64: the table rows of this rank's responses, in their order."""
         return torch.nonzero(self.owners == self.rank).flatten()
 
     @property
     def is_one_sided(self) -> Tensor:
-        """``[num_groups]`` bool: no correct response, or no incorrect one, by raw reward."""
+        """``[num_groups]`` bool: the group has no correct or no incorrect response, by raw reward."""
         sides = torch.zeros(self.num_groups, 2, dtype=torch.bool)
         sides[self.group_index[self.is_live], self.is_correct[self.is_live].to(torch.int64)] = True
         return ~sides.all(1)
 
     def scope(self, *, spans_batch: bool) -> Tensor:
-        """``[R]`` int64: the group of each response, or 0 for all of the batch."""
+        """``[R]`` int64: the group of each response, or 0 for all if ``spans_batch``."""
         return torch.zeros_like(self.group_index) if spans_batch else self.group_index
 
     def sets(self, *, spans_batch: bool) -> Tensor:
-        """``[R]`` int64: O+ of scope ``s`` is set ``2 s + 1``, O- is ``2 s``."""
+        """``[R]`` int64: the set of each response; O+ of scope ``s`` is ``2 s + 1``, O- is ``2 s``."""
         return 2 * self.scope(spans_batch=spans_batch) + self.is_correct
 
 
@@ -73,15 +73,15 @@ def gather_table(
         read_rows: validates this rank's inputs and returns rewards, labels and lengths, each ``[B]``.
         success_threshold: a response is correct if its reward is at least this.
         reduction: the ranks.
-        signature: what all ranks must agree on.
+        signature: text that must be equal on all ranks.
 
     Raises:
-        GTPOError: what ``read_rows`` raised on any rank, on all of them.
+        GTPOError: ``read_rows`` raised it on some rank; it is raised on all of them.
     """
 
     def encode() -> Tensor:
         rewards, group_ids, lengths = read_rows()
-        # decided here, where the rewards' precision is known; it travels in the last bit of the length
+        # decided here because the dtype of the rewards is known; sent in the last bit of the length
         outcome = is_correct(rewards, success_threshold=success_threshold).cpu()
         bits = rewards.to(torch.float64).cpu().contiguous().view(torch.int64)
         return torch.stack((group_ids.to(torch.int64).cpu(), 2 * lengths.cpu() + outcome, bits), dim=1)

@@ -1,4 +1,4 @@
-"""Flat tokens: the policy's own tokens of this rank's responses, one after the other, without padding."""
+"""The policy's own tokens of this rank's responses as flat arrays, without padding."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from gtpo_megatron.errors import DataError
 
 LOWEST_ENTROPY = -1e-4
-"""Nats. Rounding may leave an entropy slightly below 0 (it counts as 0); anything lower is an error upstream."""
+"""Nats. Rounding may leave an entropy slightly below 0 (it counts as 0); a lower one is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """Where the ``N`` tokens of a ``[B, T]`` mask are; they are ordered by response, then by time.
+    """The ``N`` tokens of a ``[B, T]`` mask, ordered by response, then by time.
 
     Attributes:
         mask: ``[B, T]`` bool.
-        row: ``[N]`` int32, the response.
-        lengths: ``[B]`` int64, tokens of each response, on the CPU.
+        row: ``[N]`` int32, the response of each token.
+        lengths: ``[B]`` int64, number of tokens of each response, on the CPU.
     """
 
     mask: Tensor
@@ -38,7 +38,7 @@ class Tokens:
 
     @property
     def position(self) -> Tensor:
-        """``[N]`` int64, the ``t`` of the paper, from 0: how many of the policy's own tokens come before."""
+        """``[N]`` int64, ``t`` of the paper, from 0: the number of the policy's own tokens before each."""
         return self.numbered_from(torch.zeros_like(self.lengths))
 
     def numbered_from(self, first: Tensor) -> Tensor:
@@ -55,23 +55,21 @@ class Tokens:
         return values.to(self.row.device).index_select(0, self.row)
 
     def counts(self, chosen: Tensor | None) -> Tensor:
-        """How many tokens each response has, or how many of those chosen (``[N]`` bool): ``[B]`` int64."""
+        """Number of tokens per response, or of tokens in ``chosen`` (``[N]`` bool): ``[B]`` int64."""
         if chosen is None:
             return self.lengths.to(self.row.device)
         return torch.bincount(self.row[chosen], minlength=len(self.lengths))
 
     def put(self, values: Tensor) -> Tensor:
-        """``[N]`` -> ``[B, T]`` float32, 0 where there is no token of the policy's own."""
+        """``[N]`` -> ``[B, T]`` float32, 0 outside the mask."""
         matrix = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
         return matrix.masked_scatter_(self.mask, values.to(torch.float32))
 
     def checked(self, name: str, matrix: Tensor, *, sign: float = 1.0) -> Tensor:
-        """``sign * matrix`` at the tokens, ``[N]`` float64; it must be finite and not negative.
-
-        What rounding left slightly below 0 counts as 0.
+        """``sign * matrix`` at the tokens, ``[N]`` float64, clamped at 0.
 
         Raises:
-            DataError: it is not; names the value, its row and its column.
+            DataError: a value is not finite or is below ``LOWEST_ENTROPY``; the message has the value, row and column.
         """
         values = self.pick(matrix).to(torch.float64).mul_(sign)
         if len(values):

@@ -1,1 +1,1 @@
-"""From rewards and entropies to advantages, fixed before the first update."""
+"""Credit functions: advantages from rewards and entropies, computed before the first update."""

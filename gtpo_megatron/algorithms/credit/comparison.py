@@ -1,7 +1,8 @@
-"""Which tokens an entropy is compared with, and how many there are: the axes of [S sec. 5].
+"""The tokens that each entropy is compared with, and their number: the axes of [S sec. 5].
 
-A token is compared within its *set*: O+ or O- of its group (or of the batch). The key of a token names its comparison:
-the set and ``t`` (axis ``position``, the formulas of the paper), the response (``response``) or the set (``matrix``).
+A token is compared within its *set*: O+ or O- of its group (or of the batch). The key of a token identifies its
+comparison: the set and ``t`` (axis ``position``, the formulas of the paper), the response (``response``) or the set
+(``matrix``).
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ class Comparison:
 
     Attributes:
         key: ``[N]`` integers in [0, K).
-        count: ``[K]`` int64, tokens of each comparison over all ranks: ``d_t`` of O+ and ``h_t`` of O-, on the axis
+        count: ``[K]`` int64, tokens of each comparison over all ranks; ``d_t`` for O+ and ``h_t`` for O- on the axis
             ``position``.
-        reduction: who else has tokens of them.
+        reduction: the ranks that hold tokens of them.
     """
 
     key: Tensor
@@ -33,14 +34,14 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _HeldSets:
-    """The ``S`` sets that this rank has tokens of.
+    """The ``S`` sets of which this rank holds tokens.
 
     Attributes:
-        slot: ``[R]`` int64, which of them each response is in; -1: none.
-        longest: ``[S, ranks]`` int64, tokens of each rank's longest response.
-        shared: ``[S]`` int64, keys at which several ranks have tokens: up to the second longest of these.
-        width: ``[S]`` int64, keys of each set on this rank.
-        first: ``[S]`` int64, the first of them.
+        slot: ``[R]`` int64, the set of each response; -1: none of these sets.
+        longest: ``[S, ranks]`` int64, number of tokens of each rank's longest response.
+        shared: ``[S]`` int64, number of keys at which several ranks hold tokens: the second largest of ``longest``.
+        width: ``[S]`` int64, number of keys of each set on this rank.
+        first: ``[S]`` int64, the first key of each set.
     """
 
     slot: Tensor
@@ -59,15 +60,15 @@ def compare(
     compared: Tensor | None,
     reduction: Reduction,
 ) -> Comparison:
-    """Keys and counts of this rank's tokens.
+    """Computes keys and counts of this rank's tokens.
 
     Args:
-        tokens: of this rank.
-        table: of the batch; its lengths give the counts.
-        axis: what is compared.
-        spans_batch: sets are those of the batch instead of the group.
-        compared: ``[N]`` bool, tokens that take part; None: all. Lengths do not tell how many there are then, so the
-            counts travel like the sums.
+        tokens: this rank's tokens.
+        table: the responses of the batch.
+        axis: see above.
+        spans_batch: the sets span the batch instead of the group.
+        compared: ``[N]`` bool, tokens that take part; None: all. With a mask the counts are reduced over ranks; without
+            one they follow from the lengths.
         reduction: the ranks.
     """
     device = tokens.row.device
@@ -75,7 +76,7 @@ def compare(
         count = tokens.counts(compared)
         return Comparison(key=tokens.row, count=count, reduction=LocalReduction())
     held = _held_sets(table, axis, spans_batch=spans_batch)
-    first = held.first[held.slot[table.mine]] if len(held.first) else table.mine  # without tokens any number will do
+    first = held.first[held.slot[table.mine]] if len(held.first) else table.mine  # any number if there are no tokens
     key = tokens.numbered_from(first) if axis == "position" else tokens.spread(first)
     split = _split_keys(held, reduction, device)
     if compared is not None:
@@ -108,20 +109,20 @@ def _held_sets(table: ResponseTable, axis: str, *, spans_batch: bool) -> _HeldSe
 
 
 def _live_counts(lengths: Tensor, held: _HeldSets) -> Tensor:
-    """``d_t`` and ``h_t``: how many responses of each set have more than ``t`` tokens, ``[K]`` int64."""
+    """``d_t`` and ``h_t``: the number of responses of each set with more than ``t`` tokens, ``[K]`` int64."""
     inside = held.slot >= 0
     slot = held.slot[inside]
     last = held.first[slot] + torch.minimum(lengths[inside], held.width[slot]) - 1
     ends = torch.bincount(last, minlength=int(held.width.sum()))
-    from_here_on = ends.flip(0).cumsum(0).flip(0)  # of this set and of those behind it
+    from_here_on = ends.flip(0).cumsum(0).flip(0)  # in this set and in all later ones
     behind = torch.cat((from_here_on, from_here_on.new_zeros(1)))[held.first + held.width]
     return from_here_on - torch.repeat_interleave(behind, held.width)
 
 
 def _split_keys(held: _HeldSets, reduction: Reduction, device: torch.device) -> KeyReduction:
-    """The keys at which several ranks have tokens, and who has them.
+    """The keys at which several ranks hold tokens, with those ranks.
 
-    Sets that the same ranks hold stand side by side, in the same order on all of these ranks.
+    Sets with the same ranks are adjacent, in the same order on all of these ranks.
     """
     together: dict[tuple[int, ...], list[Tensor]] = {}
     holders: list[list[int]] = [[] for _ in held.first]

@@ -1,4 +1,4 @@
-"""What can stand in the place of entropy, to tell what entropy itself contributes: the shuffled controls."""
+"""Controls of the study: entropies shuffled within responses (GTPO) or within sets (GRPO-S)."""
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ def shuffle_within_sets(table: ResponseTable, values: Tensor, seed: int, *, span
     Args:
         table: of the batch.
         values: ``[L]`` float64, of the responses with tokens.
-        seed: of the order; it also depends on the values, never on how responses were sharded. Only responses of equal
-            value and equal length are told apart by their place in the table.
-        spans_batch: scopes are the whole batch instead of groups.
+        seed: of the order, which also depends on the values, never on the sharding. Only responses of equal value and
+            equal length are ordered by their place in the table.
+        spans_batch: the scope is the batch instead of the group.
     """
     sets = table.sets(spans_batch=spans_batch)[table.is_live]
     lengths = table.lengths[table.is_live]
@@ -44,6 +44,6 @@ def shuffle_within_sets(table: ResponseTable, values: Tensor, seed: int, *, span
 
 
 def _sort_within(row: Tensor, keys: Tensor) -> Tensor:
-    """The order of ``keys`` within each row; ``row`` is ascending already."""
+    """The indices that sort ``keys`` within each row; ``row`` must be ascending."""
     order = torch.argsort(keys, stable=True)
     return order[torch.argsort(row[order], stable=True)]

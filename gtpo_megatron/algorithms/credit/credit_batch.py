@@ -1,4 +1,4 @@
-"""What a credit function is given, and what it returns."""
+"""Inputs and outputs of a credit function."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,15 +17,17 @@ class TokenInputs:
     """This rank's ``N`` tokens: those that the policy itself wrote.
 
     Attributes:
-        tokens: where they are.
-        entropy: ``[N]`` float64, nats, of the policy that sampled them; at least 0.
+        tokens: their places in the padded batch.
+        entropy: ``[N]`` float64, nats, of the old policy; at least 0.
         old_logprobs: ``[N]`` float64, nats; None if they were not given.
-        compared: ``[N]`` bool, tokens whose entropy is compared with others'; None: all.
+        ref_logprobs: ``[N]`` float64, nats, of the reference policy; None if the reward has no part of it.
+        compared: ``[N]`` bool, tokens whose entropies are compared; None: all.
     """
 
     tokens: Tokens
     entropy: Tensor
     old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
     compared: Tensor | None = None
 
 
@@ -48,7 +50,7 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCredit:
-    """What each token of this rank earned.
+    """Credit of this rank's tokens.
 
     Attributes:
         shaped_rewards: ``[N]`` float64.
@@ -63,11 +65,12 @@ class TokenCredit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditBatch(TokenInputs):
-    """This rank's tokens and a few numbers of all responses.
+    """This rank's tokens, and the table of all responses.
 
     Attributes:
         table: all responses of the batch, the same on every rank.
-        penalties: ``[R]`` float64, length penalty of each response.
+        penalties: ``[R]`` float64, added to each response's reward: for its length, and for its divergence from the
+            reference policy.
         reduction: the ranks.
     """
 
@@ -87,11 +90,11 @@ class CreditBatch(TokenInputs):
 
     @property
     def outcome(self) -> Tensor:
-        """``[L]`` float64: reward with length penalty, of the ``L`` responses with tokens, in the table's order."""
+        """``[L]`` float64: reward plus penalties of the ``L`` responses with tokens, in the table's order."""
         return (self.table.rewards + self.penalties)[self.table.is_live]
 
     def group_mean(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Size and mean of the group of each response, ``[L]`` float64 -> ``[L]`` float64 twice.
+        """Size and mean of each response's group: ``[L]`` float64 -> two ``[L]`` float64.
 
         Args:
             values: one per response with tokens, such as ``outcome``; every rank holds all of them.
@@ -102,10 +105,10 @@ class CreditBatch(TokenInputs):
         return size[group].to(torch.float64), mean[group]
 
     def of_responses(self, reward: Tensor, advantage: Tensor, shares: Shares | None = None) -> TokenCredit:
-        """Credit of whole responses, repeated on their tokens.
+        """Credit of responses, repeated on their tokens.
 
         Args:
-            reward: ``[L]`` float64, of the responses with tokens, in the table's order.
+            reward: ``[L]`` float64, one per response with tokens, in the table's order.
             advantage: ``[L]`` float64.
             shares: what shaped the rewards, if anything did.
         """

@@ -1,4 +1,4 @@
-"""What a credit assignment did, in a few numbers of the whole batch."""
+"""Metrics of a credit assignment over the whole batch."""
 
 from collections.abc import Callable
 
@@ -11,21 +11,21 @@ from gtpo_megatron.algorithms.exact_sum import exact_sum
 
 
 def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
-    """Metrics of the batch, the same on every rank; one whose set is empty is left out.
+    """Metrics of the batch, the same on every rank. A metric over an empty set is omitted.
 
     - ``credit/correct_tokens_negative_frac``: tokens of correct responses with a negative advantage;
       ``credit/incorrect_tokens_positive_frac``: the reverse.
-    - ``credit/one_sided_groups_frac``: groups all correct or all incorrect.
+    - ``credit/one_sided_groups_frac``: groups whose responses are all correct or all incorrect.
     - ``credit/entropy_correct_nats``, ``_incorrect``: mean token entropy.
 
-    And where entropies shape rewards (GTPO: of tokens; GRPO-S: of responses):
+    If entropies shape rewards (of tokens for GTPO, of responses for GRPO-S), also:
 
-    - ``credit/singleton_position_frac``: correct ones with nothing to compare with (``d_t = 1``): their share is 1
-      whatever their entropy.
-    - ``credit/effective_frac_correct``, ``_incorrect``: ``(sum x)^2 / (N sum x^2)``: 1 if all weigh the same,
-      ``1/N`` if one has it all.
+    - ``credit/singleton_position_frac``: correct ones without peers (``d_t = 1``): their entropy weight is 1 whatever
+      their entropy.
+    - ``credit/effective_frac_correct``, ``_incorrect``: ``(sum x)^2 / (N sum x^2)``: 1 if all ``x`` are equal, ``1/N``
+      if all but one are 0.
 
-    Collectives: those of ``_Sides``, for tokens and for shares.
+    Collectives: those of ``_Sides``, for tokens and for entropy weights.
     """
     table = batch.table
     tokens = _Sides(batch.on_tokens(table.is_correct), batch.reduction)
@@ -59,12 +59,12 @@ def _share_metrics(shares: Shares) -> dict[str, float]:
 
 
 class _Sides:
-    """Sums over the incorrect and over the correct of all ranks, in this order.
+    """Sums over the incorrect and over the correct elements of all ranks, in this order.
 
     Args:
-        is_correct: ``[M]`` bool, of what is summed.
-        reduction: the ranks. Collectives: one ``sum`` for the sizes, one for ``count``, a ``max`` and a ``sum`` for
-            ``sum``; all of two numbers.
+        is_correct: ``[M]`` bool, one per element.
+        reduction: the ranks. Collectives, each of two numbers: one ``sum`` for the sizes, one for ``count``, a ``max``
+            and a ``sum`` for ``sum``.
     """
 
     def __init__(self, is_correct: Tensor, reduction: KeyReduction) -> None:
@@ -72,14 +72,14 @@ class _Sides:
         self.sizes = self.count(torch.ones_like(is_correct))
 
     def count(self, flags: Tensor) -> list[int]:
-        """How many are True, ``[M]`` bool."""
+        """Number of True values in ``flags``, ``[M]`` bool."""
         correct = (flags & self.is_correct).count_nonzero()
         sides = torch.stack((flags.count_nonzero() - correct, correct))
         numbers: list[int] = self.reduction.sum(sides).tolist()
         return numbers
 
     def sum(self, values: Tensor, *, term: Callable[[Tensor], Tensor] = torch.positive) -> list[float]:
-        """``[M]`` float64; ``term`` of each."""
+        """Sum of ``term(values)``, ``[M]`` float64."""
         count = torch.tensor(self.sizes, device=values.device)
         numbers: list[float] = exact_sum(values, self.is_correct, count, self.reduction, term=term).total.tolist()
         return numbers

@@ -11,10 +11,10 @@ from gtpo_megatron.config.algorithm import EAPOConfig
 def eapo_credit(config: EAPOConfig, batch: CreditBatch) -> TokenCredit:
     """``A + alpha sign(A) A_H`` (Eq. 7), ``A`` being GRPO's; ``A_H = clip((H - mu) / sigma, +-|A| / phi)`` (Eq. 6).
 
-    ``mu`` and ``sigma`` are the mean and the std of the entropies of all tokens of the group; ``A_H = 0`` where they
+    ``mu`` and ``sigma`` are the mean and the std of the entropies of all tokens of the group; ``A_H = 0`` if they
     are equal. ``alpha`` is ``coefficient``, ``phi`` is ``bound``.
 
-    Collectives: ``standardise``'s, for a pool a group.
+    Collectives: those of ``standardise``, one pool per group.
     """
     table, credit = batch.table, group_relative_credit(config, batch)
     pooled = pools(table, table.lengths, "combined", spans_batch=False, takes_part=table.is_live)

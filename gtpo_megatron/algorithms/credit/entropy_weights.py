@@ -1,4 +1,4 @@
-"""The entropies that shape rewards: cleaned, raised by the floor, or replaced by a control."""
+"""The entropies that shape rewards: clipped, raised by the floor, or replaced by a control."""
 
 import torch
 from torch import Tensor
@@ -27,28 +27,28 @@ def shaping_weights(config: EntropyCreditSettings, inputs: TokenInputs) -> Tenso
 def clipped_and_floored(weights: Tensor, config: EntropyCreditSettings) -> Tensor:
     """``clip(H, lowest, highest) + floor`` of ``entropy_clip`` and ``entropy_floor``; positive.
 
-    A floor of 0 is raised to ``LEAST_WEIGHT``: only a comparison of zeros sees it, and all of them are equal then.
+    A floor of 0 is raised to ``LEAST_WEIGHT``; this changes only comparisons of zeros, which are all equal.
     """
     clipped = weights if config.entropy_clip is None else weights.clamp(*config.entropy_clip)
     return clipped + max(config.entropy_floor, LEAST_WEIGHT)
 
 
 def takes_inverses(config: EntropyCreditSettings) -> bool:
-    """Whether ``y``, and so ``1/H`` of incorrect responses, shapes a reward."""
+    """Whether ``y``, which takes ``1/H`` of incorrect responses, shapes a reward."""
     return config.formulation not in SINGLE_POOL and config.shaped_sides != "positive"
 
 
 def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct: Tensor) -> None:
-    """The inverses and logarithms that the configuration asks for exist.
+    """Checks that the inverses and logarithms that the configuration needs exist.
 
     Args:
-        config: of GTPO or GRPO-S.
-        inputs: of this rank.
+        config: configuration of GTPO or GRPO-S.
+        inputs: this rank's tokens.
         is_correct: ``[B]`` bool.
 
     Raises:
         ShapeError: a tensor that the configuration needs was not given.
-        DataError: an entropy is 0 without a floor under it, or too large.
+        DataError: an entropy is 0 with ``entropy_floor=0``, or it is too large.
     """
     if config.unshaped_patterns and inputs.compared is None:
         raise ShapeError(
@@ -66,7 +66,7 @@ def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct
         takes_logs, inverts = config.entropy_mean == "geometric", takes_inverses(config)
         if isinstance(config, GRPOSConfig):
             takes_logs |= config.sequence_entropy_mean == "geometric"
-            inverts = False  # means, once they are known
+            inverts = False  # GRPO-S inverts means; ``_check_invertible`` checks them
         needed = ~is_correct if inverts else torch.zeros_like(is_correct)
         needed |= takes_logs
         bad = weights.clamp(low, high) + config.entropy_floor < LEAST_WEIGHT

@@ -1,4 +1,4 @@
-"""Shaped rewards: what each version of the paper makes of ``x`` and ``y``."""
+"""Shaped rewards of each version of the paper, from the entropy weights ``x`` and ``y``."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 SINGLE_POOL = ("v1", "v1_clipped")
-"""Formulations whose incorrect responses earn 0, whatever their entropy; all values are standardised together."""
+"""Formulations in which incorrect responses earn 0; all values are standardised together."""
 
 
 def shaped_reward(
@@ -18,7 +18,7 @@ def shaped_reward(
     bonus: float,
     kappa: float | None,
 ) -> Tensor:
-    """``r~`` of v1, ``r+`` and ``r-`` of v2 and v6; for GTPO of tokens, for GRPO-S of responses.
+    """``r~`` of v1, ``r+`` and ``r-`` of v2 and v6, of tokens (GTPO) or of responses (GRPO-S).
 
     ==========  =========================================================  ======================  ===============
     name        on O+                                                      on O-                   equations

@@ -23,7 +23,7 @@ def group_centred_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCr
 
 
 def group_centred(config: AlgorithmConfig, batch: CreditBatch) -> Tensor:
-    """``r_i - mean(r)`` over the responses of the group, ``[L]``; exactly 0 where the group has one reward."""
+    """``r_i - mean(r)`` over the responses of the group, ``[L]``; exactly 0 if all rewards of the group are equal."""
     return _relative_to_group(config, batch, divides_by_std=False)
 
 

@@ -1,4 +1,4 @@
-"""GRPO-S: every response gets a reward of its own, by the mean entropy of its tokens (arXiv 2508.04349).
+"""GRPO-S: the reward of each response is shaped by the mean entropy of its tokens (arXiv 2508.04349).
 
 [I n] are the equations of version 6, [S n] those of version 1. The objective [I 10] is ``losses.clipped_surrogate`` of
 one ratio per response.
@@ -36,8 +36,9 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
     - ``r+ = beta1 + beta2 X``, ``r- = -beta1 - beta2 Y`` [I 8];
     - ``A = (r - mean(R)) / std(R)`` over the responses of the group [I 9].
 
-    Each rank computes ``Hs`` of its responses; from there on all ``R`` responses are computed on every rank.
-    Collectives: ``gather_values``, a number per response.
+    Each rank computes ``Hs`` of its own responses; the rest is computed for all ``R`` responses on every rank.
+
+    Collectives: ``gather_values``, one number per response.
     """
     table = batch.table
     mean_entropy = batch.reduction.gather_values(_mean_entropy(config, batch))[table.is_live]  # Hs
@@ -88,7 +89,7 @@ def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
     value = significant(entropy.log() if config.sequence_entropy_mean == "geometric" else entropy)
     if batch.compared is not None:
         kept = tokens.counts(batch.compared)
-        # a response of which nothing is compared is averaged whole
+        # a response without compared tokens is averaged over all of its tokens
         value = torch.where(batch.compared | (kept == 0).index_select(0, tokens.row), value, 0.0)
         count = torch.where(kept > 0, kept, count)
     mean = exact_sum(value, tokens.row, count, LocalReduction()).mean
@@ -96,17 +97,17 @@ def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
 
 
 def _peers(table: ResponseTable, *, spans_batch: bool) -> Comparison:
-    """Each response of O+ is compared with O+, each of O- with O-; ``count`` is ``n`` and ``m``."""
+    """Compares each response with its set, O+ or O-; ``count`` is ``n`` and ``m``."""
     key = table.sets(spans_batch=spans_batch)[table.is_live]
     num_sets = 2 if spans_batch else 2 * table.num_groups
     return Comparison(key=key, count=torch.bincount(key, minlength=num_sets), reduction=LocalReduction())
 
 
 def _check_invertible(config: GRPOSConfig, mean_entropy: Tensor, is_correct: Tensor) -> None:
-    """Raises on all ranks alike, since all of them hold all responses.
+    """Checks that ``1/Hs`` exists. Every rank holds all responses, so all ranks raise.
 
     Raises:
-        DataError: an incorrect response consists of zero entropies, and there is no floor under them.
+        DataError: an incorrect response has only zero entropies, and ``entropy_floor`` is 0.
     """
     if (
         config.entropy_floor == 0

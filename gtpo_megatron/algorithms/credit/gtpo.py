@@ -1,4 +1,4 @@
-"""GTPO: every token of a response gets a reward of its own, by its entropy (arXiv 2508.04349).
+"""GTPO: the reward of each token is shaped by its entropy (arXiv 2508.04349).
 
 [I n] are the equations of version 6, [S n] those of version 1. The objective [I 7] is ``losses.clipped_surrogate``.
 """
@@ -26,7 +26,7 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     - ``r+ = alpha1 + alpha2 x`` [I 3], ``r- = -alpha1 - alpha2 y`` [I 4];
     - ``A+ = (r+ - mean(R+)) / std(R+)`` [I 5], ``A- = (r- - mean(R-)) / std(R-)`` [I 6].
 
-    Collectives: ``exact_sum``'s, for the groups that several ranks hold and for the pools.
+    Collectives: those of ``exact_sum``, for the groups that several ranks hold and for the pools.
     """
     shares = _shares(config, batch)  # x on O+, y on O-
 
@@ -41,7 +41,7 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     penalties = batch.penalties[batch.table.mine].to(reward.device)
     combine_by_key_(reward, Tensor.add_, penalties, batch.tokens.row)  # R(i) [S 11; I App. D]
 
-    pooled = pools(  # R+, R-; a one-sided group takes no part
+    pooled = pools(  # R+, R-, without one-sided groups
         batch.table,
         batch.table.lengths,
         "combined" if config.formulation in SINGLE_POOL else config.advantage_pool,
@@ -72,7 +72,7 @@ def _shares(config: GTPOConfig, batch: CreditBatch) -> Shares:
     )
     weight = clipped_and_floored(shaping_weights(config, batch), config)  # H
     weight = torch.where(is_correct, weight, 1.0 / weight)  # H on O+, 1/H on O-
-    # the weight over the mean of its peers: / sum * d_t
+    # the weight relative to the mean of its peers: / sum * d_t
     share = relative_weight(weight, peers, config.entropy_mean, compared=batch.compared, reduction=batch.reduction)
     if config.shaped_sides != "both":
         share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)

@@ -1,10 +1,10 @@
-"""Length penalties, from lengths and raw outcomes alone."""
+"""Length penalties from lengths and raw outcomes."""
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.response_table import ResponseTable
-from gtpo_megatron.config.length_penalty import (
+from gtpo_megatron.config.algorithm.length_penalty import (
     GroupRelativeLengthPenalty,
     LengthPenaltyConfig,
     NoLengthPenalty,
@@ -12,7 +12,7 @@ from gtpo_megatron.config.length_penalty import (
 )
 
 ROUNDING = 1e-12
-"""Success rates are quotients of small integers: a threshold such as 1 - 0.9 must not be missed by a last bit."""
+"""Tolerance of comparisons with a success rate: ``1 - 0.9`` is not exactly 0.1 in float64."""
 
 
 def length_penalties(config: LengthPenaltyConfig, table: ResponseTable) -> Tensor:
@@ -69,12 +69,12 @@ def group_relative_overlong(
     hard_penalty: Tensor,
     ramps_incorrect: bool,
 ) -> Tensor:
-    """Ramp from a knee taken of the group's own lengths [I App. D].
+    """Ramp that starts at a length taken from the group's own lengths [I App. D].
 
     Easy groups (``p = n/G >= gamma``): knee ``K = max((min + max) / 2, mean)`` of the correct lengths, ramp on correct
     responses. Hard groups (``p <= 1 - gamma``): ``hard_penalty``. Others: ``K`` of all lengths, ramp on correct
-    responses where ``n > m``; where ``n <= m`` the paper says nothing. The ramp: 0 below ``K``,
-    ``-0.5 (|o| - K) / K`` up to ``2 K``, then -0.5.
+    responses if ``n > m``; the paper does not define ``n <= m``. The ramp: 0 below ``K``, ``-0.5 (|o| - K) / K`` up to
+    ``2 K``, then -0.5.
 
     Args:
         lengths: ``[R]`` int64, tokens.
@@ -82,8 +82,8 @@ def group_relative_overlong(
         is_live: ``[R]`` bool; other rows are in no group.
         group_index: ``[R]`` int64.
         easy_threshold: ``gamma``.
-        hard_penalty: ``[R]`` float64, taken in hard groups.
-        ramps_incorrect: in the middle with ``n <= m``, the ramp on wrong responses instead of nothing.
+        hard_penalty: ``[R]`` float64, the penalty in hard groups.
+        ramps_incorrect: apply the ramp to incorrect responses of other groups with ``n <= m``, instead of no penalty.
 
     Returns:
         ``[R]`` float64 in [-0.5, 0] (hard groups aside).

@@ -12,10 +12,10 @@ from gtpo_megatron.config.algorithm import REINFORCEPlusPlusConfig
 def reinforce_plus_plus_credit(config: REINFORCEPlusPlusConfig, batch: CreditBatch) -> TokenCredit:
     """``A_i = (b_i - mean(b)) / (std(b) + eps)`` over the batch (Eq. 5, 7); 0 if all ``b`` are equal.
 
-    ``b_i = r_i``, which is the return of every token while there is no KL term (Eq. 4); with ``baseline="group"`` it
-    is ``r_i - mean(r)`` over the group (Eq. 6), 0 in groups of one. ``r`` holds the length penalty.
+    ``b_i = r_i``, the return of every token without a KL term (Eq. 4); with ``baseline="group"`` it is
+    ``r_i - mean(r)`` over the group (Eq. 6), 0 in groups of one. ``r`` includes the length penalty.
 
-    Collectives, for ``statistics="tokens"``: ``standardise``'s, for one pool.
+    Collectives, for ``statistics="tokens"``: those of ``standardise``, for one pool.
     """
     table = batch.table
     base = group_centred(config, batch) if config.baseline == "group" else batch.outcome

@@ -1,4 +1,4 @@
-"""A weight relative to the mean of those that it is compared with: ``x[i,t]`` of O+, ``y[j,t]`` of O-."""
+"""Entropy weights ``x[i,t]`` on O+ and ``y[j,t]`` on O-: each value relative to the mean of its peers."""
 
 from typing import Literal
 
@@ -24,14 +24,14 @@ def relative_weight(
 ) -> Tensor:
     """``x[i,t] = H[i,t] / sum_{k in O+} H[k,t] * d_t``, and ``y[j,t]`` with ``1/H``, O- and ``h_t``.
 
-    Geometric [I App. C]: ``x[i,t] = H[i,t] / (prod_{k in O+} H[k,t]) ** (1 / d_t)``. Equal weights have exactly 1.
+    Geometric [I App. C]: ``x[i,t] = H[i,t] / (prod_{k in O+} H[k,t]) ** (1 / d_t)``. Equal weights give exactly 1.
 
     Args:
         weight: ``[N]`` float64, positive: ``H`` on O+, ``1/H`` on O-.
-        peers: what each is compared with.
-        mean: of the peers.
-        compared: ``[N]`` bool; other tokens are in no mean and have 1. None: all are compared.
-        reduction: all ranks, which must raise alike.
+        peers: the comparison of each token.
+        mean: the kind of mean over the peers.
+        compared: ``[N]`` bool; other tokens are in no mean and get 1. None: all are compared.
+        reduction: all ranks, so that an error is raised on all of them.
 
     Raises:
         DataError: a geometric share is above ``LARGEST_SHARE``. Collectives: one ``max`` for geometric means.

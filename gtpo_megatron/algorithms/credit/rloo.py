@@ -10,7 +10,7 @@ from gtpo_megatron.config.algorithm import RLOOConfig
 def rloo_credit(config: RLOOConfig, batch: CreditBatch) -> TokenCredit:
     """``A_i = r_i - sum_{j != i} r_j / (K - 1) = K / (K - 1) (r_i - mean(r))`` over the ``K`` responses of the group.
 
-    0 in groups of one, which have no baseline. ``r`` holds the length penalty.
+    0 in groups of one, which have no baseline. ``r`` includes the length penalty.
     """
     table = batch.table
     group = table.group_index[table.is_live]

@@ -1,4 +1,4 @@
-"""Advantages: a reward relative to the mean and the standard deviation of its pool [S 3, 14; I 5-6, 9]."""
+"""Standardises rewards by the mean and the standard deviation of their pool [S 3, 14; I 5-6, 9]."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,12 +13,12 @@ from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, parts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pools:
-    """What rewards are standardised over. The last pool is of the values that take no part; their advantage is 0.
+    """The sets that rewards are standardised over. The last one holds values that take no part: advantage 0.
 
     Attributes:
         index: ``[R]`` int32 in [0, P), the pool of each response.
-        own: ``[P]`` int64, values in each pool.
-        zeros: ``[P]`` int64, zeros that belong to the pool besides them.
+        own: ``[P]`` int64, number of values in each pool.
+        zeros: ``[P]`` int64, number of further zeros in each pool.
     """
 
     index: Tensor
@@ -34,15 +34,15 @@ def pools(
     spans_batch: bool,
     takes_part: Tensor,
 ) -> Pools:
-    """The pools of a batch.
+    """Assigns the responses of a batch to pools.
 
-    ``joint_zero``: R+ holds ``r+`` of all responses of the scope, which is 0 on O-; R- likewise, 0 on O+.
+    ``joint_zero``: R+ holds ``r+`` of all responses of the scope, 0 on O-; R- holds ``r-``, 0 on O+.
     ``per_set``: R+ holds the values of O+ only, R- those of O-. ``combined``: one pool, ``r+`` on O+ and ``r-`` on O-.
 
     Args:
-        table: of the batch.
-        sizes: ``[R]`` int64, values of each response: its tokens, or 1.
-        kind: which.
+        table: the responses of the batch.
+        sizes: ``[R]`` int64, number of values per response: its tokens, or 1.
+        kind: see above.
         spans_batch: the scope is the batch instead of the group.
         takes_part: ``[R]`` bool; other responses are in no pool.
     """
@@ -68,20 +68,19 @@ def standardise(
     reduction: KeyReduction,
     divides_by_std: bool = True,
 ) -> Tensor:
-    """``A = (r - mean(pool)) / (std(pool) + eps)``; 0 in a constant pool and in one of at most ``ddof`` values.
+    """``A = (r - mean(pool)) / (std(pool) + eps)``; 0 in a pool of equal values or of at most ``ddof`` values.
 
-    Rewards are counted from the lowest of their pool. In a constant pool all of them are then exactly 0, and so is the
-    std: no threshold decides. In a narrow one their differences keep all digits, so that rewards which differ by a last
-    bit differ: a reward that is summed up from parts should be rounded by its author.
+    The lowest value of the pool is subtracted first, so the std of equal values is exactly 0, and differences of close
+    values keep all digits. Rewards that differ in their last bit count as different: round a reward that is a sum.
 
     Args:
         reward: ``[N]`` float64.
-        pool: ``[N]`` integers, the pool of each.
-        pools: sizes of all pools over all ranks.
-        ddof: 0 divides the squares by ``n``, 1 by ``n - 1``.
+        pool: ``[N]`` integers, the pool of each value.
+        pools: sizes of the pools over all ranks.
+        ddof: the variance divides by ``n - ddof``.
         eps: added to the std.
         reduction: the ranks that hold values of these pools.
-        divides_by_std: False only centres (Dr.GRPO).
+        divides_by_std: False: only subtract the mean (Dr.GRPO).
     """
     own, zeros = pools.own.to(reward.device), pools.zeros.to(reward.device)
     count = (own + zeros).to(torch.float64)
@@ -90,7 +89,7 @@ def standardise(
         lowest.scatter_reduce_(0, k, part, "amin")
     lowest = -reduction.max(torch.where(zeros > 0, lowest.clamp(max=0.0), lowest).neg_())
     excess = combine_by_key_(reward.clone(), Tensor.sub_, lowest, pool)
-    zero = torch.where(zeros > 0, -lowest, 0.0)  # what a 0 exceeds the lowest value by
+    zero = torch.where(zeros > 0, -lowest, 0.0)  # a zero, relative to the lowest value
 
     mean = (exact_sum(excess, pool, own, reduction).total + zeros * zero) / count.clamp(min=1)
     deviation = combine_by_key_(excess, Tensor.sub_, mean, pool)
@@ -99,5 +98,5 @@ def standardise(
 
     factor = 1.0 / (std + eps) if divides_by_std else torch.ones_like(std)
     factor = torch.where((std > 0) & (count > ddof), factor, 0.0)
-    factor[-1] = 0.0  # the last pool: those that take no part
+    factor[-1] = 0.0  # the last pool: values that take no part
     return combine_by_key_(deviation, Tensor.mul_, factor, pool)

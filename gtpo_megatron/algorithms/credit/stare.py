@@ -1,4 +1,4 @@
-"""STARE: while entropy is low, surprising tokens weigh otherwise (arXiv 2606.19236, Algorithm 1)."""
+"""STARE: other weights for surprising tokens while entropy is low (arXiv 2606.19236, Algorithm 1)."""
 
 import math
 from dataclasses import replace
@@ -20,11 +20,11 @@ def stare_credit(config: STAREConfig, batch: CreditBatch) -> TokenCredit:
 
     If the mean entropy of the batch's tokens is below ``entropy_target``, ``omega`` is ``positive_weight`` on the most
     surprising tokens with ``A > 0`` and, in variant C2, ``negative_weight`` on those with ``A < 0``; 1 elsewhere.
-    Surprising are the ``ceil(top_fraction n)`` of a side's ``n`` tokens with the greatest ``-log pi_old``, and their
-    ties. A side without tokens has none.
+    The most surprising tokens are the ``ceil(top_fraction n)`` of the ``n`` tokens of that sign with the greatest
+    ``-log pi_old``, and their ties.
 
-    Collectives: a ``max`` and a ``sum`` of a number, a ``sum`` of two; for each side of which tokens are weighed, three
-    ``sum`` of 2,048 counts.
+    Collectives: a ``max`` and a ``sum`` of one number, a ``sum`` of two; for each weighted sign three ``sum`` of 2,048
+    counts.
     """
     credit = group_relative_credit(config, batch)
     if _mean_entropy(batch) >= config.entropy_target or batch.old_logprobs is None:
@@ -41,7 +41,7 @@ def stare_credit(config: STAREConfig, batch: CreditBatch) -> TokenCredit:
 
 
 def check_surprisal(config: STAREConfig, inputs: TokenInputs, is_correct: Tensor) -> None:  # noqa: ARG001 - its type
-    """Log-probs were given.
+    """Checks that log-probs were given.
 
     Raises:
         ShapeError: they were not.
@@ -56,5 +56,5 @@ def _mean_entropy(batch: CreditBatch) -> float:
 
 
 def _part(fraction: float, size: int) -> int:
-    """``ceil(fraction * size)`` of the decimal number that was written: 10% of 30 are 3, though 0.1 is a bit more."""
+    """``ceil(fraction * size)`` with ``fraction`` as a decimal number: 0.1 of 30 is 3, not 4."""
     return math.ceil(Fraction(str(fraction)) * size)

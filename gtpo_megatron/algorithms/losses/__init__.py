@@ -1,1 +1,1 @@
-"""From current log-probs to a loss, and what of it depends on the whole batch."""
+"""Losses of tokens or responses, and what they need of the whole batch: selections and denominators."""

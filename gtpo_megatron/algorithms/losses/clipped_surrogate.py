@@ -18,12 +18,12 @@ def clipped_surrogate(
 ) -> Tensor:
     """``-min(w A, clip(w, 1 - eps_low, 1 + eps_high) A)`` [S 4, 7, 16, 18; I 7, 10].
 
-    With ``dual_clip = c``: where ``A < 0`` the objective is at least ``c A`` (arXiv 1912.09729, Eq. 5).
+    With ``dual_clip = c`` the objective is at least ``c A`` if ``A < 0`` (arXiv 1912.09729, Eq. 5).
 
     Args:
         ratio: importance ratios, any shape; gradient flows.
         advantages: same shape, a constant.
-        clip_eps_low: 1 leaves the ratio unbounded below.
+        clip_eps_low: ``eps_low``; 1 leaves the ratio unbounded below.
         clip_eps_high: ``eps_high``.
         dual_clip: ``c > 1`` or None.
 
@@ -71,7 +71,7 @@ def response_clip_metrics(config: GRPOSConfig | GSPOConfig, inputs: LossInputs) 
 def clip_statistics(
     ratio: Tensor, advantages: Tensor, mask: Tensor, *, clip_eps_low: float, clip_eps_high: float
 ) -> dict[str, SumCount]:
-    """How often the clip takes the gradient away, and the ratios themselves.
+    """How often clipping removes the gradient, and the mean ratio.
 
     Args:
         ratio: any shape.

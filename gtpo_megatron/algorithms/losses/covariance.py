@@ -14,7 +14,7 @@ from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
 def token_covariance(batch: SelectionBatch) -> Tensor:
     """``(log pi_old - mean(log pi_old)) (A - mean(A))``, means over all tokens of the batch, ``[N]`` float64 (Eq. 10).
 
-    Collectives: a ``max`` and a ``sum`` of a number, twice.
+    Collectives: a ``max`` and a ``sum`` of one number, twice.
     """
     count = torch.tensor([batch.num_tokens], device=batch.advantages.device)
     key = torch.zeros_like(batch.tokens.row)
@@ -25,7 +25,7 @@ def token_covariance(batch: SelectionBatch) -> Tensor:
 
 
 def select_clip_cov(config: ClipCovConfig, batch: SelectionBatch) -> Tensor:
-    """A random ``clip_fraction`` of the batch's tokens, of those with a covariance in [cov_low, cov_high]."""
+    """``clip_fraction`` of the batch's tokens, drawn at random from those with a covariance in [cov_low, cov_high]."""
     covariance = token_covariance(batch)
     candidates = (covariance >= config.cov_low) & (covariance <= config.cov_high)
     bits = batch.old_logprobs.to(torch.float32).view(torch.int32)
@@ -51,7 +51,7 @@ def clip_cov_loss(config: ClipCovConfig, inputs: LossInputs) -> Tensor:
 def kl_cov_loss(config: KLCovConfig, inputs: LossInputs) -> Tensor:
     """``-w A``, plus ``kl_coef |log w|`` on the selected tokens (Eq. 13, as its authors coded it).
 
-    The derivative of ``|.|`` at 0 is 0, so nothing is penalised in the first update of a rollout batch.
+    The derivative of ``|.|`` at 0 is 0, so the penalty has no gradient in the first update of a rollout batch.
     """
     assert inputs.selection is not None
     penalty = config.kl_coef * inputs.log_ratios.abs() * inputs.selection

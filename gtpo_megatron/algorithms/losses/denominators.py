@@ -1,4 +1,4 @@
-"""What losses are divided by, as one weight per row, so that a batch can be cut into micro-batches anywhere."""
+"""Denominators of losses, as one weight per row, so that a batch can be split into micro-batches anywhere."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,21 +9,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Denominator:
-    """What makes one unit of the denominator.
+    """The unit of the denominator.
 
     Attributes:
         unit: ``batch``: each token (each response, for a loss of responses); ``response``: each response, so that its
             tokens are averaged; ``group``: each group, so that its tokens (responses) are averaged.
-        tokens_per_response: instead, every response with tokens counts as this many, whatever its length (Dr.GRPO).
+        tokens_per_response: if set, every response with tokens counts as this many, whatever its length (Dr.GRPO).
     """
 
     unit: Literal["batch", "response", "group"] = "batch"
     tokens_per_response: int | None = None
 
     def row_weights(self, lengths: Tensor, group_index: Tensor | None, *, per_response: bool) -> Tensor:
-        """The weight of each token of a row; of the row itself, for a loss of responses.
+        """The weight of each token of a row, or of the row itself for a loss of responses.
 
-        ``batch``: 1. ``response``: ``1 / |o|`` a token. ``group``: one over the tokens (responses) of the row's group.
+        ``batch``: 1. ``response``: ``1 / |o|`` per token. ``group``: 1 over the tokens (responses) of its group.
         The loss is ``sum(weight * loss) / total(weights)``.
 
         Args:
@@ -45,10 +45,10 @@ class Denominator:
         return live
 
     def total(self, row_weights: Tensor, lengths: Tensor, *, per_response: bool) -> Tensor:
-        """What some rows add to the denominator, a float64 scalar; it needs no log-probs.
+        """What the rows add to the denominator, a float64 scalar.
 
         Args:
-            row_weights: ``[B]`` float64, of ``row_weights``.
+            row_weights: ``[B]`` float64, the result of ``row_weights``.
             lengths: ``[B]`` int64.
             per_response: one loss per response.
         """
@@ -57,7 +57,7 @@ class Denominator:
         return (row_weights * ((lengths > 0) if per_response else lengths)).sum()
 
     def of_batch(self, lengths: Tensor, group_index: Tensor, *, per_response: bool) -> Tensor:
-        """The denominator of a whole batch, a float64 scalar: counted, so that no order of rows changes a bit.
+        """The denominator of a whole batch, a float64 scalar: a count, so the order of rows changes no bit.
 
         Args:
             lengths: ``[R]`` int64.

@@ -12,7 +12,7 @@ from gtpo_megatron.config.algorithm import DPPOConfig
 def dppo_loss(config: DPPOConfig, inputs: LossInputs) -> Tensor:
     """``-sg(min(r, max_ratio) M) A log pi`` of every token, ``[B, T]``: the gradient of ``-M r A`` (Eq. 11).
 
-    ``r = pi / mu``, ``mu`` being the sampler's policy. ``M = 0`` where ``blocked`` (Eq. 12).
+    ``r = pi / mu``, ``mu`` being the sampler's policy. ``M = 0`` for ``blocked`` tokens (Eq. 12).
     """
     weight = _sampler_ratio(inputs).clamp(max=config.max_ratio) * ~blocked(config, inputs)
     return -weight * inputs.advantages * inputs.logprobs

@@ -1,4 +1,4 @@
-"""FIPO: an advantage weighed by what became of its future (arXiv 2603.19835)."""
+"""FIPO: advantages weighed by the log ratios of the tokens that follow (arXiv 2603.19835)."""
 
 from dataclasses import replace
 
@@ -21,8 +21,8 @@ def influence(config: FIPOConfig, inputs: LossInputs) -> Tensor:
     """``f = clip(exp(F), 1 - eps_low, 1 + eps_high)``, a constant, ``[B, T]`` float64 (Eq. 6-7).
 
     ``F_t = sum_{k >= t} M_k gamma^(k - t) log w_k`` over the response, ``gamma = 2^(-1 / half_life_tokens)``. ``M_k``
-    is 0 where the dual clip takes the gradient away: ``A < 0`` and ``w > dual_clip`` (Eq. 5). ``f`` is 1 where
-    ``A < 0`` and ``w > safety_ratio``.
+    is 0 if the dual clip removes the gradient: ``A < 0`` and ``w > dual_clip`` (Eq. 5). ``f`` is 1 if ``A < 0`` and
+    ``w > safety_ratio``.
     """
     ratio, is_negative = inputs.ratio.detach(), inputs.advantages < 0
     log_ratios = inputs.log_ratios.detach().to(torch.float64)
@@ -36,10 +36,8 @@ def influence(config: FIPOConfig, inputs: LossInputs) -> Tensor:
 def discounted_future(values: Tensor, mask: Tensor, discount: float) -> Tensor:
     """``sum_{k >= t} discount^(k - t) v_k`` over the tokens of the mask, ``[B, T]`` float64; 0 elsewhere.
 
-    Distance counts the policy's own tokens alone: text that it did not write says nothing of how far its own choices
-    reach. (The paper has no such text; its code adds nothing for it, but counts it as distance.)
-
-    A sum over twice as many tokens is one over the nearest and one over the next: ``log2(T)`` steps, no loop over time.
+    The distance ``k - t`` counts only the policy's own tokens (the authors' code counts all).
+    Doubles the summed range ``log2(T)`` times instead of looping over tokens.
     """
     own_first = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
     total = torch.where(mask, values, 0.0).to(torch.float64).gather(1, own_first)

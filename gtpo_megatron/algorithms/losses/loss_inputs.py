@@ -1,4 +1,4 @@
-"""What a loss function is given."""
+"""Inputs of a loss function."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,9 @@ class LossInputs:
         log_ratios: ``log pi - log pi_old``, bounded; gradient flows.
         advantages: constants.
         mask: bool, the policy's own tokens that enter the loss, in any arrangement.
-        selection: bool, what the algorithm's ``select`` marked; None if it has none.
+        selection: bool, the tokens that the algorithm's ``select`` chose; None if it has no ``select``.
         rollout_logprobs: nats, of the sampler; None if the algorithm does not need them.
+        ref_logprobs: nats, of the reference policy; None if the loss has no term of it.
     """
 
     logprobs: Tensor
@@ -29,6 +30,7 @@ class LossInputs:
     mask: Tensor
     selection: Tensor | None = None
     rollout_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
 
     @property
     def ratio(self) -> Tensor:
@@ -37,7 +39,7 @@ class LossInputs:
 
     @property
     def response_advantages(self) -> Tensor:
-        """``[B]``: the advantage of each response, which all of its tokens have; 0 for a response without tokens."""
+        """``[B]``: the advantage of each response's first token; 0 for a response without tokens."""
         return first_of_response(self.advantages, self.mask)
 
     def response_ratio(self, *, is_geometric: bool) -> Tensor:

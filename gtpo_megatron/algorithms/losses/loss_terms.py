@@ -1,4 +1,4 @@
-"""What a loss returns: sums and weights, never means, so that micro-batches and ranks add up to the same gradient."""
+"""Results of a loss: sums and weights, not means, so that they can be added over micro-batches and ranks."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,9 @@ class SumCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossTerms:
-    """One micro-batch's part of the loss.
+    """The loss of one micro-batch.
 
-    The loss of an update is ``sum(loss_sum) / sum(weight)`` over all its micro-batches and data-parallel ranks: divide
-    once, by the global weight.
+    The loss of an update is ``sum(loss_sum) / sum(weight)`` over all micro-batches and data-parallel ranks.
 
     Attributes:
         loss_sum: scalar with gradient, to be minimised; minus the objective's sum.
@@ -34,23 +33,25 @@ class LossTerms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTerms:
-    """What a loss needs to know of the whole batch, cut to the rows at hand; see ``prepare_update``.
+    """Batch-wide inputs of a loss, for the rows of one micro-batch; see ``prepare_update``.
 
     Attributes:
         row_weights: ``[B]`` float64, see ``denominators``.
-        token_weights: ``[B, T]`` float, factors of each token's loss that leave the denominator alone (the off-policy
+        token_weights: ``[B, T]`` float, factors of each token's loss that do not change the denominator (the off-policy
             correction); None: all 1.
         token_selection: ``[B, T]`` bool, tokens chosen over the batch; None if the algorithm chooses none.
         rollout_logprobs: ``[B, T]`` nats, by the sampler; None if the algorithm does not need them.
+        ref_logprobs: ``[B, T]`` nats, by the reference policy; None if the loss has no term of it.
     """
 
     row_weights: Tensor
     token_weights: Tensor | None = None
     token_selection: Tensor | None = None
     rollout_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
 
 
 def sum_count(values: Tensor, mask: Tensor) -> SumCount:
-    """Sum of ``values`` where ``mask`` is True, and how many there are; any shape, detached, float64."""
+    """Sum and number of the ``values`` where ``mask`` is True; any shape, detached, float64."""
     kept = torch.where(mask, values.detach(), 0.0)
     return SumCount(kept.sum(dtype=torch.float64), mask.sum().to(torch.float64))

@@ -1,4 +1,4 @@
-"""Importance correction from the sampler's policy to the trainer's old policy (off by default; statistics always)."""
+"""Importance correction from the sampler's policy to the trainer's old policy, and its statistics."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ def correction_ratio(
     response_mask: Tensor,
     level: Literal["token", "sequence", "geometric"],
 ) -> Tensor:
-    """``c = pi_old / pi_rollout`` of tokens, of whole responses (the product) or its length-th root.
+    """``c = pi_old / pi_rollout`` of tokens, or the product or geometric mean over each response.
 
     Args:
         old_logprobs: ``[B, T]`` nats, by the trainer.
@@ -40,6 +40,25 @@ def correction_weights(ratio: Tensor, *, masks: bool, lower: float, upper: float
     if masks:
         return torch.where((ratio >= lower) & (ratio <= upper), ratio, 0.0)
     return ratio.clamp(lower, upper)
+
+
+def vetoed(old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, veto_nats: float) -> Tensor:
+    """``max_t |log pi_old(o_t) - log pi_rollout(o_t)| > veto_nats`` of each response.
+
+    One token that the trainer finds (nearly) impossible says that the sampler wrote the rest under another policy; a
+    truncated factor for that token alone would keep the rest.
+
+    Args:
+        old_logprobs: ``[B, T]`` nats, by the trainer.
+        rollout_logprobs: ``[B, T]`` nats, by the sampler.
+        response_mask: ``[B, T]`` bool.
+        veto_nats: largest gap allowed.
+
+    Returns:
+        ``[B]`` bool.
+    """
+    gap = torch.where(response_mask, old_logprobs.detach() - rollout_logprobs.detach(), 0.0)
+    return (gap.abs() > veto_nats).any(1)
 
 
 def correction_statistics(

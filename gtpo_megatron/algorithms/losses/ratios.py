@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Log ratios are clamped to it before exp, so that an absurd token gives a large finite loss and no gradient."""
+"""Bound of log ratios before exp; beyond it the loss is large and finite, without gradient."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> 
 
 
 def sequence_ratio(log_ratios: Tensor, response_mask: Tensor, *, is_geometric: bool) -> Tensor:
-    """One ratio a response: ``ws = (1/|o|) sum_t w_t`` [S 6; I 11], or GSPO's ``(prod_t w_t)^(1/|o|)``.
+    """One ratio per response: ``ws = (1/|o|) sum_t w_t`` [S 6; I 11], or GSPO's ``(prod_t w_t)^(1/|o|)``.
 
     Gradient: ``(1/|o|) sum_t w_t dlogpi_t``, respectively ``ws (1/|o|) sum_t dlogpi_t`` ([S 28] is misprinted).
 

@@ -9,7 +9,6 @@ from gtpo_megatron.config.algorithm import AlgorithmConfig
 def reinforce_loss(config: AlgorithmConfig, inputs: LossInputs) -> Tensor:  # noqa: ARG001 - it has no constants
     """``-sg(w) A log pi`` of every token, ``[B, T]``.
 
-    ``w`` is 1 in the first update of a rollout batch, which is all that REINFORCE makes of it. In later updates it
-    keeps the gradient that of the policy's own responses.
+    ``w`` is 1 in the first update of a rollout batch. In later updates it corrects for the policy's change since.
     """
     return -inputs.ratio.detach() * inputs.advantages * inputs.logprobs

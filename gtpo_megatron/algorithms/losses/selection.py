@@ -1,8 +1,8 @@
-"""Choosing a fraction of the tokens of a batch, exactly, when the batch is spread over ranks.
+"""Exact selection of a fraction of the tokens of a batch that is sharded over ranks.
 
-The k-th largest value is found by counting: scores become integers in the same order, and three all-reduced histograms
-of 2,048 bins, each of the next 11 bits, narrow the threshold to one value. Counts are exact, so any sharding gives the
-same choice, and what travels does not depend on the number of tokens.
+The k-th largest value is found by counting: scores are mapped to integers in the same order, and three all-reduced
+histograms of 2,048 bins, each of the next 11 bits, narrow the threshold to one value. Counts are exact, so any sharding
+selects the same tokens, and the traffic does not depend on the number of tokens.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from gtpo_megatron.algorithms.batch.tokens import Tokens
 
 _BITS = 11
 _ROUNDS = 3
-"""33 bits cover the 32 of a float32 and the 32 upper ones kept of a hash."""
+"""33 bits cover the 32 of a float32 and the 32 upper bits of a hash."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionBatch:
-    """This rank's ``N`` tokens, of which an algorithm selects some.
+    """This rank's ``N`` tokens, as input of an algorithm's ``select``.
 
     Attributes:
-        tokens: where they are.
+        tokens: their places in the padded batch.
         entropy: ``[N]`` float64, nats.
         old_logprobs: ``[N]`` float64, nats.
         advantages: ``[N]`` float64.
-        num_tokens: of all ranks.
+        num_tokens: number of tokens of all ranks.
         reduction: the ranks.
     """
 
@@ -39,24 +39,24 @@ class SelectionBatch:
     reduction: KeyReduction
 
     def part(self, fraction: float) -> int:
-        """``fraction`` of all tokens, rounded down but not to none; 0 only if the fraction is 0."""
+        """``fraction`` of the number of tokens, rounded down, at least 1; 0 only if the fraction is 0."""
         return max(1, int(fraction * self.num_tokens)) if fraction > 0 else 0
 
 
 def ordered_integers(values: Tensor) -> Tensor:
-    """float64, taken as float32 -> int64 in [0, 2**32), in the same order; -0 counts as 0."""
+    """Rounds float64 to float32 and maps it to int64 in [0, 2**32) in the same order; -0 counts as 0."""
     bits = (values.to(torch.float32) + 0.0).contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits >= 0, bits + (1 << 31), -1 - (bits + (1 << 31)) + (1 << 31))
 
 
 def largest(keys: Tensor, candidates: Tensor, count: int, reduction: KeyReduction) -> Tensor:
-    """Marks the ``count`` candidates with the largest keys over all ranks; ties with the last one are marked too.
+    """Selects the ``count`` candidates with the largest keys over all ranks, and ties with the last one.
 
     Args:
         keys: ``[N]`` int64 in [0, 2**33).
         candidates: ``[N]`` bool.
-        count: how many over all ranks; at least 0.
-        reduction: three ``sum`` over ranks, 2,048 int64 each, always three.
+        count: number to select over all ranks; at least 0.
+        reduction: the ranks. Collectives: always three ``sum`` of 2,048 int64.
 
     Returns:
         ``[N]`` bool; all candidates if there are no more than ``count``.

@@ -22,6 +22,7 @@ from gtpo_megatron.config.algorithm.baselines import (
     TopEntropyConfig,
 )
 from gtpo_megatron.config.algorithm.entropy_credit import EntropyCreditSettings, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.algorithm.reference_kl import KLEstimator, ReferenceConfig, ReferenceKLConfig
 from gtpo_megatron.config.algorithm.rivals import (
     DPPOConfig,
     EAPOConfig,
@@ -71,9 +72,12 @@ __all__ = [
     "GSPOConfig",
     "GTPOConfig",
     "KLCovConfig",
+    "KLEstimator",
     "OffPolicyConfig",
     "REINFORCEPlusPlusConfig",
     "RLOOConfig",
+    "ReferenceConfig",
+    "ReferenceKLConfig",
     "STAREConfig",
     "SurrogateSettings",
     "TopEntropyConfig",

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, NoLengthPenalty
+from gtpo_megatron.config.algorithm.reference_kl import ReferenceKLConfig
 from gtpo_megatron.config.checks import (
     require_choice,
     require_fraction,
@@ -11,7 +13,6 @@ from gtpo_megatron.config.checks import (
     require_positive,
     require_types,
 )
-from gtpo_megatron.config.length_penalty import LengthPenaltyConfig, NoLengthPenalty
 from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
@@ -32,19 +33,27 @@ class OffPolicyConfig:
             root.
         lower: 0 means no lower bound.
         upper: largest factor.
+        veto_nats: a response with a token of which ``|log c|`` is larger is dropped: its loss is multiplied by 0, and
+            it stays in the denominator. With every mode, ``off`` included; 0 drops none.
     """
 
     mode: Literal["off", "truncate", "mask"] = "off"
     level: Literal["token", "sequence", "geometric"] = "token"
     lower: float = 0.0
     upper: float = 2.0
+    veto_nats: float = 0.0
 
     def __post_init__(self) -> None:
         require_types(self)
-        require_non_negative(lower=self.lower)
+        require_non_negative(lower=self.lower, veto_nats=self.veto_nats)
         require_positive(upper=self.upper)
         if self.lower >= self.upper:
             raise ConfigError(f"lower={self.lower}: must be less than upper={self.upper}")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any loss is multiplied by anything."""
+        return self.mode != "off" or self.veto_nats > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +83,7 @@ class AlgorithmConfig:
         std_eps: added to the standard deviation.
         success_threshold: a response is correct where its raw outcome reward is at least this.
         length_penalty: added to the (shaped) reward.
+        reference_kl: divergence from a reference policy, in the loss or in the reward.
         off_policy: correction from sampler to trainer.
         dynamic_sampling: replaces groups without signal.
     """
@@ -82,6 +92,7 @@ class AlgorithmConfig:
     std_eps: float = 0.0
     success_threshold: float = 0.5
     length_penalty: LengthPenaltyConfig = NoLengthPenalty()
+    reference_kl: ReferenceKLConfig = ReferenceKLConfig()
     off_policy: OffPolicyConfig = OffPolicyConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
 

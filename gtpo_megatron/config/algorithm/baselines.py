@@ -12,14 +12,14 @@ from gtpo_megatron.config.algorithm.base import (
     SurrogateSettings,
     check_sequence_correction,
 )
+from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
-from gtpo_megatron.config.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
 from gtpo_megatron.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRPOConfig(SurrogateSettings):
-    """GRPO (arXiv 2402.03300) without its KL term: rewards standardised over the group.
+    """GRPO (arXiv 2402.03300): rewards standardised over the group; its KL term is ``reference_kl``.
 
     Attributes:
         loss_denominator: ``response``: mean over responses of each one's token mean (the paper's); ``batch``: all

@@ -1,15 +1,15 @@
 """Algorithms that GTPO's credit competes with: other baselines, other uses of entropy, other trust regions.
 
-Each class does what its paper says; its docstring names what other implementations do instead. There is no reference
-model, so every KL term against one has the coefficient 0.
+Each class does what its paper says; its docstring names what other implementations do instead. Every KL term against a
+reference model is ``reference_kl``, whose coefficient is 0 by default.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.algorithm.base import AlgorithmConfig, DynamicSamplingConfig, Scope, SurrogateSettings
+from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
-from gtpo_megatron.config.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
 from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
@@ -17,17 +17,18 @@ from gtpo_megatron.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RLOOConfig(AlgorithmConfig):
-    """RLOO (arXiv 2402.14740) at ``beta = 0``: REINFORCE, each response's baseline being the mean of the others.
+    """RLOO (arXiv 2402.14740): REINFORCE, each response's baseline being the mean of the others.
 
     The loss of a response is the sum over its tokens, not their mean; nothing is clipped and nothing is divided by a
-    std, so ``std_ddof`` and ``std_eps`` do nothing. TRL clips one ratio a response, the product of its tokens' ratios;
+    std, so ``std_ddof`` and ``std_eps`` do nothing. The paper's KL term is ``reference_kl`` with ``place='reward'`` and
+    ``estimator='k1'``. TRL clips one ratio a response, the product of its tokens' ratios;
     verl and OpenRLHF clip token ratios and divide by all tokens.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class REINFORCEPlusPlusConfig(SurrogateSettings):
-    """REINFORCE++ (arXiv 2501.03262) at ``beta = 0``: rewards standardised over the whole batch, PPO's clip.
+    """REINFORCE++ (arXiv 2501.03262): rewards standardised over the whole batch, PPO's clip.
 
     Attributes:
         baseline: ``none``: plain REINFORCE++, best with rewards of -1 and 1; ``group``: "w/ Baseline", the mean reward
@@ -173,7 +174,7 @@ class DPPOConfig(AlgorithmConfig):
         AlgorithmConfig.__post_init__(self)
         require_non_negative(max_tv=self.max_tv, max_kl=self.max_kl)
         require_positive(max_ratio=self.max_ratio, norm_tokens=self.norm_tokens)
-        if self.off_policy.mode != "off":
+        if self.off_policy.is_on:
             raise ConfigError(
                 f"off_policy.mode={self.off_policy.mode!r} with DPPOConfig: its ratio is to the sampler's policy "
                 f"already, a correction would count the difference twice; use mode='off'"

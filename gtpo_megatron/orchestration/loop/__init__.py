@@ -1,1 +1,1 @@
-"""The driver's loop: steps, their sampling, what is saved between them."""
+"""The driver's loop: steps, sampling ahead, metrics, checkpoints."""

@@ -1,4 +1,4 @@
-"""Saves a run while it goes on, and restores it: the ranks' part and the driver's as one."""
+"""Saves and restores checkpoints, each of the ranks' part and the driver's part."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A checkpoint that ranks are writing."""
+    """A checkpoint that the ranks are writing."""
 
     scratch: Path
     state: DriverState
@@ -26,15 +26,15 @@ class _Pending:
 
 
 class CheckpointSaver:
-    """At most one checkpoint is on its way; as a context, this waits for it at a good end and drops it at a bad one.
+    """Saves one checkpoint at a time; as a context manager it waits for a pending one unless an error is raised.
 
-    First the ranks write, then a thread here adds the driver's part, names the checkpoint and drops old ones: syncing
-    and removing files takes the disk's time, for which no step should wait.
+    After the ranks have written, a background thread adds the driver's part, renames the checkpoint to its final name
+    and removes old ones.
 
     Args:
-        config: of the checkpoints.
-        folder: where they go.
-        run: for the manifests.
+        config: the checkpoint settings.
+        folder: the folder of checkpoints.
+        run: facts for the manifests.
         actor: the ranks.
     """
 
@@ -50,15 +50,15 @@ class CheckpointSaver:
     def save(
         self, state: DriverState, scores: Mapping[str, float], *, write_more: Callable[[Path], None] | None = None
     ) -> None:
-        """Starts to save a finished step; waits for the one before, and for this one unless saving is asynchronous.
+        """Starts to save a finished step, after the previous save; waits for it unless saving is asynchronous.
 
         Args:
-            state: of the driver; must not change any more.
-            scores: held-out metrics of the step; empty where it was not measured.
-            write_more: adds files of the driver's to the checkpoint's folder.
+            state: the driver's state; must not change afterwards.
+            scores: held-out metrics of the step; empty if it was not measured.
+            write_more: adds the driver's files to the checkpoint's folder.
 
         Raises:
-            CheckpointError: this checkpoint or the one before could not be written; the last good one stays valid.
+            CheckpointError: this or the previous checkpoint could not be written; the last complete one stays valid.
         """
         self._look_for_metric(state.step, scores)
         self.finish()
@@ -66,27 +66,27 @@ class CheckpointSaver:
         if write_more is not None:
             try:
                 write_more(scratch)
-            except (OSError, RuntimeError) as error:  # torch raises RuntimeError where the disk is full
+            except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
                 raise CheckpointError(f"{scratch} could not be written: {error}; the last good one stays") from error
         self._actor.begin_save(scratch, in_background=self._config.async_save)
         self._pending = _Pending(scratch, state, dict(scores))
         if not self._config.async_save:
             self.finish()
 
-    def settle(self, checkpoint: Checkpoint, scores: Mapping[str, float]) -> None:
-        """Adds the held-out metrics of a saved step, whose measurement had been put off.
+    def record_measurement(self, checkpoint: Checkpoint, scores: Mapping[str, float]) -> None:
+        """Adds held-out metrics that were measured after the checkpoint was saved.
 
         Raises:
             CheckpointError: the checkpoint could not be changed.
         """
         self._look_for_metric(checkpoint.state.step, scores)
-        self._folder.settle(checkpoint, scores=scores, config=self._config)
+        self._folder.record_measurement(checkpoint, scores=scores, config=self._config)
 
     def poll(self) -> None:
-        """At a step's end: goes on with the checkpoint as far as it is without waiting.
+        """Advances a pending checkpoint without waiting; called after each step.
 
         Raises:
-            CheckpointError: it could not be written; the last good one stays valid.
+            CheckpointError: it could not be written; the last complete one stays valid.
         """
         if self._pending is not None and self._actor.is_save_written():
             self._collect()
@@ -94,10 +94,10 @@ class CheckpointSaver:
             self._name()
 
     def finish(self) -> None:
-        """Waits for the checkpoint that is on its way, if any, until it has its name.
+        """Waits until a pending checkpoint is complete.
 
         Raises:
-            CheckpointError: it could not be written; the last good one stays valid.
+            CheckpointError: it could not be written; the last complete one stays valid.
         """
         if self._pending is not None:
             self._collect()
@@ -105,7 +105,7 @@ class CheckpointSaver:
             self._name()
 
     def _collect(self) -> None:
-        """All ranks have written, or this waits for them."""
+        """Waits for the ranks, then starts the background part."""
         assert self._pending is not None
         pending, self._pending = self._pending, None
         self._naming = self._thread.submit(
@@ -124,7 +124,7 @@ class CheckpointSaver:
         naming.result()
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Brings the ranks back to a checkpoint.
+        """Restores the ranks from a checkpoint.
 
         Raises:
             CheckpointError: it is damaged, or of another model.
@@ -152,4 +152,4 @@ class CheckpointSaver:
             if kind is None:
                 self.finish()
         finally:
-            self._thread.shutdown()  # what all ranks have written gets its name, however this ends
+            self._thread.shutdown()  # a checkpoint that all ranks have written is completed in any case

@@ -1,4 +1,4 @@
-"""Whether a run's checkpoints will fit on the disk, asked before any process starts."""
+"""Checks that a run's checkpoints fit on the disk, before any process starts."""
 
 import logging
 import math
@@ -16,32 +16,32 @@ _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 _MOMENT_BYTES = 8
 """Adam's two moments, float32."""
 _MASTER_BYTES = 4
-"""Float32 masters, which bfloat16 models and sharded optimizers have."""
+"""Float32 master weights of bfloat16 models and of the distributed optimizer."""
 _GIB = 2**30
 
 
 def checkpoint_bytes(config: RunConfig, architecture: Architecture) -> int:
-    """Size of one checkpoint: weights, masters where there are some, Adam's moments. Indices are small beside them."""
+    """Size of one checkpoint: weights, master weights if any, Adam's moments; weights of a reference that is reset."""
     parameters = sum(math.prod(shape) for shape in hf_shapes(architecture).values())
     has_masters = config.model.dtype != "float32" or config.parallel.distributed_optimizer
-    each = _WEIGHT_BYTES[config.model.dtype] + _MOMENT_BYTES + (_MASTER_BYTES if has_masters else 0)
+    num_policies = 2 if config.reference.reset_every_steps else 1
+    each = num_policies * _WEIGHT_BYTES[config.model.dtype] + _MOMENT_BYTES + (_MASTER_BYTES if has_masters else 0)
     return parameters * each
 
 
 def check_disk_space(config: RunConfig, architecture: Architecture, run_folder: Path, *, used_bytes: int) -> None:
-    """Compares what a run will keep at the same time with what is free.
+    """Checks that free space suffices for the checkpoints kept, one being written, and the export.
 
-    That is the checkpoints that are kept, one on its way (the oldest goes only when the new one is whole), and the
-    export. Quotas are not known to the file system and not seen here.
+    Quotas are not visible to it.
 
     Args:
-        config: of the run.
-        architecture: of its model.
-        run_folder: exists.
-        used_bytes: of its checkpoints so far, in the place of which new ones come.
+        config: the run's configuration.
+        architecture: its model.
+        run_folder: an existing folder.
+        used_bytes: size of its present checkpoints, which new ones replace.
 
     Raises:
-        ConfigError: it cannot fit; with the numbers.
+        ConfigError: they do not fit.
     """
     one = checkpoint_bytes(config, architecture)
     keep, best = config.checkpoint.keep, config.checkpoint.keep_best

@@ -1,28 +1,57 @@
-"""Reads the training and the held-out sets, and looks for problems that are in both."""
+"""Reads the training and held-out sets, and searches for problems in both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.contamination import Contamination, find_contamination
-from gtpo_megatron.data.prompts import ProblemSet, load_problems
+from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
-from gtpo_megatron.orchestration.loop.controller import RunInputs
+from gtpo_megatron.rewards.function import RewardFunction, complaint, needs_answer, resolve_rewards
 from gtpo_megatron.run_folder.data_file import TRAIN, DataContent, heldout_name
 
 SHOWN_MATCHES = 3
-"""Contaminated problems that are named at the start of a run; ``gtpo-megatron contamination`` lists all."""
+"""Contaminated problems named at the start of a run; ``gtpo-megatron contamination`` lists all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInputs:
+    """What a run works on, read and checked before any process starts.
+
+    Attributes:
+        tokenizer: of the model.
+        train: problems to learn from.
+        heldout: sets to measure on.
+        notes: what was noticed while reading, for the person who starts the run.
+        contents: of every data set, by its name in ``data.json``.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    train: Sequence[Problem]
+    heldout: Sequence[HeldOutSet]
+    notes: Sequence[str] = ()
+    contents: Mapping[str, DataContent] = field(default_factory=dict)
 
 
 def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInputs:
     """Reads all data sets of a run.
 
     Raises:
-        ConfigError: an unknown data set.
+        ConfigError: a data set's name is unknown.
         DataError: a data set is missing, empty or malformed.
     """
     data, evaluation = config.data, config.evaluation
+    graded_by = rows_needed(resolve_rewards(config.reward.function), drops=data.ungradable_rows == "drop")
     training = load_problems(
-        data.train, tokenizer, max_prompt_tokens=data.max_prompt_tokens, verbatim_text=data.verbatim_text
+        data.train,
+        tokenizer,
+        max_prompt_tokens=data.max_prompt_tokens,
+        verbatim_text=data.verbatim_text,
+        template=data.prompt_template,
+        graded_by=graded_by,
     )
     notes = list(training.notes)
     contents = {TRAIN: _content(training)}
@@ -34,6 +63,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
             max_prompt_tokens=data.max_prompt_tokens,
             verbatim_text=data.verbatim_text,
             template=evaluation.prompt_template,
+            graded_by=graded_by,
         ).head(evaluation.num_problems)
         notes += found.notes
         contents[heldout_name(label)] = _content(found)
@@ -50,12 +80,19 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
     )
 
 
+def rows_needed(functions: Sequence[RewardFunction], *, drops: bool) -> RowsNeeded:
+    """What these reward functions need of a row; ``drops`` leaves out rows that they cannot grade."""
+    return RowsNeeded(
+        answer=needs_answer(functions), complaint=lambda columns_json: complaint(functions, columns_json), drops=drops
+    )
+
+
 def _content(found: ProblemSet) -> DataContent:
     return DataContent(origin=found.origin, problems=len(found.problems), problems_sha256=found.used_sha256)
 
 
 def contamination_notes(label: str, contamination: Contamination) -> list[str]:
-    """A count, and the first pairs; nothing where all were compared and nothing was found."""
+    """Notes with counts and the first pairs; empty if nothing was found."""
     if not contamination.matches:
         return [f"contamination: {label}: {contamination}"] if contamination.num_exact_only else []
     pairs = [

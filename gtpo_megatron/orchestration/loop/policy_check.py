@@ -1,17 +1,23 @@
-"""Is the sampler's policy the trainer's? Asked of every batch, before anything that it taught is used."""
+"""Checks that the sampler has the trainer's policy, for every batch before it is used."""
 
-import math
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.observability.metrics import to_scalars
-from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle
+from gtpo_megatron.mismatch.diagnosis import looks_like
+from gtpo_megatron.mismatch.gap_report import GapToken
+from gtpo_megatron.mismatch.gate import MismatchGate, Verdict
+from gtpo_megatron.mismatch.statistics import PREFIX
+from gtpo_megatron.orchestration.stages.protocols import Actor, Metrics, RolloutHandle
+from gtpo_megatron.run_folder.worst_tokens import WorstToken, write_worst_tokens
 
 
 def check_version(rollouts: RolloutHandle, *, version: int, max_staleness: int = 0) -> int:
-    """How many pushes behind the trainer's weights, ``version``, the responses are.
+    """Returns the staleness of responses: the number of pushes between their weights and ``version``.
 
     Raises:
-        WeightSyncError: more than ``max_staleness``, or ahead of them.
+        WeightSyncError: it is negative or more than ``max_staleness``.
     """
     staleness = version - rollouts.policy_version
     if not 0 <= staleness <= max_staleness:
@@ -24,27 +30,92 @@ def check_version(rollouts: RolloutHandle, *, version: int, max_staleness: int =
 
 
 def without_gap(score_metrics: Metrics, staleness: int) -> Metrics:
-    """Scores of stale responses say nothing of the push: their gap is the policy's own way since."""
+    """Removes the mismatch figures of stale responses, which include the policy's change since their sampling."""
     if staleness == 0:
         return score_metrics
-    return {name: metric for name, metric in score_metrics.items() if not name.startswith("sync/logprob_gap")}
+    return {name: metric for name, metric in score_metrics.items() if not name.startswith(PREFIX)}
 
 
-def check_gap(metrics: Metrics, *, version: int, limit: float) -> None:
-    """Compares log-probs of the sampled tokens on both sides.
+class MismatchCheck:
+    """Stops a run whose sampler gives other log-probs than its trainer, and says where they differ.
 
     Args:
-        metrics: hold the largest gap: of the scoring pass, or of the update where there is none.
-        version: of the weights on both sides.
-        limit: nats.
-
-    Raises:
-        WeightSyncError: a gap beyond the limit.
+        gate: judges a step's figures.
+        actor: knows the tokens.
+        run_folder: where the worst tokens are written.
+        tokenizer: makes text of them.
+        verify_every_steps: see ``WeightSyncConfig``.
     """
-    gap = to_scalars(metrics)["sync/logprob_gap_max"]
-    if math.isnan(gap) or gap > limit:
-        raise WeightSyncError(
-            f"policy version {version}: sampler and trainer differ by up to {gap:.3g} nats on a token, more than "
-            f"weight_sync.logprob_gap_limit={limit:g}; either the push went wrong, or the limit is too tight for "
-            f"the dtypes in use (float32: some 1e-5, bfloat16: up to about 1)"
+
+    def __init__(
+        self,
+        gate: MismatchGate,
+        actor: Actor,
+        run_folder: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        verify_every_steps: int,
+    ) -> None:
+        self._gate = gate
+        self._actor = actor
+        self._run_folder = run_folder
+        self._tokenizer = tokenizer
+        self._verify_every_steps = verify_every_steps
+
+    def check(self, metrics: Metrics, rollouts: RolloutHandle, *, version: int) -> Metrics:
+        """Judges figures of responses that are of the trainer's own policy version.
+
+        Args:
+            metrics: with the figures, of the scoring pass, or of the update if there is none.
+            rollouts: the responses.
+            version: of the weights on both sides.
+
+        Returns:
+            Metrics of the limits.
+
+        Raises:
+            WeightSyncError: a figure is beyond its limit; the worst tokens are in the run folder.
+        """
+        # the first push is always verified. A rule of the version alone: a resumed run, which verifies its first push
+        # too, must learn the same limits as an unbroken one
+        is_verified = version % self._verify_every_steps == 0 or not self._gate.has_learnt
+        verdict = self._gate.judge(metrics, is_verified=is_verified)
+        if verdict.broken:
+            raise WeightSyncError(self._explained(verdict, rollouts, version))
+        return verdict.metrics
+
+    def _explained(self, verdict: Verdict, rollouts: RolloutHandle, version: int) -> str:
+        report = self._actor.explain_gap(verdict.typical_nats)
+        engines = rollouts.engines.tolist()
+        shape = looks_like(report, engines=engines)
+        path = write_worst_tokens(
+            self._run_folder,
+            policy_version=version,
+            broken=verdict.broken,
+            looks_like=shape,
+            tokens=[self._readable(token, engines[token.row]) for token in report.worst],
+        )
+        written = f"the worst {len(report.worst)} tokens are in {path}" if path else "its worst tokens were not written"
+        return (
+            f"policy version {version}: sampler and trainer do not have the same policy: {', '.join(verdict.broken)}; "
+            f"it looks like {shape}; {written}; docs/mismatch.md says what to do"
+        )
+
+    def _readable(self, token: GapToken, engine: int) -> WorstToken:
+        decode = self._tokenizer.decode
+        return WorstToken(
+            gap_nats=token.gap,
+            sampler_logprob=token.sampler_logprob,
+            trainer_logprob=token.trainer_logprob,
+            token_id=token.token_id,
+            token=decode([token.token_id]),
+            before=decode(list(token.before)),
+            after=decode(list(token.after)),
+            group_id=token.group_id,
+            row=token.row,
+            position=token.position,
+            prompt_length=token.prompt_length,
+            response_length=token.response_length,
+            policy_version=token.policy_version,
+            engine=engine,
         )

@@ -1,4 +1,4 @@
-"""What the driver can say of a rollout batch from a few numbers a response."""
+"""Metrics of a rollout batch, from a few numbers per response."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from gtpo_megatron.observability.metrics import Max, Mean, Sum
 from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle
 
 BEST_COUNTS = (32, 16)
-"""Of the early paper's reward curves."""
+"""Counts of the reward curves of the paper's version 1."""
 
 
 def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
-    """Rewards, lengths, and how many groups carry a signal; responses without a verdict are left out of the rewards.
+    """Rewards, lengths, and the fraction of mixed groups; responses without a verdict are left out of the rewards.
 
     Lengths count the tokens that the policy wrote.
     """
@@ -39,17 +39,23 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
         "rollout/multi_version_count": Sum(int(rollouts.is_multi_version.sum())),
         "rollout/prompt_tokens": Mean(int(rollouts.prompt_lengths.sum()), num),
     }
-    return metrics | best_rewards([rewards])
+    return metrics | _part_means(rewards) | best_rewards([rewards])
+
+
+def _part_means(rewards: RewardBatch) -> Metrics:
+    """The mean of every part of the reward, over the responses that have it."""
+    judged = {name: part[part.isfinite() & ~rewards.failed].double() for name, part in rewards.parts.items()}
+    return {f"reward/{name}_mean": Mean(float(part.sum()), len(part)) for name, part in judged.items() if len(part)}
 
 
 def best_rewards(rounds: Sequence[RewardBatch]) -> Metrics:
     """Mean reward of the 32 and of the 16 responses with the highest reward.
 
     Args:
-        rounds: everything that was sampled in the step; not additive, so rounds are not merged but given together.
+        rounds: all rounds of sampling of the step.
 
     Returns:
-        Nothing where fewer responses have a verdict.
+        Only the metrics for which enough responses have a verdict.
     """
     values = torch.cat([rewards.rewards[~rewards.failed] for rewards in rounds]).double().sort(descending=True).values
     return {
@@ -60,7 +66,7 @@ def best_rewards(rounds: Sequence[RewardBatch]) -> Metrics:
 
 
 def _by_group(rewards: Tensor, group_ids: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
-    """Per group with a verdict: its best reward, and whether its rewards differ."""
+    """Best reward of each group with a verdict, and whether its rewards differ."""
     _, index = torch.unique(group_ids[judged], return_inverse=True)
     num_groups = int(index.max()) + 1 if index.numel() else 0
     best = torch.full((num_groups,), -torch.inf, dtype=rewards.dtype).scatter_reduce(0, index, rewards[judged], "amax")

@@ -1,10 +1,8 @@
-"""(1)(2)(3) The responses of a step: drawn once, or again where groups carry no signal (DAPO's dynamic sampling)."""
+"""(1)(2)(3) Samples the responses of a step, repeatedly with DAPO's dynamic sampling."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import torch
 
 from gtpo_megatron.algorithms.batch.informative import informative_groups
 from gtpo_megatron.batch import PromptBatch, RewardBatch
@@ -13,24 +11,24 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import Sum, merge
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
-from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle, StepParts
+from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle, Stages
 
 logger = logging.getLogger(__name__)
 
 DrawPrompts = Callable[[int], PromptBatch]
-"""The next so many prompts, each with a group label that is unique in the run."""
+"""Draws this many prompts, each with a group label that is unique in the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """The responses that a step learns from.
+    """The responses of a step.
 
     Attributes:
         prompts: their prompts.
         rollouts: the responses.
-        rewards: one a response.
-        metrics: of everything that was sampled, what was dropped included.
-        seconds: by stage, where they were spent beside the trainer's work.
+        rewards: one per response.
+        metrics: metrics of all sampled responses, including dropped ones.
+        seconds: seconds by stage, if they were sampled in another thread.
     """
 
     prompts: PromptBatch
@@ -42,7 +40,7 @@ class Sampled:
 
 def sample_groups(
     draw: DrawPrompts,
-    parts: StepParts,
+    stages: Stages,
     rollout: RolloutConfig,
     algorithm: AlgorithmConfig,
     *,
@@ -51,13 +49,13 @@ def sample_groups(
 ) -> Sampled:
     """Samples and grades ``num_prompts`` groups.
 
-    With dynamic sampling, groups that are all correct or all wrong are dropped and as many fresh prompts are drawn in
-    their place, at most ``max_refills`` times; then the step goes on with the groups it has.
+    With dynamic sampling, groups whose responses are all correct or all incorrect are dropped and replaced by new
+    prompts, at most ``max_refills`` times; the step then uses the groups it has.
 
     Raises:
-        RolloutError: dynamic sampling found not a single group that can teach, or no response has a verdict.
+        RolloutError: dynamic sampling found no informative group, or no response has a verdict.
     """
-    rounds = [_one_round(draw(num_prompts), parts, rollout, seed)]
+    rounds = [_one_round(draw(num_prompts), stages, rollout, seed)]
     failed = rounds[0].rewards.failed
     if bool(failed.all()):
         raise RolloutError(
@@ -65,11 +63,11 @@ def sample_groups(
         )
     if not algorithm.dynamic_sampling.enabled:
         return rounds[0]
-    kept = [_informative(rounds[0], algorithm.success_threshold)]
+    kept = [informative(rounds[0], algorithm.success_threshold)]
     limit = algorithm.dynamic_sampling.max_refills
     while (missing := num_prompts - sum(len(groups) for groups in kept)) > 0 and len(rounds) <= limit:
-        rounds.append(_one_round(draw(missing), parts, rollout, seed))
-        kept.append(_informative(rounds[-1], algorithm.success_threshold))
+        rounds.append(_one_round(draw(missing), stages, rollout, seed))
+        kept.append(informative(rounds[-1], algorithm.success_threshold))
     num_kept = sum(len(groups) for groups in kept)
     num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
     if num_kept == 0:
@@ -95,19 +93,19 @@ def sample_groups(
             "rollout/groups_dropped_count": Sum(num_drawn - num_kept),
         }
     )
-    return _merged(rounds, kept, parts, metrics)
+    return merged(rounds, kept, stages, metrics)
 
 
-def _one_round(prompts: PromptBatch, parts: StepParts, config: RolloutConfig, seed: int) -> Sampled:
-    with parts.timers.stage("rollout"):  # (2)
-        rollouts = parts.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
-    with parts.timers.stage("reward"):  # (3)
-        rewards = parts.reward.score(rollouts, prompts)
+def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed: int) -> Sampled:
+    with stages.timers.stage("rollout"):  # (2)
+        rollouts = stages.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
+    with stages.timers.stage("reward"):  # (3)
+        rewards = stages.reward.score(rollouts, prompts)
     return Sampled(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
 
 
-def _informative(sampled: Sampled, threshold: float) -> set[int]:
-    """Labels of the groups with both outcomes."""
+def informative(sampled: Sampled, threshold: float) -> set[int]:
+    """Labels of the groups with correct and incorrect responses."""
     rewards = sampled.rewards
     labels, is_informative = informative_groups(
         rewards.rewards,
@@ -118,7 +116,7 @@ def _informative(sampled: Sampled, threshold: float) -> set[int]:
     return set(labels[is_informative].tolist())
 
 
-def _merged(rounds: list[Sampled], kept: list[set[int]], parts: StepParts, metrics: Metrics) -> Sampled:
+def merged(rounds: Sequence[Sampled], kept: Sequence[set[int]], stages: Stages, metrics: Metrics) -> Sampled:
     """The kept groups of all rounds, in the order they were drawn."""
     rows = [
         [row for row, group in enumerate(sampled.rollouts.group_ids.tolist()) if group in groups]
@@ -130,16 +128,11 @@ def _merged(rounds: list[Sampled], kept: list[set[int]], parts: StepParts, metri
         for group, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True)
         if group in groups
     ]
-    chosen = [torch.tensor(part, dtype=torch.int64) for part in rows]
     return Sampled(
         prompts=PromptBatch(
             problems=tuple(problem for _, problem in pairs), group_ids=tuple(group for group, _ in pairs)
         ),
-        rollouts=parts.engine.concatenate([sampled.rollouts for sampled in rounds], rows),
-        rewards=RewardBatch(
-            rewards=torch.cat([s.rewards.rewards[part] for s, part in zip(rounds, chosen, strict=True)]),
-            failed=torch.cat([s.rewards.failed[part] for s, part in zip(rounds, chosen, strict=True)]),
-            num_over_budget=sum(sampled.rewards.num_over_budget for sampled in rounds),
-        ),
+        rollouts=stages.engine.concatenate([sampled.rollouts for sampled in rounds], rows),
+        rewards=RewardBatch.joined([s.rewards.select(part) for s, part in zip(rounds, rows, strict=True)]),
         metrics=metrics,
     )

@@ -1,4 +1,4 @@
-"""Sampled responses as tensors and plain values, for a checkpoint, and back."""
+"""Converts sampled responses to tensors and plain values for a checkpoint, and back."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,9 +13,9 @@ _METRICS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sum, Mean, Ma
 
 
 def to_plain(sampled: Sampled, rollouts: RolloutBatch) -> dict[str, Any]:
-    """Everything, ``rollouts`` in place of the handle to it; ``torch.load`` reads it with ``weights_only=True``."""
+    """Plain values that ``torch.load`` reads with ``weights_only=True``; ``rollouts`` replaces the handle."""
     return {
-        "problems": [asdict(problem) for problem in sampled.prompts.problems],
+        "problems": [problem_to_plain(problem) for problem in sampled.prompts.problems],
         "group_ids": list(sampled.prompts.group_ids),
         "rollouts": asdict(rollouts),
         "rewards": asdict(sampled.rewards),
@@ -24,12 +24,26 @@ def to_plain(sampled: Sampled, rollouts: RolloutBatch) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], hold: Callable[[RolloutBatch], RolloutHandle]) -> Sampled:
-    """The inverse; ``hold`` puts the responses where they are used. Their seconds count where they were spent."""
+    """The inverse of ``to_plain``; ``hold`` makes the handle of the responses. ``seconds`` is empty."""
     metrics: dict[str, Metric] = {name: _METRICS[kind](**fields) for name, (kind, fields) in plain["metrics"].items()}
-    problems = tuple(Problem(**fields | {"prompt_ids": tuple(fields["prompt_ids"])}) for fields in plain["problems"])
+    problems = tuple(problem_from_plain(fields) for fields in plain["problems"])
     return Sampled(
         prompts=PromptBatch(problems=problems, group_ids=tuple(plain["group_ids"])),
         rollouts=hold(RolloutBatch(**plain["rollouts"])),
         rewards=RewardBatch(**plain["rewards"]),
         metrics=metrics,
     )
+
+
+def problem_to_plain(problem: Problem) -> dict[str, Any]:
+    """Plain values of a problem."""
+    return asdict(problem)
+
+
+def problem_from_plain(plain: dict[str, Any]) -> Problem:
+    """The inverse of ``problem_to_plain``."""
+    return Problem(**plain | {name: _frozen(plain[name]) for name in ("prompt_ids", "prompt") if name in plain})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,52 +1,55 @@
-"""One training step: the nine stages of the path of data, in one screenful."""
+"""One training step: the nine stages of the path of data."""
 
 from dataclasses import dataclass
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
-from gtpo_megatron.orchestration.loop.policy_check import check_gap, check_version, without_gap
+from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck, check_version, without_gap
 from gtpo_megatron.orchestration.loop.sampling import Sampled
-from gtpo_megatron.orchestration.stages.protocols import Metrics, StepParts
+from gtpo_megatron.orchestration.stages.protocols import Metrics, Stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What a step leaves to be looked at."""
+    """The result of a step."""
 
     sampled: Sampled
     metrics: Metrics
 
 
-def training_step(pipeline: RolloutPipeline, parts: StepParts, config: RunConfig, *, step: int) -> StepReport:
-    """Samples, judges, scores, assigns credit, updates and pushes.
+def training_step(
+    pipeline: RolloutPipeline, stages: Stages, config: RunConfig, mismatch: MismatchCheck, *, step: int
+) -> StepReport:
+    """Samples, grades, scores, assigns credit, updates and pushes.
 
     Args:
         pipeline: (1) prompts, (2) rollout and (3) reward, of this step or ahead of it.
-        parts: who does it.
-        config: of the run.
+        stages: the stages.
+        config: the run's configuration.
+        mismatch: stops the run if sampler and trainer differ.
         step: number of this step, from 1; the trainer starts with policy version ``step - 1`` and pushes ``step``.
     """
-    stage = parts.timers.stage
+    stage = stages.timers.stage
     sampled = pipeline.take(step)
     staleness = check_version(sampled.rollouts, version=step - 1, max_staleness=config.rollout.max_staleness)
     has_scoring_pass = config.rollout.entropy_source == "actor"
-    parts.turns.to_trainer()
-    with stage("score"):  # (4) old log-probs and entropies, by the trainer or as the sampler saw them
-        scores = (parts.actor.score_tokens if has_scoring_pass else parts.actor.use_sampler_scores)(sampled.rollouts)
-    if has_scoring_pass and staleness == 0:  # else sampler and trainer differ by right
-        check_gap(scores, version=step - 1, limit=parts.logprob_gap_limit)
+    stages.memory_sharing.to_trainer()
+    with stage("score"):  # (4) old log-probs and entropies, by the trainer or by the sampler
+        scores = (stages.actor.score_tokens if has_scoring_pass else stages.actor.use_sampler_scores)(sampled.rollouts)
+    if has_scoring_pass and staleness == 0:  # otherwise sampler and trainer are expected to differ
+        scores |= mismatch.check(scores, sampled.rollouts, version=step - 1)
     with stage("credit"):  # (5) shaped rewards, (6) advantages
-        credit = parts.actor.assign_credit(sampled.rewards)
+        credit = stages.actor.assign_credit(sampled.rewards)
     with stage("update"):  # (7) loss, (8) optimizer
-        updates = parts.actor.update(step=step)
-    if not has_scoring_pass:  # the update's forward pass was the first to see the trainer's log-probs
-        check_gap(updates, version=step - 1, limit=parts.logprob_gap_limit)
+        updates = stages.actor.update(step=step)
+    if not has_scoring_pass:  # only the update's forward pass has the trainer's log-probs
+        updates |= mismatch.check(updates, sampled.rollouts, version=step - 1)
     pipeline.before_push()
-    parts.turns.to_push()
+    stages.memory_sharing.to_push()
     with stage("weight_sync"):  # (9) the same weights inside vLLM, verified
-        parts.weight_sync.push(version=step)
-    parts.turns.to_engine()
+        stages.weight_sync.push(version=step)
+    stages.memory_sharing.to_engine()
     pipeline.after_push(step)
     metrics = sampled.metrics | without_gap(scores, staleness) | credit | updates
     return StepReport(sampled=sampled, metrics=metrics | {"rollout/staleness_count": Max(staleness)})

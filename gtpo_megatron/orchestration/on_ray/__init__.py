@@ -1,1 +1,1 @@
-"""The stages as Ray actors: where they are placed, how they start, how calls are collected."""
+"""The stages as Ray actors: placement, start, remote calls."""

@@ -1,4 +1,4 @@
-"""The parts of a step over Ray: a call goes to the processes that do it and comes back as handles and small numbers."""
+"""The trainer and the rewards over Ray: remote calls that return handles and small numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, TokenRecord
+from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
@@ -18,7 +19,7 @@ REWARD_NAME = "reward process"
 
 
 def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Metrics:
-    """Of all ranks what measures the machine; the rest from those that speak for their peers."""
+    """Merges machine metrics of all ranks, and the other metrics of one rank of each group of equal ones."""
     return merge(
         report if place.reports else {name: metric for name, metric in report.items() if not is_deterministic(name)}
         for report, place in zip(reports, places, strict=True)
@@ -26,14 +27,14 @@ def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Me
 
 
 class RayRewards:
-    """Decoding and grading in a process of its own."""
+    """Decoding and grading in the reward process."""
 
     def __init__(self, process: Any, *, deadline_s: float) -> None:
         self._process = process
         self._deadline_s = deadline_s
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """The verdicts, one a response."""
+        """Grades every response."""
         reference = self._process.grade.remote(rollouts.payload, prompts)
         rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]
         assert isinstance(rewards, RewardBatch)
@@ -41,13 +42,13 @@ class RayRewards:
 
 
 class RayActorGroup:
-    """All Megatron ranks. Every call goes to all of them at once, since it may contain collectives.
+    """All Megatron ranks. A call goes to all of them at once, since it may contain collectives.
 
     Args:
         ranks: remote ``RankProcess`` objects, by global rank.
-        places: where each stands.
+        places: place of each in the parallel layout.
         deadline_s: longest time for one stage.
-        hosts: the machine of each.
+        hosts: host of each.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RayActorGroup:
         return self._score("score_tokens", rollouts)
 
     def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
-        """Each replica takes its responses with the sampler's scores."""
+        """Each replica uses the sampler's scores of its responses."""
         return self._score("use_sampler_scores", rollouts)
 
     def _score(self, method: str, rollouts: RolloutHandle) -> Metrics:
@@ -77,15 +78,15 @@ class RayActorGroup:
         return self._merged(self._all("score", method, lambda rank: (parts[self._places[rank].data_index],)))
 
     def assign_credit(self, rewards: RewardBatch) -> Metrics:
-        """Every rank computes and keeps its own responses' advantages."""
+        """Every rank computes and keeps the advantages of its own responses."""
         return self._merged(self._all("credit", "assign_credit", lambda _: (rewards,)))
 
     def update(self, *, step: int) -> Metrics:
-        """Optimizer updates; the metrics of the ranks that have logits, merged."""
+        """Runs the optimizer updates of a step; returns merged metrics."""
         return self._merged(self._all("update", "update", lambda _: (step,)))
 
     def places(self) -> list[tuple[RankPlace, str]]:
-        """Every rank's place and machine."""
+        """Place and host of every rank."""
         return list(zip(self._places, self._hosts, strict=True))
 
     def padded_vocab_size(self) -> int:
@@ -94,52 +95,62 @@ class RayActorGroup:
         return rows
 
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """A store on rank 0's machine."""
+        """Opens a store on rank 0's host."""
         call = self._ranks[0].open_weight_store.remote(deadline_s)
         name = str(self._places[0])
         address: tuple[str, int] = collect({name: call}, stage="weight_sync", deadline_s=self._deadline_s)[name]
         return address
 
     def connect_weights(self, link: WeightLink) -> None:
-        """Every rank opens its end."""
+        """Opens the transport in every rank."""
         self._all("weight_sync", "connect_weights", lambda _: (link,))
 
     def sending(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
-        """Starts the trainer's side of a push: name -> call."""
+        """Starts the trainer's side of a push; returns calls by name."""
         return {
             str(place): rank.call.remote("send_weights", version, with_checksums)
             for place, rank in zip(self._places, self._ranks, strict=True)
         }
 
     def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
-        """The chosen groups' responses from the ranks that hold them, in the order of the batch."""
+        """Returns the records of the chosen groups' responses, in the order of the batch."""
         chosen = list(group_ids)
         rows = self._all("sampled texts", "sample_records", lambda _: (chosen,))
         found = [row for rank, part in enumerate(rows) if self._places[rank].reports for row in part]
         return [record for _, record in sorted(found, key=lambda row: row[0])]
 
+    def explain_gap(self, typical_nats: float) -> GapReport:
+        """Merges the reports of one rank of each group of equal ones."""
+        reports = self._all("score", "explain_gap", lambda _: (typical_nats,))
+        return merged([report for report, place in zip(reports, self._places, strict=True) if place.reports])
+
+    def expert_load(self) -> dict[int, list[int]]:
+        """Of rank 0: all ranks have the sum over all."""
+        load: dict[int, list[int]] = self._all("sampled texts", "expert_load", lambda _: ())[0]
+        return load
+
     def release_batch(self) -> None:
-        """On all ranks."""
+        """Frees the step's batch on all ranks."""
         self._all("sampled texts", "release_batch", lambda _: ())
 
     def offload(self) -> None:
-        """On all ranks."""
+        """Moves gradients and optimizer state to the host, on all ranks."""
         self._all("memory", "offload", lambda _: ())
 
     def onload(self) -> None:
-        """On all ranks."""
+        """Moves gradients and optimizer state back to the GPU, on all ranks."""
         self._all("memory", "onload", lambda _: ())
 
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
-        """Every rank takes its snapshot."""
+        """Every rank takes a snapshot and starts to write it."""
         self._all("checkpoint", "begin_save", lambda _: (str(folder), in_background))
 
     def is_save_written(self) -> bool:
-        """Every rank is done."""
+        """Whether every rank has written its part."""
         return all(self._all("checkpoint", "is_save_written", lambda _: ()))
 
     def finish_save(self) -> dict[str, str]:
-        """The files of all ranks."""
+        """Waits for all ranks; returns the checksums of their files."""
         parts = self._all("checkpoint", "finish_save", lambda _: ())
         return {name: checksum for part in parts for name, checksum in part.items()}
 
@@ -162,13 +173,13 @@ class RayActorGroup:
 
 
 class RayTransfer:
-    """Both sides of a push at once."""
+    """Runs both sides of a push."""
 
     def __init__(self, actor: RayActorGroup, fleet: EngineFleet, *, deadline_s: float) -> None:
         self._actor, self._fleet, self._deadline_s = actor, fleet, deadline_s
 
     def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
-        """Whoever dies or fails first is named, whichever side it is on."""
+        """Sends and receives the weights of ``version``; returns the checksums of both sides."""
         sending = self._actor.sending(version, with_checksums=with_checksums)
         receiving = self._fleet.receiving(version, with_checksums=with_checksums)
         answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)

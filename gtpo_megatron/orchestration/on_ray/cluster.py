@@ -1,4 +1,4 @@
-"""A Ray for a run: one of its own on this machine, or one that a launcher or a person has started."""
+"""Connects to a Ray cluster: a private one on this machine, or one that was started before."""
 
 import logging
 import os
@@ -16,10 +16,10 @@ from gtpo_megatron.orchestration.on_ray.placement import Node, in_order
 logger = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 5.0
-"""For a connection to a head that is there; Ray itself would try for a minute."""
+"""Timeout of a connection to the head; Ray's own is a minute."""
 
 TOKEN_HINT = "; if it listens, it may want a token: set RAY_AUTH_MODE=token, as `ray start` does for itself"
-"""`ray start` asks for a token wherever there is one in ~/.ray, while a driver with an address never offers it."""
+"""`ray start` requires a token if ~/.ray has one, but a driver does not send it by default."""
 
 COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
@@ -28,16 +28,16 @@ def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None], tem
     """Connects this process to Ray, starting one if no address is given.
 
     Args:
-        config: where Ray is, and how large it is to be.
-        take_signals: called when Ray has set its handler of SIGTERM, which ends the process at once.
-        temp_folder: private, for the sockets and logs of a Ray of the run's own.
+        config: address and size of the cluster.
+        take_signals: called after Ray has replaced the handler of SIGTERM by one that exits at once.
+        temp_folder: private folder for sockets and logs of a Ray that is started here.
 
     Raises:
         WorkerError: the head does not answer, or too few nodes have joined it by ``start_deadline_s``.
     """
     import ray
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # clusters often have no way out
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # cluster nodes often have no internet access
     where = f"at cluster.address={config.address!r}" if config.address else "of this run"
     try:
         if config.address:
@@ -59,7 +59,7 @@ def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None], tem
 
 
 def ray_nodes() -> list[Node]:
-    """The nodes that are up, this process's own first."""
+    """The nodes that are alive, this process's own first."""
     import ray
 
     nodes = [
@@ -71,7 +71,7 @@ def ray_nodes() -> list[Node]:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError at once where nobody listens."""
+    """Raises OSError if nothing listens at the address."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():  # not "auto"
         socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()

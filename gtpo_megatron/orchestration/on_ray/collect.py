@@ -1,4 +1,4 @@
-"""Waits for remote calls under a deadline and names whoever failed."""
+"""Waits for remote calls under a deadline, and names the processes that failed."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,20 +9,17 @@ from gtpo_megatron.errors import GTPOError, WorkerError
 from gtpo_megatron.orchestration.watch.reasons import last_line
 
 GRACE_S = 10.0
-"""How long to listen on after the first failure: a dead process's peers may report their broken collectives first."""
+"""Wait after the first failure: peers of a dead process may report their broken collectives before its death."""
 
 LOOK_S = 1.0
-"""Between two looks, while waiting, whether what is waited for can still come."""
+"""Seconds between two calls of the checks while waiting."""
 
 _looks: list[Callable[[], None]] = []
 
 
 @contextmanager
 def looking_after(look: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, whoever waits here calls ``look`` at once and every second, which may raise.
-
-    Like Ray's own connection it holds for the whole process, so that no caller has to hand it on.
-    """
+    """Within the block, every wait of this process calls ``look`` at once and every second; it may raise."""
     _looks.append(look)
     try:
         yield
@@ -31,17 +28,16 @@ def looking_after(look: Callable[[], None]) -> Iterator[None]:
 
 
 def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[str, Any]:
-    """The results of remote calls that need each other, by name.
+    """Returns the results by name of remote calls that depend on each other.
 
     Args:
         calls: name of the process -> Ray reference of its call.
-        stage: what they are doing, for the message.
+        stage: their stage, for messages.
         deadline_s: longest time to wait for all of them.
 
     Raises:
-        WorkerError: a process died, raised, or has not answered in time; the message names it. A process that died is
-            named before those that only lost their connection to it.
-        GTPOError: of the type that a process raised on purpose, where none died.
+        WorkerError: a process died, raised, or has not answered in time; the message names it, first those that died.
+        GTPOError: the error that a process raised, if none died.
     """
     results, failures, late = _wait(calls, deadline_s=deadline_s, grace_s=GRACE_S)
     if failures or late:
@@ -52,7 +48,7 @@ def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[
 def collect_survivors(
     calls: Mapping[str, Any], *, stage: str, deadline_s: float
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """The results of remote calls that do not need each other: who lives goes on when another dies.
+    """Returns the results of independent remote calls, also if some processes die.
 
     Returns:
         Results by name, and the names of those that died.
@@ -85,7 +81,7 @@ def collect_next(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> 
 def _wait(
     calls: Mapping[str, Any], *, deadline_s: float, grace_s: float
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Results, failures, and who is late, by name; at most ``grace_s`` longer than the first failure."""
+    """Results and failures by name, and names of late calls; waits at most ``grace_s`` after the first failure."""
     import ray
 
     names = {reference: name for name, reference in calls.items()}
@@ -106,7 +102,7 @@ def _wait(
 
 
 def _first(pending: list[Any], *, deadline: float) -> tuple[list[Any], list[Any]]:
-    """As ``ray.wait`` for one of them, with looks before and meanwhile: stages may be shorter than one."""
+    """Like ``ray.wait`` for one call, with the checks of ``looking_after`` before and during the wait."""
     import ray
 
     while True:
@@ -125,7 +121,7 @@ def _is_death(error: Any) -> bool:
 
 
 def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline_s: float) -> NoReturn:
-    """Those that died first, then an error raised on purpose, then those that never answered their peers."""
+    """Raises for processes that died, else for a GTPOError, else for late ones, else for any error."""
     if not failures:
         raise WorkerError(
             f"{', '.join(late)}: no answer in {stage} within {deadline_s:.0f} s; hung, or the deadline is too short"
@@ -146,10 +142,7 @@ def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline
 
 
 def _why(deaths: Mapping[str, Any]) -> str:
-    """The end of a sentence that says who died: what Ray says about one of them.
-
-    Rather about one whose own code raised at its start than about one that was killed.
-    """
+    """The reason of a death by Ray, for the end of a message; of a process that failed to start, if there is one."""
     raised = [name for name, error in deaths.items() if error.actor_init_failed]
     name = next(iter(raised or deaths))
     reason = last_line(str(deaths[name]))

@@ -1,4 +1,4 @@
-"""The engine processes of a run and their link to the trainer: who lives, who died, who has which weights."""
+"""The engine processes of a run: calls, replacement of dead ones, and their link to the trainer."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -12,37 +12,36 @@ from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, Slo
 logger = logging.getLogger(__name__)
 
 Answers = dict[int, tuple[Sequence[Any], Any]]
-"""By index of the engine: references that its call gave, and what it says of them."""
+"""By index of the engine: the references of its call, and the result of the last one."""
 
 Call = Callable[[int, Any], tuple[Any, ...]]
-"""Makes references of one engine's call, given its index and process; the last of them is waited for."""
+"""Calls one engine, given its index and process; returns references, of which the last is waited for."""
 
 
 def engine_names(num_engines: int) -> list[str]:
-    """How messages call the engines."""
+    """Names of the engines in messages."""
     return [f"rollout engine {index}" for index in range(num_engines)] if num_engines > 1 else ["rollout engine"]
 
 
 class EngineFleet:
-    """Several vLLM engines, each in a process of its own.
+    """The vLLM engines of a run, each in its own process; the sampler's side of a push.
 
-    One object per run: the state that every ``RayEngines``, in whichever thread, has in common. It is the sampler's
-    side of the link and of a push.
+    One object per run, shared by the ``RayEngines`` of all threads.
 
     Args:
-        processes: remote ``EngineProcess`` objects; a replacement takes its predecessor's place in it.
-        hosts: the machine of each.
-        workers_per_engine: its tensor parallel size.
-        restart: starts the engine with this index anew and waits until it is up.
-        max_restarts: in the whole run; the next death ends it.
+        processes: remote ``EngineProcess`` objects; a replacement takes the index of its predecessor.
+        hosts: host of each.
+        workers_per_engine: tensor parallel size of an engine.
+        restart: restarts the engine with this index and waits until it is ready.
+        max_restarts: restarts allowed in the run.
         deadline_s: longest time for one call.
-        open_link: opens a fresh link from the trainer's weights to all engines of the fleet.
-        expect_end: told the name of an engine that is about to be killed on purpose.
+        open_link: opens a new link from the trainer to all engines.
+        expect_end: called with the name of an engine before it is killed on purpose.
 
     Attributes:
-        names: of the engines.
-        version: of the weights that were pushed last.
-        num_restarts: so far.
+        names: names of the engines.
+        version: policy version of the last push.
+        num_restarts: restarts so far.
         deadline_s: as above.
     """
 
@@ -69,7 +68,7 @@ class EngineFleet:
         self.deadline_s = deadline_s
         self.version = 0
         self.num_restarts = 0
-        # by index the process that died: the one that has taken its place since is not lost
+        # by index the process that died, to distinguish it from its replacement
         self._lost: dict[int, Any] = {}
         self._without_weights: set[int] = set()
         self._is_link_new = True
@@ -79,7 +78,7 @@ class EngineFleet:
         return len(self._processes)
 
     def processes(self, engines: Iterable[int]) -> dict[int, Any]:
-        """Those that stand there now, by index."""
+        """The current processes of these engines, by index."""
         return {index: self._processes[index] for index in engines}
 
     def attempt(self, stage: str, call: Call, processes: dict[int, Any]) -> tuple[Answers, set[int]]:
@@ -87,11 +86,11 @@ class EngineFleet:
 
         Args:
             stage: for messages.
-            call: to make.
-            processes: by index.
+            call: the call.
+            processes: processes by index.
 
         Returns:
-            The references of some, with what the last one refers to, and the indices of those that died.
+            The references of some with the result of the last one, and the indices of dead engines.
         """
         references = {index: call(index, process) for index, process in processes.items()}
         values, dead = collect_survivors(
@@ -106,20 +105,28 @@ class EngineFleet:
         }
         return answers, {index for index in processes if self.names[index] in dead}
 
+    def note_lost(self, processes: dict[int, Any]) -> None:
+        """Records dead processes, for the trainer's thread to replace."""
+        self._lost |= processes
+
     def report_lost(self, processes: dict[int, Any], stage: str) -> NoReturn:
-        """Remembers who died, for whoever can replace it.
+        """Records dead processes, for the trainer's thread to replace.
 
         Raises:
             EngineLostError: always.
         """
-        self._lost |= processes
+        self.note_lost(processes)
         raise EngineLostError(f"{', '.join(self.names[index] for index in sorted(processes))} died in {stage}")
 
+    def is_without_weights(self, engine: int) -> bool:
+        """Whether an engine is waiting for its first push after a replacement."""
+        return engine in self._without_weights
+
     def refuse_without_weights(self, engines: Iterable[int]) -> None:
-        """An engine that was replaced waits for the next push, and must not be asked to sample before.
+        """Checks that no engine is waiting for its first push after a replacement.
 
         Raises:
-            EngineLostError: one of the engines is such.
+            EngineLostError: one is.
         """
         waiting = sorted(self._without_weights.intersection(engines))
         if waiting:
@@ -135,11 +142,11 @@ class EngineFleet:
 
     # ---------------------------------------------------------------------------------- the link and the pushes over it
     def hosts(self) -> list[str]:
-        """The machine of every engine."""
+        """The host of every engine."""
         return list(self._hosts)
 
     def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
-        """Shared memory for every worker, on its engine's machine."""
+        """Opens shared memory for every worker, on its engine's host."""
         answers = self._ask_all(
             "weight_sync",
             lambda index, process: (process.open_slots.remote(self._workers(index), shape),),
@@ -147,26 +154,24 @@ class EngineFleet:
         return {worker: slots for _, found in answers.values() for worker, slots in found.items()}
 
     def remove_slot_names(self) -> None:
-        """Both sides have mapped the slots."""
+        """Removes the slots' names, after both sides have mapped them."""
         self._ask_all("weight_sync", lambda _, process: (process.remove_slot_names.remote(),))
 
     def connect_weights(self, link: WeightLink) -> None:
-        """Every worker opens its end."""
+        """Opens the transport in every worker."""
         self._ask_all(
             "weight_sync", lambda index, process: (process.connect_weights.remote(link, self._workers(index)),)
         )
 
     def _workers(self, index: int) -> range:
-        """Numbers of an engine's workers among all."""
+        """Indices of an engine's workers among all workers."""
         return range(index * self._workers_per_engine, (index + 1) * self._workers_per_engine)
 
     def reconnect(self) -> None:
-        """Lets the trainer's weights reach all engines.
-
-        If one dies meanwhile the link is opened anew, to its successor too: all ends must be of one opening.
+        """Opens the link from the trainer to all engines, again if an engine dies meanwhile.
 
         Raises:
-            WorkerError: more died than ``max_restarts``.
+            WorkerError: more than ``max_restarts`` engines died.
         """
         self._is_link_new = True
         while True:
@@ -178,7 +183,7 @@ class EngineFleet:
                 return
 
     def receiving(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
-        """Starts the samplers' side of a push: name -> call."""
+        """Starts the sampler's side of a push; returns calls by name."""
         self.version = version
         return {
             name: process.receive_weights.remote(version, with_checksums)
@@ -186,15 +191,15 @@ class EngineFleet:
         }
 
     def mark_received(self) -> None:
-        """A push has reached all engines."""
+        """Records that a push has reached all engines."""
         self._without_weights.clear()
         self._is_link_new = False
 
     def replace_dead(self) -> bool:
-        """Looks whether all engines live, so that a push does not wait for one that does not.
+        """Replaces dead engines before a push.
 
         Returns:
-            Whether no push has come over the link yet.
+            Whether the link has had no push yet.
         """
         processes = self.processes(range(len(self)))
         _, dead = self.attempt("weight_sync", lambda _, process: (process.identity.remote(),), processes)
@@ -205,16 +210,16 @@ class EngineFleet:
 
     # ------------------------------------------------------------------------------------------------------- replacing
     def replace(self, engines: Sequence[int], stage: str) -> None:
-        """Starts engines that died anew, and lets the trainer reach them; a push must follow.
+        """Restarts dead engines and reconnects them; a push must follow.
 
         Raises:
-            WorkerError: more died than ``max_restarts``.
+            WorkerError: more than ``max_restarts`` engines died.
         """
         self._restart(engines, stage)
         self.reconnect()
 
     def replace_lost(self) -> bool:
-        """Starts those anew that were reported as lost, and lets the trainer reach them; whether there were any."""
+        """Restarts and reconnects engines that were reported as lost; returns whether there were any."""
         is_any_lost = self._restart_lost("rollout")
         if is_any_lost:
             self.reconnect()
@@ -248,10 +253,10 @@ class EngineFleet:
             self.num_restarts,
             self._max_restarts,
         )
-        self._without_weights |= set(engines)  # first, for whoever samples beside
+        self._without_weights |= set(engines)  # first, since other threads may sample
         for index in engines:
             self._expect_end(self.names[index])
-            ray.kill(self._processes[index])  # it may only be out of reach, and still hold its GPUs
+            ray.kill(self._processes[index])  # it may be unreachable but alive, and hold its GPUs
             self._processes[index] = self._restart_one(index)
 
     def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""Which process lives on which node: neighbouring ranks together, the engine where there is room."""
+"""Places the processes of a run on nodes."""
 
 import re
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from gtpo_megatron.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A machine of the cluster.
+    """A node of the cluster.
 
     Attributes:
         node_id: Ray's name for it.
         host: its host name.
-        num_gpus: that Ray offers there.
+        num_gpus: number of its GPUs in Ray.
     """
 
     node_id: str
@@ -25,13 +25,13 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """A node for every process.
+    """The node of every process.
 
     Attributes:
-        ranks: by global rank.
-        engines: of the rollout engines.
-        reward: of the reward process, on the driver's node.
-        has_gpus: ranks and engines have GPUs of their own; False: everything is on CPUs.
+        ranks: nodes by global rank.
+        engines: nodes of the rollout engines.
+        reward: node of the reward process, the driver's.
+        has_gpus: whether ranks and engines use GPUs.
     """
 
     ranks: tuple[Node, ...]
@@ -43,22 +43,21 @@ class Placement:
 def place(
     parallel: ParallelConfig, *, num_engines: int, engine_gpus: int, nodes: Sequence[Node], colocated: bool = False
 ) -> Placement:
-    """Spreads a run over nodes.
+    """Places ranks, engines and the reward process.
 
-    On GPUs the nodes are filled one after the other, so that neighbours in the trainer's world are neighbours in the
-    machine, and no tensor-parallel group is cut by a node's edge where it fits on one. Each engine takes the first node
-    that has enough GPUs left. On CPUs the ranks are spread evenly, and the engines are on the first node; colocated, on
-    their ranks' nodes.
+    With GPUs the nodes are filled in order of ranks, so that no tensor-parallel group is split over nodes if it fits on
+    one. Each engine takes the first node with enough free GPUs. With CPUs the ranks are spread evenly, and the engines
+    are on the first node, or on their ranks' nodes if colocated.
 
     Args:
         parallel: the trainer's layout.
-        num_engines: rollout engines.
-        engine_gpus: GPUs of each.
-        nodes: the driver's first.
-        colocated: the engines use the ranks' GPUs: the first one those of the first ranks, and so on.
+        num_engines: number of rollout engines.
+        engine_gpus: GPUs per engine.
+        nodes: the nodes, the driver's first.
+        colocated: the engines use the ranks' GPUs, in order.
 
     Raises:
-        ConfigError: there are GPUs, but too few, or an engine's would be on several nodes.
+        ConfigError: there are too few GPUs, or an engine does not fit on one node.
     """
     if not any(node.num_gpus for node in nodes):
         ranks = tuple(nodes[rank * len(nodes) // parallel.num_ranks] for rank in range(parallel.num_ranks))
@@ -95,7 +94,7 @@ def place(
 
 
 def _on_ranks(ranks: Sequence[Node], *, num_engines: int, engine_gpus: int) -> list[Node]:
-    """The node of each engine's ranks; as many engines as have theirs on one node each."""
+    """The node of each engine's ranks, for the engines whose ranks are all on one node."""
     shares = [ranks[index * engine_gpus : (index + 1) * engine_gpus] for index in range(num_engines)]
     return [share[0] for share in shares if len(share) == engine_gpus and len({node.node_id for node in share}) == 1]
 

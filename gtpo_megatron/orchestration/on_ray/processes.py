@@ -1,4 +1,4 @@
-"""The processes of a run, as Ray actors: thin shells around the classes that a run in one process uses as they are."""
+"""The processes of a run as Ray actors, thin wrappers of the classes that ``in_process`` uses."""
 
 import functools
 import logging
@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,9 +14,15 @@ from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.distributed.rendezvous import MeetingPoint
+from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
-from gtpo_megatron.orchestration.on_ray.rollouts import RolloutParts, ShardParts, summary_and_pieces
+from gtpo_megatron.orchestration.on_ray.rollouts import (
+    RolloutParts,
+    ShardParts,
+    group_summaries_and_pieces,
+    summary_and_pieces,
+)
+from gtpo_megatron.orchestration.stages.protocols import Attempt
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.sender import Checksums
@@ -29,13 +35,13 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class _Process:
-    """What every process of a run does first.
+    """Base of the run's processes: sets up logs and module path.
 
     Args:
         config: of the run.
         run_folder: for ``log.txt``.
         prefix: of its log lines.
-        search_path: put first on the module path, as the driver's is, so that a reward of the user's own is found.
+        search_path: put first on the module path, as in the driver, so that the user's modules are found.
     """
 
     def __init__(self, config: RunConfig, run_folder: str, prefix: str, search_path: str) -> None:
@@ -60,24 +66,24 @@ class RankProcess(_Process):
         super().__init__(config, run_folder, rank_prefix(global_rank), search_path)
         self._global_rank = global_rank
         self._actor: Any = None
-        self._meeting_point: MeetingPoint | None = None
-        self._store: Any = None  # alive as long as this process: others meet there
+        self._rendezvous: Rendezvous | None = None
+        self._store: Any = None  # kept open as long as this process lives
 
-    def meeting_point(self) -> str:
-        """An address on this node where the ranks can meet, with this one as rank 0."""
+    def rendezvous(self) -> str:
+        """Opens a rendezvous on this node, with this process as rank 0; returns its ``init_method``."""
         import ray
 
-        self._meeting_point = MeetingPoint(ray.util.get_node_ip_address())
-        return self._meeting_point.init_method
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
+        return self._rendezvous.init_method
 
     def gpu_ids(self) -> list[int]:
-        """That Ray gave to this process."""
+        """The GPUs that Ray assigned to this process."""
         import ray
 
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """A store on this node where trainer and sampler can meet."""
+        """Opens a store on this node for the transport; returns host and port."""
         import ray
 
         host = ray.util.get_node_ip_address()
@@ -85,7 +91,7 @@ class RankProcess(_Process):
         return host, self._store.port
 
     def start(self, init_method: str) -> RankPlace:
-        """Joins the world and builds the model; all ranks at once."""
+        """Joins the world and builds the model; must be called on all ranks at once."""
         from gtpo_megatron.actor.actor import MegatronActor
 
         self._actor = MegatronActor(
@@ -104,18 +110,18 @@ class RankProcess(_Process):
         return place
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A method of ``MegatronActor``; a shard in pieces arrives gathered, a reference as what it refers to."""
+        """Calls a method of ``MegatronActor``; references and shards in pieces are fetched first."""
         gathered = [value.gather() if isinstance(value, ShardParts) else value for value in args]
         return getattr(self._actor, method)(*gathered, **kwargs)
 
 
 WORKER_DEATH_S = 2.0
-"""How long a failed call looks for a dead worker: its peers may report their broken collective before it is gone. Less
-than ``collect``'s patience after a first failure, so that the reason is still heard."""
+"""How long a failed call waits for the death of a worker, whose peers may report their broken collective first. Less
+than ``collect.GRACE_S``, so that the reason is still reported."""
 
 
 def _ends_with_a_worker(method: Call) -> Call:
-    """Ends the process where a call failed because a worker of the engine's died: whoever called replaces it whole."""
+    """Ends the process if a call failed because a worker of the engine died."""
 
     @functools.wraps(method)
     def guarded(self: "EngineProcess", *args: Any, **kwargs: Any) -> Any:
@@ -134,8 +140,7 @@ def _ends_with_a_worker(method: Call) -> Call:
 class EngineProcess(_Process):
     """A rollout engine.
 
-    With tensor parallelism vLLM has worker processes of its own. Where one of them dies this process ends too, so that
-    an engine is either whole or dead.
+    With tensor parallelism vLLM starts worker processes. If one of them dies, this process ends too.
 
     Args:
         config: of the run.
@@ -147,6 +152,7 @@ class EngineProcess(_Process):
     def __init__(self, config: RunConfig, run_folder: str, search_path: str, *, prefix: str) -> None:
         super().__init__(config, run_folder, prefix, search_path)
         self._engine: Any = None
+        self._tickets: dict[Attempt, int] = {}
 
     def start(self) -> None:
         """Loads vLLM and the model."""
@@ -162,12 +168,12 @@ class EngineProcess(_Process):
         self._engine.on_worker_death(self._end)
 
     def close(self) -> None:
-        """Ends the workers and gives back what they share."""
+        """Ends the workers and frees their shared memory."""
         if self._engine is not None:
             self._engine.close()
 
     def identity(self) -> tuple[str, int]:
-        """Host name and process id, of an engine that is whole."""
+        """Host name and process id; fails if a worker has died."""
         self._end_without_worker()
         return super().identity()
 
@@ -177,10 +183,10 @@ class EngineProcess(_Process):
 
     def _end(self) -> None:
         logger.error("a worker of this engine died; the engine ends with it")
-        os._exit(1)  # at once: what vLLM would tidy up waits for the dead worker
+        os._exit(1)  # immediately, because vLLM's cleanup would wait for the dead worker
 
     def generate(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> Iterator[Any]:
-        """Summary and pieces of the responses."""
+        """Samples; yields the summary and the pieces of the responses."""
         yield from summary_and_pieces(self._sample(requests, sampling, seed))
 
     @_ends_with_a_worker
@@ -188,44 +194,57 @@ class EngineProcess(_Process):
         batch: RolloutBatch = self._engine.generate(requests, sampling, seed=seed)
         return batch
 
-    @_ends_with_a_worker
-    def begin(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int, priority: int) -> int:
-        """Starts to sample; the ticket to ask for the responses with."""
-        ticket: int = self._engine.begin(requests, sampling, seed=seed, priority=priority)
-        return ticket
+    def sample_slice(
+        self,
+        begin: Mapping[Attempt, Sequence[SampleRequest]],
+        abort: Sequence[Attempt],
+        sampling: SamplingConfig,
+        seed: int,
+        limit_s: float,
+    ) -> Iterator[Any]:
+        """Begins and aborts groups, and samples for some time; see ``on_ray/group_slices.py``.
 
-    def advance(self, ticket: int, limit_s: float) -> Iterator[Any]:
-        """Goes on with everything that was begun; what ``generate`` yields, or None: it is not whole yet."""
-        batch = self._go_on(ticket, limit_s)
-        if batch is None:
-            yield None
-        else:
-            yield from summary_and_pieces(batch)
+        Yields:
+            First the summary of every complete group, by its try; then the pieces of all, in that order.
+        """
+        yield from group_summaries_and_pieces(self._go_on(begin, abort, sampling, seed, limit_s))
 
     @_ends_with_a_worker
-    def _go_on(self, ticket: int, limit_s: float) -> RolloutBatch | None:
-        batch: RolloutBatch | None = self._engine.advance(ticket, limit_s=limit_s)
-        return batch
+    def _go_on(
+        self,
+        begin: Mapping[Attempt, Sequence[SampleRequest]],
+        abort: Sequence[Attempt],
+        sampling: SamplingConfig,
+        seed: int,
+        limit_s: float,
+    ) -> dict[Attempt, RolloutBatch]:
+        for attempt in abort:
+            self._engine.abort(self._tickets.pop(attempt))
+        for attempt, requests in begin.items():
+            self._tickets[attempt] = self._engine.begin(requests, sampling, seed=seed, priority=attempt.group)
+        complete = set(self._engine.advance(limit_s=limit_s))
+        ended = [attempt for attempt, ticket in self._tickets.items() if ticket in complete]
+        return {attempt: self._engine.take(self._tickets.pop(attempt)) for attempt in ended}
 
     @_ends_with_a_worker
     def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
-        """Shared memory on this node for the engine's workers."""
+        """Opens shared memory on this node for the engine's workers."""
         slots: dict[int, SharedSlots] = self._engine.open_slots(workers, shape)
         return slots
 
     @_ends_with_a_worker
     def remove_slot_names(self) -> None:
-        """Both sides have mapped the slots."""
+        """Removes the slots' names, after both sides have mapped them."""
         self._engine.remove_slot_names()
 
     @_ends_with_a_worker
     def connect_weights(self, link: WeightLink, workers: Sequence[int]) -> None:
-        """Every worker opens its end."""
+        """Opens the transport in every worker."""
         self._engine.connect_weights(link, workers)
 
     @_ends_with_a_worker
     def receive_weights(self, version: int, with_checksums: bool) -> Checksums:
-        """Every worker takes its part."""
+        """Receives the weights in every worker; returns their checksums."""
         checksums: Checksums = self._engine.receive_weights(version, with_checksums=with_checksums)
         return checksums
 
@@ -236,12 +255,12 @@ class EngineProcess(_Process):
 
     @_ends_with_a_worker
     def sleep(self, keep_weights: bool) -> None:
-        """Lets GPU memory go."""
+        """Releases GPU memory."""
         self._engine.sleep(keep_weights=keep_weights)
 
     @_ends_with_a_worker
     def wake(self, what: str) -> None:
-        """Takes GPU memory back."""
+        """Allocates GPU memory again."""
         self._engine.wake(what)
 
 
@@ -259,12 +278,10 @@ class RewardProcess(_Process):
         self._grader = build_grader(self._config)
 
     def grade(self, rollouts: RolloutParts, prompts: PromptBatch) -> RewardBatch:
-        """One verdict per response; only one piece of the responses is in memory at a time."""
-        texts = [""] * len(rollouts.rows)
-        groups = [0] * len(rollouts.rows)
+        """Grades every response, with one piece of the responses in memory at a time."""
+        responses: list[Any] = [None] * len(rollouts.rows)
         for places, piece in rollouts.one_by_one():
-            decoded = self._grader.decode(piece)
-            for place, text, group in zip(places, decoded, piece.group_ids.tolist(), strict=True):
-                texts[place], groups[place] = text, group
-        rewards: RewardBatch = self._grader.grade(texts, groups, prompts)
+            for place, response in zip(places, self._grader.decode(piece), strict=True):
+                responses[place] = response
+        rewards: RewardBatch = self._grader.grade(responses, prompts)
         return rewards

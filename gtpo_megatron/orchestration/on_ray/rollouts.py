@@ -1,6 +1,6 @@
-"""A rollout batch that lies in pieces where engines left it: whoever needs rows of it takes their pieces only."""
+"""A rollout batch in pieces in the object store, of which a rank fetches only those with its rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from gtpo_megatron.batch import RolloutBatch, RolloutShard, take_rows
 from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.errors import RolloutError
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, rollout_summary
+from gtpo_megatron.orchestration.stages.protocols import Attempt, RolloutHandle, rollout_summary
 
 PIECE_BYTES = 512 << 10
-"""Of a piece, about. Between nodes a piece travels whole, so small ones waste little of what a rank fetches. Below
-100 KiB Ray would send a piece through the driver instead of the object store."""
+"""Approximate size of a piece. A rank fetches whole pieces, so small ones waste less; Ray would send a piece of less
+than 100 KiB through the driver instead of the object store."""
 
 Read = Callable[[Sequence[Any]], list[RolloutBatch]]
-"""The pieces that references stand for."""
+"""Fetches pieces by their references."""
 
 
 def read_from_store(references: Sequence[Any]) -> list[RolloutBatch]:
@@ -29,10 +29,12 @@ def read_from_store(references: Sequence[Any]) -> list[RolloutBatch]:
 
 
 def in_pieces(batch: RolloutBatch, *, piece_bytes: int = PIECE_BYTES) -> Iterator[RolloutBatch]:
-    """A batch cut between rows into pieces of about equal size, each as small as ``piece_bytes`` allows."""
+    """Splits a batch by rows into pieces of about equal size, close to ``piece_bytes``."""
     matrices = (batch.response_ids, batch.loss_mask, batch.rollout_logprobs, batch.token_entropy, batch.token_versions)
     token_bytes = sum(matrix.element_size() for matrix in matrices if matrix is not None)
     row_bytes = batch.prompt_lengths * batch.prompt_ids.element_size() + batch.response_lengths * token_bytes
+    if batch.routed_experts is not None:
+        row_bytes += batch.routed_lengths * batch.routed_experts.shape[1:].numel() * batch.routed_experts.element_size()
     num_pieces = max(1, int(row_bytes.sum()) // piece_bytes)
     for rows in shard_contiguous(row_bytes.tolist(), num_pieces):
         if rows or num_pieces == 1:
@@ -40,17 +42,30 @@ def in_pieces(batch: RolloutBatch, *, piece_bytes: int = PIECE_BYTES) -> Iterato
 
 
 def summary_and_pieces(batch: RolloutBatch) -> Iterator[Any]:
-    """What an engine answers: first what the driver needs to know, then the pieces, which stay in the object store."""
+    """The answer of an engine: first the summary for the driver, then the pieces, which stay in the object store."""
     pieces = list(in_pieces(batch))
-    yield rollout_summary(batch) | {"piece_sizes": [piece.num_responses for piece in pieces]}
+    yield _summary(batch, pieces)
     for piece in pieces:  # noqa: UP028 - Ray sends to the generator, and a list's iterator takes nothing
         yield piece
 
 
-def received(stream: Any) -> tuple[list[Any], Any]:
-    """References of the pieces and their summary, of a call that has ended; None if there are no responses yet.
+def group_summaries_and_pieces(groups: Mapping[Attempt, RolloutBatch]) -> Iterator[Any]:
+    """The answer of an engine's slice: first the summaries of complete groups, then the pieces of all, in order."""
+    pieces = {attempt: list(in_pieces(batch)) for attempt, batch in groups.items()}
+    yield {attempt: _summary(batch, pieces[attempt]) for attempt, batch in groups.items()}
+    for found in pieces.values():
+        for piece in found:  # noqa: UP028 - as above
+            yield piece
 
-    The caller owns the pieces: they outlive the engine that made them.
+
+def _summary(batch: RolloutBatch, pieces: Sequence[RolloutBatch]) -> dict[str, Any]:
+    return rollout_summary(batch) | {"piece_sizes": [piece.num_responses for piece in pieces]}
+
+
+def received(stream: Any) -> tuple[list[Any], Any]:
+    """References of the pieces and their summary, of a completed call.
+
+    The caller owns the pieces, so they outlive the engine.
 
     Raises:
         RolloutError: the engine could not leave all pieces in the object store.
@@ -59,26 +74,50 @@ def received(stream: Any) -> tuple[list[Any], Any]:
 
     first, *pieces = stream
     summary = ray.get(first)
-    if summary is not None and len(pieces) != len(summary["piece_sizes"]):
-        ray.get(pieces)  # raises what went wrong, if Ray knows
-        raise RolloutError(f"an engine left {len(pieces)} of {len(summary['piece_sizes'])} pieces of its responses")
+    _check_pieces(pieces, len(summary["piece_sizes"]))
     return pieces, summary
+
+
+def received_groups(stream: Any) -> dict[Attempt, RolloutHandle]:
+    """The complete groups of a slice, of a completed call.
+
+    Raises:
+        RolloutError: as in ``received``.
+    """
+    import ray
+
+    first, *pieces = stream
+    summaries: dict[Attempt, dict[str, Any]] = ray.get(first)
+    _check_pieces(pieces, sum(len(summary["piece_sizes"]) for summary in summaries.values()))
+    groups = {}
+    for attempt, summary in summaries.items():
+        mine, pieces = pieces[: len(summary["piece_sizes"])], pieces[len(summary["piece_sizes"]) :]
+        groups[attempt] = joined([(mine, summary)], [(0, row) for row in range(sum(summary["piece_sizes"]))])
+    return groups
+
+
+def _check_pieces(pieces: list[Any], expected: int) -> None:
+    import ray
+
+    if len(pieces) != expected:
+        ray.get(pieces)  # raises Ray's error, if there is one
+        raise RolloutError(f"an engine left {len(pieces)} of {expected} pieces of its responses")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutParts:
-    """Rows of several pieces, in an order of their own.
+    """Rows of several pieces in any order.
 
     Attributes:
-        pieces: references to a ``RolloutBatch`` each; whoever chose them has looked at their policy versions.
-        rows: for every response the piece that it is in, and its row there.
+        pieces: references to one ``RolloutBatch`` each.
+        rows: piece and row of every response.
     """
 
     pieces: tuple[Any, ...]
     rows: tuple[tuple[int, int], ...]
 
     def select(self, rows: Sequence[int]) -> "RolloutParts":
-        """Some of the responses, with the pieces that hold them; one piece if there are none, for its types."""
+        """Some of the responses, with their pieces; without rows, one piece is kept for its dtypes."""
         found = [self.rows[row] for row in rows]
         kept = sorted({piece for piece, _ in found}) or [0]
         place = {piece: index for index, piece in enumerate(kept)}
@@ -87,11 +126,11 @@ class RolloutParts:
         )
 
     def gather(self, read: Read = read_from_store) -> RolloutBatch:
-        """The responses themselves, in the process that calls this."""
+        """Fetches the responses into this process."""
         return take_rows(read(self.pieces), self.rows, may_mix=True)
 
     def one_by_one(self, read: Read = read_from_store) -> Iterator[tuple[list[int], RolloutBatch]]:
-        """Per piece the places of its responses among all, and these; only one piece is in memory at a time."""
+        """Yields per piece the indices of its responses and the responses, with one piece in memory at a time."""
         found: list[list[tuple[int, int]]] = [[] for _ in self.pieces]
         for place, (piece, row) in enumerate(self.rows):
             found[piece].append((place, row))
@@ -102,7 +141,7 @@ class RolloutParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardParts:
-    """A ``RolloutShard`` whose responses are still in pieces; see there."""
+    """A ``RolloutShard`` whose responses are in pieces."""
 
     parts: RolloutParts
     rows: tuple[int, ...]
@@ -110,7 +149,7 @@ class ShardParts:
     policy_version: int
 
     def gather(self, read: Read = read_from_store) -> RolloutShard:
-        """The shard itself, in the rank that calls this."""
+        """Fetches the shard into this process."""
         return RolloutShard(
             rollouts=self.parts.gather(read),
             rows=self.rows,
@@ -120,10 +159,7 @@ class ShardParts:
 
 
 def shards(rollouts: RolloutHandle, num_replicas: int) -> list[ShardParts]:
-    """Each replica's responses, by token count; neighbours stay together.
-
-    Rows come by group, so few groups are split and few sums travel in the credit stage.
-    """
+    """Shards the responses over replicas by tokens; rows are ordered by group, so few groups are split."""
     parts: RolloutParts = rollouts.payload
     lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
     groups = tuple(dict.fromkeys(rollouts.group_ids.tolist()))
@@ -133,21 +169,18 @@ def shards(rollouts: RolloutHandle, num_replicas: int) -> list[ShardParts]:
     ]
 
 
-def joined(
-    answers: Sequence[tuple[Sequence[Any], dict[str, Any]]], rows: Sequence[tuple[int, int]], *, max_spread: int = 0
-) -> RolloutHandle:
+def joined(answers: Sequence[tuple[Sequence[Any], dict[str, Any]]], rows: Sequence[tuple[int, int]]) -> RolloutHandle:
     """The handle of a batch that several engines sampled.
 
     Args:
-        answers: per engine the references of its pieces, and the summary that came with them.
-        rows: per response the engine that sampled it, and its row among the engine's.
-        max_spread: versions that the engines' policies may be apart.
+        answers: references of the pieces and their summary, per engine.
+        rows: per response the engine, and its row among the engine's responses.
 
     Raises:
         RolloutError: the responses come from different weights.
     """
     summaries = [summary for _, summary in answers]
-    oldest = _oldest([summary["policy_version"] for summary in summaries], max_spread, "engines sampled from")
+    oldest = _oldest([summary["policy_version"] for summary in summaries], 0, "engines sampled from")
     places: list[list[tuple[int, int]]] = []
     pieces: list[Any] = []
     for references, summary in answers:
@@ -165,12 +198,12 @@ def joined(
 def chosen_rows(
     rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]], *, max_spread: int = 0
 ) -> RolloutHandle:
-    """The chosen rows of several batches as one; nothing is moved.
+    """The chosen rows of several batches as one, without a copy.
 
     Args:
         rollouts: the batches.
-        rows: of each.
-        max_spread: as in ``joined``.
+        rows: chosen rows of each batch.
+        max_spread: largest difference allowed between policy versions.
 
     Raises:
         RolloutError: the batches come from different weights.
@@ -204,6 +237,7 @@ def _handle(parts: RolloutParts, column: Callable[[str], Tensor], policy_version
         truncated=column("truncated"),
         is_multi_version=column("is_multi_version"),
         policy_version=policy_version,
+        engines=column("engines"),
     )
 
 

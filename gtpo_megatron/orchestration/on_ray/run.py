@@ -1,4 +1,4 @@
-"""Starts Ray and the processes of a run, and builds the parts of a step from them."""
+"""Starts Ray and the processes of a run, and builds the stages of a step."""
 
 import atexit
 import logging
@@ -16,8 +16,8 @@ from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
-from gtpo_megatron.orchestration.stages.colocation import gpu_turns
-from gtpo_megatron.orchestration.stages.protocols import StepParts
+from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
+from gtpo_megatron.orchestration.stages.protocols import Stages
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.orchestration.watch.run_watch import RunWatch
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -26,20 +26,20 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def ray_parts(
+def ray_stages(
     config: RunConfig, run_folder: Path, timers: StageTimers, *, take_signals: Callable[[], None]
-) -> Iterator[StepParts]:
-    """The parts of a step, each in processes of its own; ends the processes, and a Ray of its own, on the way out.
+) -> Iterator[Stages]:
+    """The stages of a step, each in processes of its own; ends the processes, and a private Ray, at exit.
 
     Args:
         config: of the run.
         run_folder: for the processes' logs.
         timers: of the steps.
-        take_signals: called as soon as Ray has taken SIGTERM for itself, long before the processes are up.
+        take_signals: called after Ray has replaced the handler of SIGTERM.
 
     Raises:
-        WorkerError: a process did not come up; the message names it.
-        ConfigError: the processes do not fit on the cluster, or the weights cannot travel between them.
+        WorkerError: a process did not start; the message names it.
+        ConfigError: the processes do not fit on the cluster, or no transport connects them.
     """
     with _watched(run_folder, timers) as (watch, processes):
         join_cluster(config.cluster, take_signals=take_signals, temp_folder=watch.temp_folder)
@@ -68,16 +68,15 @@ def ray_parts(
         engine = RayEngines(
             fleet,
             push_again=lambda version: weight_sync.push(version=version),
-            max_spread=config.rollout.max_staleness if config.rollout.partial else 0,
+            max_spread=config.rollout.max_staleness if config.rollout.is_continuous else 0,
         )
-        yield StepParts(
+        yield Stages(
             engine=engine,
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
             actor=actor,
             weight_sync=weight_sync,
-            turns=gpu_turns(config.rollout, actor, engine),
+            memory_sharing=memory_sharing_of(config.rollout, actor, engine),
             timers=timers,
-            logprob_gap_limit=config.weight_sync.logprob_gap_limit,
         )
         watch.closing()
         end_in_order(processes, engine_names(config.rollout.num_engines))
@@ -85,7 +84,7 @@ def ray_parts(
 
 @contextmanager
 def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, dict[str, Any]]]:
-    """A watch, and room for the processes that end with the block; an error that leaves it names who died first."""
+    """A watch, and the processes, which end with the block; an error in it is explained by the first death."""
     import ray
 
     watch = RunWatch(run_folder)
@@ -102,7 +101,7 @@ def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, 
     finally:
         watch.closing()
         if watch.has_lost_ray:
-            atexit.unregister(ray.shutdown)  # it would wait for what is dead; the keeper ends the processes
+            atexit.unregister(ray.shutdown)  # it would wait for dead processes; the keeper ends them
         else:
             for process in processes.values():
                 ray.kill(process)

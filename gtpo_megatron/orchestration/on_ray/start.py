@@ -1,4 +1,4 @@
-"""The processes of a run on Ray: started where they belong, waited for, and an engine again where one has died."""
+"""Starts the processes of a run as Ray actors, waits for them, and restarts engines."""
 
 import logging
 import socket
@@ -20,25 +20,25 @@ from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environmen
 logger = logging.getLogger(__name__)
 
 END_DEADLINE_S = 20.0
-"""For an engine to end its workers."""
+"""Timeout for an engine to end its workers."""
 
 Met = Callable[[str, int], None]
 
 
 def rank_name(index: int) -> str:
-    """How messages call a rank."""
+    """Name of a rank in messages."""
     return f"rank {index}"
 
 
 class ProcessStarter:
-    """Starts a run's processes as Ray actors; Ray restarts none of them, since weights and state would be missing.
+    """Starts a run's processes as Ray actors, without Ray's restarts, after which weights and state would be missing.
 
     Args:
         config: of the run.
         run_folder: for the processes' logs.
         placement: of the processes.
-        processes: filled, by name.
-        temp_folder: on the driver's node; those that run there take it as theirs.
+        processes: filled with the actors, by name.
+        temp_folder: temporary folder of the processes on the driver's node.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProcessStarter:
         self._common = (config, str(self._run_folder), str(Path.cwd()))
 
     def all(self) -> None:
-        """One actor a rank, one an engine, the reward process; by name, each known as soon as it is started."""
+        """Starts one actor per rank, one per engine, and the reward process."""
         for index in range(self._config.parallel.num_ranks):
             self._processes[rank_name(index)] = self._rank(index)
         for index in range(self._config.rollout.num_engines):
@@ -68,7 +68,7 @@ class ProcessStarter:
         )
 
     def engine(self, index: int) -> None:
-        """An engine; the same call replaces one."""
+        """Starts or replaces an engine."""
         rollout = self._config.rollout
         shares_gpus = rollout.placement == "colocated" and self._placement.has_gpus
         environment = engine_environment(rollout, has_gpus=self._placement.has_gpus)
@@ -82,7 +82,7 @@ class ProcessStarter:
         )
 
     def _gpus_of_ranks(self, index: int) -> dict[str, str]:
-        """An engine that shares GPUs asks Ray for none and is told the ids of its ranks'."""
+        """Environment of an engine that shares its ranks' GPUs: their ids; Ray assigns none."""
         size = self._config.rollout.tensor_parallel_size
         ranks = [rank_name(rank) for rank in range(index * size, (index + 1) * size)]
         ids = collect(
@@ -133,15 +133,15 @@ class ProcessStarter:
 
 
 def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, met: Met) -> list[RankPlace]:
-    """Waits until every process has loaded what it needs; returns the ranks' places.
+    """Waits until every process has started; returns the ranks' places.
 
-    Engines that share the ranks' GPUs load first and go to sleep: the two would not fit side by side.
+    Engines that share the ranks' GPUs start first and sleep, because both would not fit.
 
     Args:
         config: of the run.
-        processes: by name.
-        ranks: of them, in order.
-        met: told the name and the number of every process on this machine.
+        processes: processes by name.
+        ranks: the ranks among them, in order.
+        met: called with name and process id of every process on this machine.
     """
     deadline_s = config.cluster.start_deadline_s
     _meet(processes, deadline_s, met)
@@ -152,7 +152,7 @@ def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, 
         collect(loading, stage="start", deadline_s=deadline_s)
         falling_asleep = {name: engine.sleep.remote(keep_weights=False) for name, engine in engines.items()}
         collect(falling_asleep, stage="start", deadline_s=deadline_s)
-    meeting = collect({"rank 0": ranks[0].meeting_point.remote()}, stage="start", deadline_s=deadline_s)["rank 0"]
+    meeting = collect({"rank 0": ranks[0].rendezvous.remote()}, stage="start", deadline_s=deadline_s)["rank 0"]
     starting = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
     starting |= {name: process.start.remote() for name, process in waiting.items() if name not in starting}
     answers = collect(starting, stage="start", deadline_s=deadline_s)
@@ -160,15 +160,15 @@ def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, 
 
 
 def bring_up_engine(config: RunConfig, name: str, process: Any, *, met: Met) -> None:
-    """Waits until a replacement is up."""
+    """Waits until a replacement engine has started."""
     _meet({name: process}, config.cluster.start_deadline_s, met)
     collect({name: process.start.remote()}, stage="restart", deadline_s=config.cluster.start_deadline_s)
 
 
 def end_in_order(processes: dict[str, Any], engines: list[str]) -> None:
-    """Lets engines give back what they share with their workers, before all processes are killed.
+    """Lets engines free what they share with their workers, then kills all processes.
 
-    One that does not answer is killed as it is: a run that has ended well does not fail for it.
+    An engine that does not answer is killed without an error.
     """
     try:
         collect({name: processes[name].close.remote() for name in engines}, stage="end", deadline_s=END_DEADLINE_S)

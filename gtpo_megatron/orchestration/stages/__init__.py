@@ -1,1 +1,1 @@
-"""What a step is made of, whoever runs it: the protocols of its stages, memory turns, the opening of a push."""
+"""The stages of a step: their protocols, sharing of GPU memory, opening of the link for pushes."""

@@ -1,51 +1,51 @@
-"""Whose turn it is to fill the GPUs, where engines and trainer share them.
+"""Sharing of GPU memory between engines and trainer.
 
 ::
 
     sample     engine: weights, keys and values          trainer: weights; gradients and optimizer are on the host
     train      engine: asleep                            trainer: everything
-    push       engine: weights                           trainer: everything
+    push       engine: weights                           trainer: as while sampling
 """
 
 from gtpo_megatron.config.rollout import RolloutConfig
-from gtpo_megatron.orchestration.stages.protocols import Actor, Engine, MemoryTurns
+from gtpo_megatron.orchestration.stages.protocols import Actor, Engine, MemorySharing
 
 
-class Disaggregated(MemoryTurns):
-    """Engines have GPUs of their own: nobody has to move."""
+class Disaggregated(MemorySharing):
+    """Engines have their own GPUs, so nothing is moved."""
 
     def to_trainer(self, *, keep_weights: bool = False) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def to_push(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def to_engine(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
-class Colocated(MemoryTurns):
-    """Engines and trainer take turns on the same GPUs."""
+class Colocated(MemorySharing):
+    """Engines and trainer use the same GPUs alternately."""
 
     def __init__(self, actor: Actor, engine: Engine) -> None:
         self._actor = actor
         self._engine = engine
 
     def to_trainer(self, *, keep_weights: bool = False) -> None:
-        """The engine lets its memory go, the trainer gets its own back."""
+        """Puts the engine to sleep and moves the trainer's state to the GPU."""
         self._engine.sleep(keep_weights=keep_weights)
         self._actor.onload()
 
     def to_push(self) -> None:
-        """The engine makes room for its weights."""
+        """Moves gradients and optimizer to the host and allocates the engine's weights."""
+        self._actor.offload()
         self._engine.wake("weights")
 
     def to_engine(self) -> None:
-        """Gradients and optimizer go to the host, the engine makes room for keys and values."""
-        self._actor.offload()
+        """Allocates the engine's key-value cache."""
         self._engine.wake("kv_cache")
 
 
-def gpu_turns(config: RolloutConfig, actor: Actor, engine: Engine) -> MemoryTurns:
-    """What the placement of the engines asks for."""
+def memory_sharing_of(config: RolloutConfig, actor: Actor, engine: Engine) -> MemorySharing:
+    """The implementation for the placement of the engines."""
     return Colocated(actor, engine) if config.placement == "colocated" else Disaggregated()

@@ -1,60 +1,91 @@
-"""(3) From sampled tokens to outcome rewards: decode, then grade."""
+"""(3) Decodes responses and grades them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ShapeError
+from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 
 GRADING_SHARE = 0.75
-"""Of a stage's deadline: rows that have no verdict by then are failed and counted, so that the stage ends in time."""
+"""Fraction of the stage's deadline after which rows without a verdict count as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedResponse:
+    """A response as text, with what a reward may know of its tokens.
+
+    Attributes:
+        group_id: of its prompt.
+        text: without special tokens.
+        is_truncated: the length limit cut it.
+        num_prompt_tokens: tokens of the rendered prompt.
+        num_tokens: tokens of the response.
+    """
+
+    group_id: int
+    text: str
+    is_truncated: bool
+    num_prompt_tokens: int
+    num_tokens: int
 
 
 class RewardGrader:
-    """Decodes responses and grades them against their problem's answer."""
+    """Decodes responses and grades them as answers to their problems."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, scorer: RewardScorer) -> None:
         self._tokenizer = tokenizer
         self._scorer = scorer
 
-    def decode(self, rollouts: RolloutBatch) -> list[str]:
-        """The text of every response."""
-        ids = [
-            row[:length].tolist()
-            for row, length in zip(rollouts.response_ids, rollouts.response_lengths.tolist(), strict=True)
-        ]
+    def decode(self, rollouts: RolloutBatch) -> list[DecodedResponse]:
+        """Every response as text."""
+        lengths = rollouts.response_lengths.tolist()
+        ids = [row[:length].tolist() for row, length in zip(rollouts.response_ids, lengths, strict=True)]
         texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return texts
+        columns = (rollouts.group_ids, rollouts.truncated, rollouts.prompt_lengths)
+        return [
+            DecodedResponse(group, text, truncated, num_prompt, length)
+            for text, length, group, truncated, num_prompt in zip(
+                texts, lengths, *(column.tolist() for column in columns), strict=True
+            )
+        ]
 
-    def grade(self, texts: Sequence[str], group_ids: Sequence[int], prompts: PromptBatch) -> RewardBatch:
-        """One verdict per response.
+    def grade(self, responses: Sequence[DecodedResponse], prompts: PromptBatch) -> RewardBatch:
+        """Grades every response.
 
         Raises:
-            ShapeError: a response belongs to none of the prompts.
+            ShapeError: the group of a response is not among the prompts.
         """
-        answers = {group: problem.answer for group, problem in zip(prompts.group_ids, prompts.problems, strict=True)}
-        unknown = [group for group in group_ids if group not in answers]
+        problems = dict(zip(prompts.group_ids, prompts.problems, strict=True))
+        unknown = [response.group_id for response in responses if response.group_id not in problems]
         if unknown:
-            raise ShapeError(f"responses of group {unknown[0]} have no prompt in this batch of {len(answers)}")
-        return self._scorer.score(texts, [answers[group] for group in group_ids])
+            raise ShapeError(f"responses of group {unknown[0]} have no prompt in this batch of {len(problems)}")
+        return self._scorer.score([_request(response, problems) for response in responses])
 
     def close(self) -> None:
         """Ends the grading processes."""
         self._scorer.close()
 
 
-def build_grader(config: RunConfig) -> RewardGrader:
-    """The grader that a run's configuration asks for."""
-    reward = config.reward
-    scorer = RewardScorer(
-        reward.function,
-        num_workers=reward.num_workers,
-        timeout_s=reward.timeout_s,
-        memory_limit_mib=reward.memory_limit_mib,
-        budget_s=GRADING_SHARE * config.cluster.stage_deadline_s,
+def _request(response: DecodedResponse, problems: Mapping[int, Problem]) -> RewardRequest:
+    problem = problems[response.group_id]
+    return RewardRequest(
+        response=response.text,
+        answer=problem.answer,
+        prompt=problem.prompt,
+        columns_json=problem.columns_json,
+        ended="length" if response.is_truncated else "stop",
+        num_prompt_tokens=response.num_prompt_tokens,
+        num_response_tokens=response.num_tokens,
     )
+
+
+def build_grader(config: RunConfig) -> RewardGrader:
+    """Builds the grader of a run's configuration."""
+    scorer = RewardScorer(config.reward, budget_s=GRADING_SHARE * config.cluster.stage_deadline_s)
     return RewardGrader(load_tokenizer(config.model.path), scorer)

@@ -1,8 +1,7 @@
-"""What a training step is made of. Local and Ray runs differ only in who builds these parts.
+"""Protocols of the stages of a training step, which the in-process and the Ray run implement.
 
-A rollout handle stands for responses that lie where engines left them: in one process it is the data itself, under Ray
-references to it. The driver sees the handle's summary only, a few numbers per response. Scores and credit stay in the
-trainer.
+A rollout handle refers to responses: it holds the batch itself in one process, references to it under Ray. The driver
+uses only the handle's summary, a few numbers per response. Scores and credit stay in the trainer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, TokenRecord
 from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.mismatch.gap_report import GapReport
 from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -23,17 +24,18 @@ Metrics = dict[str, Metric]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutHandle:
-    """Sampled responses.
+    """A handle of sampled responses.
 
     Attributes:
-        payload: a ``RolloutBatch``, or a reference to one.
+        payload: a ``RolloutBatch``, or references to its pieces.
         prompt_lengths: ``[B]`` int64.
         response_lengths: ``[B]`` int64.
-        own_lengths: ``[B]`` int64, tokens that the policy wrote; the rest of a response is context.
+        own_lengths: ``[B]`` int64, number of tokens that the policy wrote.
         group_ids: ``[B]`` int64.
         truncated: ``[B]`` bool.
-        is_multi_version: ``[B]`` bool, several versions of the weights generated the response.
-        policy_version: of the oldest weights that generated them.
+        is_multi_version: ``[B]`` bool, True if several versions of the weights generated the response.
+        policy_version: oldest version of the weights that generated them.
+        engines: ``[B]`` int64, index of the engine that sampled each.
     """
 
     payload: Any
@@ -44,14 +46,65 @@ class RolloutHandle:
     truncated: Tensor
     is_multi_version: Tensor
     policy_version: int
+    engines: Tensor
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Attempt:
+    """One try to sample a group; the results of a try that was given up are ignored.
+
+    Attributes:
+        group: label of the group.
+        number: of the try, from 0.
+    """
+
+    group: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceEnd:
+    """The end of a slice of one engine.
+
+    Attributes:
+        engine: index of the engine.
+        groups: complete groups.
+        is_lost: the engine died, or waits for its first push after a replacement; everything in it is lost.
+    """
+
+    engine: int
+    groups: Mapping[Attempt, RolloutHandle]
+    is_lost: bool = False
+
+
+class GroupSampler(Protocol):
+    """All engines, sampling group by group in slices of time; a push can happen between two. Used by one thread."""
+
+    def begin_slice(self, engine: int, begin: Mapping[Attempt, Problem], abort: Sequence[Attempt]) -> None:
+        """Starts a slice on an idle engine, in which it also works on everything that it has not finished.
+
+        Args:
+            engine: index of the engine.
+            begin: groups to begin.
+            abort: groups to forget.
+        """
+        ...
+
+    def ended_slices(self) -> list[SliceEnd]:
+        """Waits until at least one slice has ended; returns those that have.
+
+        Raises:
+            GTPOError: an engine raised, or has not answered in time.
+        """
+        ...
 
 
 class Engine(Protocol):
-    """(2) and the sampler's side of (9)."""
+    """(2) Sampling, and the sampler's side of (9)."""
 
     @property
     def num_restarts(self) -> int:
-        """Engines that died and were replaced since this process started."""
+        """Number of engines that died and were replaced since this process started."""
         ...
 
     def generate(
@@ -61,40 +114,39 @@ class Engine(Protocol):
         ...
 
     def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
-        """The chosen rows of several batches as one; of one policy, unless responses survive a push."""
+        """The chosen rows of several batches as one; all of one policy version, unless ``rollout.is_continuous``."""
         ...
 
     def forget_prefixes(self) -> None:
-        """Makes the next generation independent of those before."""
+        """Empties the prefix cache, so that the next generation does not depend on earlier ones."""
         ...
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Lets GPU memory go; the weights move to the host or are dropped."""
+        """Releases GPU memory; the weights move to the host or are dropped."""
         ...
 
     def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        """Takes GPU memory back."""
+        """Allocates GPU memory again."""
         ...
 
-    def unattended(self, *, step: int = 0) -> "Engine":
-        """The same engines for a thread beside the trainer's: a death raises EngineLostError instead of a restart.
+    def unattended(self) -> "Engine":
+        """The same engines for another thread, in which a death raises EngineLostError instead of a restart."""
+        ...
 
-        Args:
-            step: that samples with them. Of the requests that wait for a place in an engine, the earliest step's come
-                first, after those of who is attended, for whom the trainer waits.
-        """
+    def group_sampler(self, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int) -> GroupSampler:
+        """The engines for the thread of a continuous run."""
         ...
 
     def replace_lost(self) -> bool:
-        """Restarts what died unattended, which then waits for a push; returns whether there was any."""
+        """Restarts engines that other threads reported as lost; returns whether there were any. They need a push."""
         ...
 
     def abandon(self) -> None:
-        """Ends all engines, so that nobody waits for them any more."""
+        """Ends all engines, and so all calls that wait for them."""
         ...
 
     def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
-        """The responses themselves, in this process."""
+        """Fetches the responses into this process."""
         ...
 
     def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
@@ -103,7 +155,7 @@ class Engine(Protocol):
 
 
 class RewardStage(Protocol):
-    """(3)."""
+    """(3) Rewards."""
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """The outcome reward of every response."""
@@ -113,40 +165,48 @@ class RewardStage(Protocol):
 class Actor(Protocol):
     """(4) to (8) and the trainer's side of (9): all Megatron ranks together.
 
-    The ranks hold one batch, from scoring until it is released; every stage works on it and returns metrics, merged
-    over the ranks that have logits. A stage that is called out of order raises StageOrderError.
+    The ranks hold one batch from scoring until it is released. Every stage works on it and returns merged metrics. A
+    stage that is called out of order raises StageOrderError.
     """
 
     def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
-        """Old log-probs and entropies of the policy that generated the responses."""
+        """Computes old log-probs and entropies of the responses."""
         ...
 
     def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
-        """The sampler's log-probs and entropies as the old policy's, without a pass."""
+        """Uses the sampler's log-probs and entropies as the old policy's, without a forward pass."""
         ...
 
     def assign_credit(self, rewards: RewardBatch) -> Metrics:
-        """Shaped rewards and advantages of what was scored last, equal however the responses were sharded."""
+        """Computes shaped rewards and advantages of the scored batch; they do not depend on the sharding."""
         ...
 
     def update(self, *, step: int) -> Metrics:
-        """Optimizer updates from what has got credit."""
+        """Runs the optimizer updates of a step."""
         ...
 
     def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
-        """What the algorithm saw of the chosen groups' tokens, after credit or update."""
+        """Returns the responses of the chosen groups with entropies and credit, after credit or update."""
+        ...
+
+    def explain_gap(self, typical_nats: float) -> GapReport:
+        """Says where the log-prob gaps of the held responses are; after scoring, or after an update without it."""
+        ...
+
+    def expert_load(self) -> dict[int, list[int]]:
+        """Tokens that each expert got at the last step, by layer; empty for a dense model."""
         ...
 
     def release_batch(self) -> None:
-        """Lets the batch go that the ranks have held since it was scored; the next scoring does too."""
+        """Frees the batch; the next scoring does so too."""
         ...
 
     def offload(self) -> None:
-        """Gradients and optimizer state leave the GPU."""
+        """Moves gradients and optimizer state to the host."""
         ...
 
     def onload(self) -> None:
-        """They come back."""
+        """Moves gradients and optimizer state back to the GPU."""
         ...
 
     def begin_save(self, folder: Path, *, in_background: bool) -> None:
@@ -154,53 +214,48 @@ class Actor(Protocol):
         ...
 
     def is_save_written(self) -> bool:
-        """Every rank has written its part, or failed to."""
+        """Whether every rank has written its part, or failed to."""
         ...
 
     def finish_save(self) -> dict[str, str]:
-        """Waits until every rank has written its part; the checksum of every file, by name."""
+        """Waits until every rank has written its part; returns the checksum of every file, by name."""
         ...
 
     def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
-        """Every rank restores its part of a checkpoint, after the files have been compared with their checksums."""
+        """Every rank compares the files with the checksums and restores its part of a checkpoint."""
         ...
 
 
-class MemoryTurns(Protocol):
-    """Who has the GPU memory, where engines and trainer share it."""
+class MemorySharing(Protocol):
+    """Moves GPU memory between engines and trainer if they share GPUs."""
 
     def to_trainer(self, *, keep_weights: bool = False) -> None:
-        """For the start, for scoring and updates, and for a checkpoint, after which the engine needs its weights."""
+        """Gives it to the trainer, for start, scoring, updates and checkpoints (``keep_weights`` of the engine)."""
         ...
 
     def to_push(self) -> None:
-        """For a push."""
+        """Prepares a push."""
         ...
 
     def to_engine(self) -> None:
-        """For sampling; comes after a push or after ``to_trainer(keep_weights=True)`` and ``to_push``."""
+        """Gives it to the engine; call it after a push, or after ``to_trainer(keep_weights=True)`` and ``to_push``."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepParts:
-    """Everything that a training step talks to.
-
-    Attributes:
-        logprob_gap_limit: nats; see ``WeightSyncConfig``.
-    """
+class Stages:
+    """The stages of a training step, with their timers."""
 
     engine: Engine
     reward: RewardStage
     actor: Actor
     weight_sync: WeightSync
-    turns: MemoryTurns
+    memory_sharing: MemorySharing
     timers: StageTimers
-    logprob_gap_limit: float
 
 
 def rollout_summary(batch: RolloutBatch) -> dict[str, Any]:
-    """The numbers of a batch that the driver needs: the fields of ``RolloutHandle`` but for the payload."""
+    """The fields of ``RolloutHandle`` except the payload; as of one engine."""
     return {
         "prompt_lengths": batch.prompt_lengths,
         "response_lengths": batch.response_lengths,
@@ -209,4 +264,5 @@ def rollout_summary(batch: RolloutBatch) -> dict[str, Any]:
         "truncated": batch.truncated,
         "is_multi_version": batch.is_multi_version,
         "policy_version": batch.policy_version,
+        "engines": torch.zeros_like(batch.group_ids),
     }

@@ -1,4 +1,4 @@
-"""Connects trainer and sampler for pushes: who holds which weights, who wants them, and the transport between them."""
+"""Connects trainer and sampler for pushes: the plan of both layouts and the transport."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +9,12 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink, wire_dtype
+from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink
 from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.transports.process_group import Meeting
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, remove_name
-from gtpo_megatron.weights.reshard import ShardPlace
+from gtpo_megatron.weights.push.wire import wire_dtype
+from gtpo_megatron.weights.reshard import shard_place
 
 MIB = 1 << 20
 
@@ -25,7 +26,7 @@ _REACH: dict[str, Literal["same_host", "anywhere", "own_rank_first"]] = {
 
 
 class TrainerSide(Protocol):
-    """All ranks together."""
+    """The Megatron ranks."""
 
     def places(self) -> Sequence[tuple[RankPlace, str]]:
         """Every rank's place and host."""
@@ -36,40 +37,40 @@ class TrainerSide(Protocol):
         ...
 
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """Host and port of a store that both sides can meet at."""
+        """Opens a store that both sides can reach; returns host and port."""
         ...
 
     def connect_weights(self, link: WeightLink) -> None:
-        """Every rank opens its end."""
+        """Opens the transport in every rank."""
         ...
 
 
 class SamplerSide(Protocol):
-    """All engines together."""
+    """The engines."""
 
     def hosts(self) -> Sequence[str]:
-        """Of every engine."""
+        """The host of every engine."""
         ...
 
     def open_slots(self, shape: SlotShape) -> Mapping[int, SharedSlots]:
-        """Shared memory for every worker, on its machine."""
+        """Opens shared memory for every worker, on its host."""
         ...
 
     def connect_weights(self, link: WeightLink) -> None:
-        """Every worker opens its end."""
+        """Opens the transport in every worker."""
         ...
 
     def remove_slot_names(self) -> None:
-        """Both sides have mapped the slots: their memory shall go when the processes go."""
+        """Removes the slots' names, after both sides have mapped them: the memory is freed with the processes."""
         ...
 
 
 def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool) -> WeightLink:
-    """Opens both ends of the run's pushes.
+    """Opens both ends of the link for pushes.
 
     Raises:
-        WeightMappingError: the layouts cannot be mapped onto each other; names the tensor.
-        WeightSyncError: the sampler runs another model, or there is no memory for the buckets.
+        WeightMappingError: the layouts cannot be mapped onto each other; the message names the tensor.
+        WeightSyncError: the sampler has another model, or memory for the buckets is missing.
     """
     layout = _layout(config, trainer, sampler)
     slots: Mapping[int, SharedSlots] = {}
@@ -84,12 +85,12 @@ def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
         )
         sampler.connect_weights(link)
         trainer.connect_weights(link)
-    finally:  # also where only some of the workers got their slots
+    finally:  # also if only some of the workers have slots
         try:
             if config.weight_sync.transport in ("shared_memory", "relay"):
                 sampler.remove_slot_names()
         finally:
-            # an engine that has died meanwhile leaves its file; on this machine it can be removed for it
+            # an engine that died leaves its file, which can be removed if it is on this host
             for left in slots.values():
                 remove_name(left)
     return link
@@ -111,7 +112,7 @@ def _endpoint(
                 )
             return _meeting(config, trainer, layout, num_workers=len(layout.targets), has_gpus=has_gpus)
         case "relay":
-            # a process cannot open its own memory by CUDA IPC, so an engine in the trainer's gets it by the host
+            # a process cannot open its own memory by CUDA IPC, so within one process the host's memory is used
             on_gpu = has_gpus and config.cluster.mode == "ray"
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=sync.deadline_s, on_gpu=on_gpu)
             meeting = _meeting(config, trainer, layout, num_workers=0, has_gpus=has_gpus)
@@ -138,18 +139,18 @@ def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide) -> Pu
     sources = tuple(
         SourceRank(
             rank=place.global_rank,
-            place=ShardPlace(
-                tensor_parallel=TensorParallel(parallel.tensor_parallel_size, place.tensor_index),
-                pipeline_size=parallel.pipeline_parallel_size,
-                pipeline_stage=place.pipeline_index,
-                virtual_size=parallel.virtual_pipeline_size,
-            ),
+            place=shard_place(parallel, place.global_rank),
             host=host,
         )
         for place, host in trainer.places()
     )
     targets = tuple(
-        TargetWorker(worker=engine * size + index, tensor_parallel=TensorParallel(size, index), host=host)
+        TargetWorker(
+            worker=engine * size + index,
+            tensor_parallel=TensorParallel(size, index),
+            expert_parallel=config.rollout.expert_parallel,
+            host=host,
+        )
         for engine, host in enumerate(sampler.hosts())
         for index in range(size)
     )

@@ -1,1 +1,1 @@
-"""Who of a run's processes died first, and what is swept after it."""
+"""Finds the first death among a run's processes, and cleans up after the run."""

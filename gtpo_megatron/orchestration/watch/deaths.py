@@ -1,4 +1,4 @@
-"""Who of a run's processes died first: of several deaths, the one that the others follow from."""
+"""Finds the cause among several deaths of a run's processes."""
 
 import signal
 from collections.abc import Iterable
@@ -10,29 +10,29 @@ DASHBOARD_AGENT = "Ray's dashboard agent"
 RUNTIME_ENV_AGENT = "Ray's runtime environment agent"
 
 RAY = (GCS, RAYLET)
-"""Without one of these nothing can be asked of Ray any more, and some calls would end or hang the driver."""
+"""Ray processes whose death makes calls of Ray fail, hang, or end the driver."""
 
 AGENTS = (DASHBOARD_AGENT, RUNTIME_ENV_AGENT)
 """A raylet ends when one of its agents does."""
 
 AGENT_S = 60.0
-"""How long a raylet may go on without an agent."""
+"""How long a raylet may live without an agent."""
 
 AT_ONCE_S = 1.5
-"""Deaths closer than this may have been seen in another order than they came."""
+"""Deaths closer together may have been seen in another order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Death:
-    """The end of a process, or that it does not run though it is there.
+    """The end of a process, or its stop by a signal.
 
     Attributes:
-        name: of the process, as messages call it.
-        pid: of it.
-        at: seconds on the clock of whoever saw it.
-        stage: that the run was in.
-        how: in words, as far as it can be known.
-        is_stop: it was stopped by a signal (SIGSTOP) and has not gone on.
+        name: name of the process in messages.
+        pid: its process id.
+        at: time in seconds, by the clock of the observer.
+        stage: stage of the run at that time; several, joined by ``or``, if it changed before the death was seen.
+        how: description, as far as known.
+        is_stop: it was stopped by a signal (SIGSTOP) and has not continued.
     """
 
     name: str
@@ -42,13 +42,18 @@ class Death:
     how: str
     is_stop: bool = False
 
+    @property
+    def stages(self) -> list[str]:
+        """The stages that ``stage`` names."""
+        return self.stage.split(" or ")
+
     def __str__(self) -> str:
-        """What happened, in which stage."""
+        """The event and its stage."""
         return f"{self.name} (process {self.pid}) {self.how} in {self.stage}"
 
 
 def how_ended(exit_code: int) -> str:
-    """Words for what ``waitpid`` says; 0 is unknown as well, since only a parent may know."""
+    """Describes an exit code of ``waitpid``; 0 may mean unknown, since only a parent can read it."""
     if exit_code & 0x7F:
         number = exit_code & 0x7F
         try:
@@ -59,14 +64,14 @@ def how_ended(exit_code: int) -> str:
 
 
 def is_essential(death: Death) -> bool:
-    """Whether a run cannot go on so, or not without replacing the process: others may come and go."""
+    """Whether the run cannot continue, or only after replacing the process."""
     if death.name.startswith("checkpoint writer "):
-        return death.is_stop  # one that dies is reported by its rank, and a good one ends as well
+        return death.is_stop  # its rank reports its death, and it also ends normally
     return death.name in RAY or death.name.startswith(("rank ", "rollout engine", "reward process", "worker "))
 
 
 def _is_cause(death: Death, deaths: Iterable[Death], now: float) -> bool:
-    """A raylet ends with its agent, soon; one that goes on for longer can miss it, but for starting something."""
+    """Whether a death of an agent is the cause of its raylet's, which follows soon."""
     if death.name not in AGENTS:
         return is_essential(death)
     if death.is_stop:
@@ -81,17 +86,19 @@ def is_of(name: str, owner: str) -> bool:
 
 
 def first_death(deaths: Iterable[Death], *, now: float) -> Death | None:
-    """The cause: whoever died first, or has been stopped first.
+    """The cause: the process that died or was stopped first.
 
-    But a raylet takes its workers and agents along so fast that they may be seen first; only where an agent was, and
-    no signal ended the raylet, the raylet went after its agent.
+    A raylet's workers and agents end with it so fast that they may be seen first. If an agent was seen first,
+    or both in one scan, and no signal ended the raylet, the agent is the cause.
 
     Args:
-        deaths: in any order.
-        now: on the clock that saw them.
+        deaths: deaths in any order.
+        now: time by the clock of the observer.
     """
     every = list(deaths)
-    ordered = sorted((death for death in every if _is_cause(death, every, now)), key=lambda death: death.at)
+    causes = [death for death in every if _is_cause(death, every, now)]
+    # of deaths seen in one scan the agent is first; a raylet ended by a signal is found below
+    ordered = sorted(causes, key=lambda death: (death.at, death.name not in AGENTS))
     if not ordered:
         return None
     first = ordered[0]

@@ -1,13 +1,12 @@
-"""A small process beside every run: it sees each of the run's processes on this machine end, and sweeps after the run.
+"""The keeper, a small process beside every run: observes the ends of the run's processes, and cleans up after it.
 
-It is started by the driver and outlives it, so that a driver that is killed leaves nothing behind either. It imports
-little, so that it is up at once and small. Its input has lines of JSON: ``{"name": ..., "pid": ...}`` calls a process
-by a name, ``{"stage": ...}`` says what the run does now, ``{"expect": name}`` that an end is meant, ``{"closing":
-true}`` that all are, ``{"ask": number}`` wants ``{"answer": number}`` after everything that has been seen, and
-``{"end": true}`` ends it. Its output has the deaths.
+The driver starts it, and it outlives the driver, so a killed driver is cleaned up after too. It imports little, to
+start fast. Its input is lines of JSON: ``{"name": ..., "pid": ...}`` names a process, ``{"stage": ...}`` sets the
+stage, ``{"expect": name}`` announces an intended end, ``{"closing": true}`` the end of all, ``{"ask": number}``
+requests ``{"answer": number}`` after all observations so far, and ``{"end": true}`` ends it. Its output is the deaths.
 
-What belongs to a run, and nothing else is touched: its driver's descendants, processes that were named and theirs, and
-whoever writes below the run's temporary folder or has it as its own; files in ``/dev/shm`` that one of these had
+It cleans up only what belongs to the run: descendants of the driver, named processes and their descendants, and
+processes that write below the run's temporary folder or use it as theirs; files in ``/dev/shm`` that one of these had
 mapped; and the temporary folder.
 """
 
@@ -39,20 +38,20 @@ from gtpo_megatron.proc_files import (
 from gtpo_megatron.run_folder import state as run_state
 
 BEFORE_FILE = ".before.json"
-"""In the temporary folder: ``children`` that the driver had before the run, and names that were ``shared`` memory."""
+"""In the temporary folder: the driver's ``children`` and the names of ``shared`` memory before the run."""
 OWNED_FILE = ".shared_memory"
-"""In the temporary folder, a name a line: shared memory of the run, for a keeper that takes over."""
+"""In the temporary folder, one name per line: shared memory of the run, for a keeper that takes over."""
 
 TICK_S = 0.05
-"""Between two looks at the list of processes and at shared memory; a death is seen at once."""
+"""Between two scans of processes and shared memory; deaths are seen at once."""
 NAMES_EVERY_S = 0.5
-"""Between two looks at what processes call themselves, and whether they are stopped."""
+"""Between two readings of the processes' titles and states."""
 OWNER_LOOKS = 20
-"""A new file in shared memory that no process of the run has mapped in so many looks belongs to someone else."""
+"""Scans after which a new file in shared memory that no process of the run has mapped is not the run's."""
 SWEEP_S = 20.0
-"""Longest time for killing; processes that take longer are in the kernel's hands."""
+"""Longest time for killing processes."""
 STOPPED_LOOKS = 4
-"""A process is called stopped after so many looks at it: two seconds that a debugger or a shell may need."""
+"""Readings after which a process counts as stopped: two seconds, for debuggers and shells."""
 
 
 @dataclass(slots=True)
@@ -60,16 +59,16 @@ class _Member:
     """A process of the run.
 
     Attributes:
-        pid: of it.
-        start_ticks: so that another one with the same number is not taken for it.
-        parent: process id.
-        descriptor: readable when it has ended.
-        name: as messages call it; empty where none needs to.
-        is_final: the name was told, or is one of Ray's.
-        is_of_run: it or one that it descends from has such a name; a child of the driver may also be a logger's.
-        stopped_looks: how often in a row it was seen stopped.
-        stopped_at: when that was first.
-        stopped_in: the stage then.
+        pid: its process id.
+        start_ticks: start time, which identifies it together with the id.
+        parent: its parent's process id.
+        descriptor: pidfd, readable when it has ended.
+        name: its name in messages; may be empty.
+        is_final: the driver gave the name, or it is one of Ray's processes.
+        is_of_run: it or an ancestor has such a name; other children of the driver may belong to a logger.
+        stopped_looks: number of consecutive readings in which it was stopped.
+        stopped_at: time of the first of them.
+        stopped_in: stage at that time.
     """
 
     pid: int
@@ -85,13 +84,13 @@ class _Member:
 
 
 class RunKeeper:
-    """Watches and sweeps.
+    """Observes the processes of a run, and cleans up after it.
 
     Args:
-        driver: process id.
-        folder: temporary folder of the run, removed at the end; it holds what was there before the run.
-        is_driver_swept: what the driver itself has in shared memory goes at the end too, though it lives on.
-        run_folder: where a cause is written down that the driver could not.
+        driver: the driver's process id.
+        folder: temporary folder of the run, removed at the end; it has ``BEFORE_FILE``.
+        is_driver_swept: also remove shared memory of the driver itself at the end.
+        run_folder: where the cause is recorded if the driver could not.
     """
 
     def __init__(
@@ -114,6 +113,8 @@ class RunKeeper:
         self._expected: set[str] = set()
         self._deaths: list[Death] = []
         self._stage = "start"
+        self._stages_since_look = [self._stage]
+        self._stages_since_names = [self._stage]
         self._names_at = 0.0
         self._shared_seen: dict[str, int] = dict.fromkeys(before["shared"], OWNER_LOOKS)
         self._shared_owned = _lines(folder / OWNED_FILE)
@@ -128,14 +129,15 @@ class RunKeeper:
         self._num_before_driver = 0
 
     def run(self) -> None:
-        """Until the driver says so, or is gone."""
+        """Runs until the driver ends it or is gone."""
         stdin = sys.stdin.fileno()
         os.set_blocking(stdin, False)
         self._poll.register(stdin, select.POLLIN)
         while not self._has_ended and self._driver_lives():
             ready = {descriptor for descriptor, _ in self._poll.poll(TICK_S * 1000)}
+            self._stages_since_look = [self._stage]
             if stdin in ready:
-                self._listen(stdin)  # first: it may say that the ends are meant
+                self._listen(stdin)  # first, since it may announce intended ends
             is_before = self._driver_lives()
             self._note_ends(ready)
             if is_before:
@@ -153,13 +155,14 @@ class RunKeeper:
             self._meet(min(fresh), fresh)
         if time.monotonic() - self._names_at > NAMES_EVERY_S:
             self._names_at = time.monotonic()
-            self._foreign &= process_ids()  # numbers come again
+            self._foreign &= process_ids()  # process ids are reused
             for member in list(self._members.values()):
                 self._look_at(member)
+            self._stages_since_names = [self._stage]
         self._look_at_shared_memory()
 
     def _meet(self, pid: int, fresh: set[int]) -> None:
-        """A process that was not there before, after its parent: one of the run's, if its parent is."""
+        """Adds a new process, after its parent; it is the run's if its parent is."""
         fresh.discard(pid)
         stat = process_stat(pid)
         if stat is None or pid == os.getpid():
@@ -191,7 +194,9 @@ class RunKeeper:
             return
         member.stopped_looks += 1
         if member.stopped_looks == 1:
-            member.stopped_at, member.stopped_in = time.monotonic(), self._stage
+            # as of an end: it may have been stopped in any stage since it was last looked at
+            stages = " or ".join(dict.fromkeys(self._stages_since_names))
+            member.stopped_at, member.stopped_in = time.monotonic(), stages
         if member.stopped_looks == STOPPED_LOOKS:
             self._report(member, "is stopped (SIGSTOP)", at=member.stopped_at, stopped_in=member.stopped_in)
 
@@ -209,19 +214,20 @@ class RunKeeper:
             member.name = name_of_child(parent.name, command) or member.name
 
     def _note_ends(self, ready: set[int]) -> None:
+        now = time.monotonic()  # of all alike: which of them came first cannot be known
         for descriptor in ready & self._by_descriptor.keys():
-            self._note_end(self._by_descriptor[descriptor])
+            self._note_end(self._by_descriptor[descriptor], at=now)
 
-    def _note_end(self, member: _Member) -> None:
+    def _note_end(self, member: _Member, *, at: float) -> None:
         stat = process_stat(member.pid)
         code = stat.exit_code if stat is not None and stat.start_ticks == member.start_ticks else 0
         self._poll.unregister(member.descriptor)
         os.close(member.descriptor)
         del self._by_descriptor[member.descriptor]
         del self._members[member.pid]
-        self._foreign.add(member.pid)  # a zombie is met no more
+        self._foreign.add(member.pid)  # so that a zombie is not added again
         if member.name and not any(is_of(member.name, name) for name in self._expected):
-            self._report(member, how_ended(code), at=time.monotonic())
+            self._report(member, how_ended(code), at=at)
 
     def _report(self, member: _Member, how: str, *, at: float, stopped_in: str = "") -> None:
         was_replaced = self._pids.get(member.name, member.pid) != member.pid
@@ -230,13 +236,14 @@ class RunKeeper:
 
     def _say_death(self, name: str, pid: int, how: str, *, at: float, stopped_in: str = "") -> None:
         if not self._is_closing:
-            stage = stopped_in or self._stage
+            # a busy machine keeps this process from looking: the end may have come in any stage since it last did
+            stage = stopped_in or " or ".join(dict.fromkeys(self._stages_since_look))
             death = Death(name=name, pid=pid, at=at, stage=stage, how=how, is_stop=bool(stopped_in))
             self._deaths.append(death)
             self._say({"death": asdict(death)})
 
     def _look_at_shared_memory(self) -> None:
-        """Notes whose the new files are, while their owners live."""
+        """Records the owners of new files while they live."""
         there = shared_files().keys()
         self._shared_seen = {name: looks for name, looks in self._shared_seen.items() if name in there}
         self._shared_owned &= there
@@ -254,20 +261,20 @@ class RunKeeper:
             try:
                 with (self._folder / OWNED_FILE).open("a", encoding="utf-8") as file:
                     file.writelines(f"{name}\n" for name in found)
-            except OSError:  # a full disk: this keeper knows them all the same
+            except OSError:  # a full disk: this keeper still has them in memory
                 return
 
     def _driver_lives(self) -> bool:
         stat = process_stat(self._driver)
         if stat is None or stat.has_ended or stat.start_ticks != self._driver_ticks:
             return False
-        self._is_driver_stopped = stat.is_stopped  # a batch system stops all of a job's, and lets it go on later
+        self._is_driver_stopped = stat.is_stopped  # a batch system may stop and continue all processes of a job
         return True
 
     # -------------------------------------------------------------------------------------------- talking to the driver
     def _listen(self, stdin: int) -> None:
         content = os.read(stdin, 1 << 16)
-        if not content:  # the driver's end is closed: it is about to be gone
+        if not content:  # closed by the driver, which is ending
             self._poll.unregister(stdin)
             return
         *lines, self._input = (self._input + content).split(b"\n")
@@ -286,10 +293,12 @@ class RunKeeper:
                     self._name(self._members[pid])
                 else:
                     self._meet(pid, set())
-                if pid not in self._members:  # it was gone before anybody could look
+                if pid not in self._members:  # it ended before it was seen
                     self._say_death(name, pid, how_ended(0), at=time.monotonic())
             case {"stage": stage}:
                 self._stage = stage
+                self._stages_since_look.append(stage)
+                self._stages_since_names.append(stage)
             case {"expect": name}:
                 self._expected.add(name)
             case {"closing": _}:
@@ -305,13 +314,13 @@ class RunKeeper:
         try:
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
-        except (OSError, ValueError):  # nobody listens any more: the driver is about to be gone
+        except (OSError, ValueError):  # closed by the driver, which is ending
             return
 
     def _speak_for_driver(self) -> None:
-        """Says why a driver is gone that went after one of its processes: Ray ends it at once in some calls.
+        """Records the cause if the driver ended after one of its processes: Ray ends it in some calls.
 
-        If a signal has killed it, Ray's processes die with it at the same moment, and explain nothing.
+        If a signal killed it, Ray's processes die at the same time and are not the cause.
         """
         stat = process_stat(self._driver)
         was_killed = stat is not None and stat.has_ended and stat.exit_code & 0x7F == signal.SIGKILL
@@ -320,18 +329,18 @@ class RunKeeper:
         if cause is None or self._run_folder is None:
             return
         line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"
-        # whatever becomes of the line, there is still a run to sweep
-        with contextlib.suppress(DataError):  # a damaged record says nothing of this driver
+        # an error here must not prevent the cleanup
+        with contextlib.suppress(DataError):  # a damaged record is left as it is
             state = run_state.read_state(self._run_folder)
             if state is not None and state.pid == self._driver and not state.outcome:
                 run_state.record_end(self._run_folder, line)
-        with contextlib.suppress(OSError):  # whoever read it is gone
+        with contextlib.suppress(OSError):  # the reader is gone
             sys.stderr.write(f"gtpo-megatron: {line}\n")
             sys.stderr.flush()
 
     # ------------------------------------------------------------------------------------------------------- sweeping
     def sweep(self) -> None:
-        """Ends what is left of the run, but for the driver, and removes what it left in shared memory and on disk."""
+        """Ends the run's remaining processes except the driver, and removes its shared memory and temporary folder."""
         self._look_at_shared_memory()
         deadline = time.monotonic() + SWEEP_S
         while (left := self._left()) and time.monotonic() < deadline:
@@ -348,11 +357,11 @@ class RunKeeper:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _unclaimed(self) -> set[str]:
-        """Files that are not known to be another's."""
+        """Files that are not known to belong to others."""
         return {name for name in shared_files() if self._shared_seen.get(name, 0) < OWNER_LOOKS}
 
     def _left(self) -> list[int]:
-        """Processes of the run that still run; while the driver lives, its other children are none of them."""
+        """Running processes of the run; without other children of the driver while it lives."""
         is_all_ours = self._is_driver_swept or not self._driver_lives()
         left = []
         for pid in sorted(process_ids() - {os.getpid(), self._driver}):
@@ -394,5 +403,5 @@ def main() -> None:
     parser.add_argument("--sweep-driver", action="store_true")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # meant for the driver, whose end is what counts
+        signal.signal(number, signal.SIG_IGN)  # signals are handled by the driver
     RunKeeper(options.driver, options.folder, options.run_folder, is_driver_swept=options.sweep_driver).run()

@@ -1,4 +1,4 @@
-"""For an engine in this very process: what vLLM and its workers leave in memory and on disk goes with it."""
+"""Cleans up after an engine in this process: shared memory and temporary files of vLLM and its workers."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from gtpo_megatron.orchestration.watch.run_watch import RunWatch
 
 @contextmanager
 def swept_process() -> Iterator[None]:
-    """A temporary folder of its own for the block; what it holds, and shared memory, goes when block or process end."""
+    """A temporary folder for the block; it and shared memory are removed when the block or the process ends."""
     watch = RunWatch(None, sweeps_driver=True)
     before = tempfile.gettempdir()
     tempfile.tempdir = os.environ["TMPDIR"] = str(watch.temp_folder)

@@ -1,4 +1,4 @@
-"""What messages call a process of a run, from what it is called by the system and by whom it was started."""
+"""Names of a run's processes in messages, from their command lines and parents."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ _OF_RAY = {
     "_private/monitor.py": "Ray's autoscaler monitor",
     "dashboard/dashboard.py": "Ray's dashboard",
 }
-"""End of the program's or script's path, or title -> name."""
+"""Suffix of the program's or script's path, or title -> name."""
 
 _SCRIPT_ARGUMENTS = 4
-"""A script stands among the first arguments; later ones of Ray's are paths of other programs."""
+"""Arguments that may be the script; later ones of Ray's processes are other paths."""
 
 
 def name_of_ray(command: Sequence[str]) -> str:
-    """Of a process of Ray's own; empty for others."""
+    """The name of one of Ray's processes; empty for others."""
     for argument in command[:_SCRIPT_ARGUMENTS]:
         for ending, name in _OF_RAY.items():
             if argument.endswith(ending):
@@ -33,14 +33,14 @@ def name_of_ray(command: Sequence[str]) -> str:
 
 
 def name_of_child(parent: str, command: Sequence[str]) -> str:
-    """Of a process that one with a name has started; empty where no message needs one.
+    """The name of a child of a named process; may be empty.
 
     Args:
         parent: its parent's name.
         command: its own arguments or title.
     """
     title = command[0] if command else ""
-    if parent.startswith("rank ") and title.startswith("ray::"):  # forked: it still has the rank's title
+    if parent.startswith("rank ") and title.startswith("ray::"):  # a fork still has the rank's title
         return f"checkpoint writer of {parent}"
     if parent.startswith("rollout engine") and title.startswith("VLLM::Worker"):
         number = "".join(character for character in title.rpartition("TP")[2] if character.isdigit())

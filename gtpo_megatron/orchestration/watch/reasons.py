@@ -1,22 +1,22 @@
-"""What Ray says about the death of a process, in one line."""
+"""The reason of a process's death by Ray, in one line."""
 
 import re
 
 MAX_REASON_CHARACTERS = 400
-"""Of what Ray says about a death: its guesses about lost processes go on for a paragraph."""
+"""Length to which reasons are cut."""
 
 SAYS_NOTHING = (
     "The actor died unexpectedly before finishing this task",
     "The actor never ran",
     *(f"{field}:" for field in ("class_name", "actor_id", "pid", "name", "namespace", "ip")),
 )
-"""How lines of Ray's messages begin that say only that or where a process died."""
+"""Starts of lines of Ray's messages that do not contain the reason."""
 
 
 def last_line(message: str) -> str:
-    """The last line of Ray's message that says why a process died; "" where none does.
+    """The last line of Ray's message that has the reason of a death; "" if there is none.
 
-    In a traceback that is the exception. It comes without colours, and cut where it is long.
+    In a traceback that is the exception. The result has no colours and at most ``MAX_REASON_CHARACTERS``.
     """
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines()]
     telling = [line for line in lines if re.search(r"\w", line) and not line.startswith(SAYS_NOTHING)]

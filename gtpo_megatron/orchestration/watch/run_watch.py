@@ -1,9 +1,8 @@
-"""Who of a run's processes died first, and an end of the run that says so: the driver's side of ``keeper.py``.
+"""The driver's side of ``keeper.py``: explains the failure of a stage by the first death of a process.
 
-A rank's broken collective, a lost object, an engine that cannot be started are consequences as often as causes. So the
-keeper notes every process of the run on this machine as it ends, and when a stage fails, :meth:`RunWatch.explained`
-looks there first. Without Ray's GCS or raylet some calls never come back, or end the driver: the watch does not wait
-for them. Processes on other machines are named by what Ray says (``collect.py``).
+An error of a stage is often only a consequence of a death. The keeper records the end of every process of the run on
+this machine; :meth:`RunWatch.explained` uses these records. Without Ray's GCS or raylet some calls never return, or end
+the driver, so the watch does not wait for them. Deaths on other machines are known from Ray's errors (``collect.py``).
 """
 
 import contextlib
@@ -33,20 +32,20 @@ from gtpo_megatron.run_folder import state as run_state
 logger = logging.getLogger(__name__)
 
 OWN_WORDS_S = 8.0
-"""How long a stage may take to say more about a death than that it was one: a rank that raised says why."""
+"""How long a stage may take to report a death itself: a rank that raised has the reason."""
 
 STOPPED_S = 30.0
-"""A process that does not run for so long is not waited for: its peers would, for minutes."""
+"""How long a process may be stopped before the stage fails; its peers would wait for minutes."""
 
 LAST_RESORT_S = 25.0
-"""By when the driver must have left the stage that a death has broken; else the watch ends it."""
+"""Time after a death by which the driver must have left the stage; otherwise the watch ends the driver."""
 
 ANSWER_S = 5.0
 SWEEP_S = 30.0
 TICK_S = 0.2
 
 LONGEST_BASE = 20
-"""Characters of the folder that temporary folders are in. A socket's path has 107 at most, and Ray's names take 80."""
+"""Longest path of the parent of temporary folders: a socket's path has at most 107 characters, Ray's names 80."""
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -55,9 +54,9 @@ _BOOTSTRAP = (
 
 
 def make_run_temp() -> Path:
-    """A folder of the run's own for sockets, Ray's session and what libraries leave lying; only this user sees it.
+    """Creates a private temporary folder for sockets, Ray's session and temporary files of libraries.
 
-    It says what was there before the run, for the keeper.
+    It has ``BEFORE_FILE``, for the keeper.
 
     Raises:
         WorkerError: it cannot be written.
@@ -76,14 +75,14 @@ def make_run_temp() -> Path:
 
 
 class RunWatch:
-    """A keeper and what it has seen.
+    """A keeper process and the deaths that it reported.
 
     Args:
-        run_folder: where the end is written down; None: nobody looks there.
-        sweeps_driver: at the end, shared memory of this process goes too: an engine has run in it.
+        run_folder: where the cause of an end is recorded; None: nowhere.
+        sweeps_driver: also remove shared memory of this process at the end, for an engine in it.
 
     Attributes:
-        temp_folder: of the run.
+        temp_folder: temporary folder of the run.
     """
 
     def __init__(self, run_folder: Path | None, *, sweeps_driver: bool = False) -> None:
@@ -107,45 +106,45 @@ class RunWatch:
         ]
         for thread in self._threads:
             thread.start()
-        self._ask()  # a death before the keeper is up would have no witness
+        self._ask()  # wait until the keeper observes
 
     def knows(self, name: str, pid: int) -> None:
-        """A process of this machine; one that had the name before was replaced, and its death is settled."""
+        """Names a process of this machine; it replaces an earlier one of the name, whose death is forgotten."""
         with self._lock:
             self._names[name] = pid
             self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
         self._tell({"name": name, "pid": pid})
 
     def stage(self, name: str) -> None:
-        """What the run does from now on."""
+        """Sets the stage of the run."""
         if name != self._stage:
             self._stage = name
             self._tell({"stage": name})
 
     def expects(self, name: str) -> None:
-        """This process will be killed, on purpose."""
+        """Announces that this process will be killed on purpose."""
         self._tell({"expect": name})
 
     @property
     def has_lost_ray(self) -> bool:
-        """Whether nothing can be asked of Ray any more."""
+        """Whether Ray's GCS or raylet has died."""
         with self._lock:
             return any(death.name in RAY for death in self._deaths)
 
     def check(self) -> None:
-        """Whoever waits for processes asks this between two looks.
+        """Checks for deaths; called repeatedly while waiting for processes.
 
         Raises:
-            WorkerError: what is waited for will not come.
+            WorkerError: a process died, so that the wait cannot end.
         """
         if (cause := self._broken()) is not None:
             raise self._error(cause, None)
 
     def explained(self, error: Exception) -> Exception:
-        """The error that the run ends with: who died first where that is not who the error names.
+        """The error to end the run with: the first death, unless the error already names it.
 
         Args:
-            error: that a stage has raised.
+            error: the error that a stage raised.
         """
         self._ask()
         with self._lock:
@@ -155,33 +154,33 @@ class RunWatch:
             return error
         if isinstance(error, GTPOError):
             named = _named(str(error))
-            is_same = named == {cause.name} and f" died in {cause.stage}" in str(error)
+            is_same = named == {cause.name} and any(f" died in {stage}" in str(error) for stage in cause.stages)
             if is_same or (cause.name in named and "exit status" in cause.how):
                 return error
         return self._error(cause, error)
 
     def closing(self) -> None:
-        """All that end from now on do so because the run does."""
+        """Announces that all processes may end from now on."""
         self._is_closing = True
         self._tell({"closing": True})
         with self._lock:
             stopped = [death for death in self._deaths if death.is_stop]
             self._deaths = [death for death in self._deaths if not death.is_stop]
-        for death in stopped:  # it cannot be asked to end otherwise
+        for death in stopped:  # a stopped process cannot end otherwise
             with contextlib.suppress(ProcessLookupError):
                 os.kill(death.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Ends what is left of the run's processes but for this one, and removes what they left."""
+        """Ends the run's remaining processes except this one, and cleans up."""
         with self._lock:
             if self._is_ending:
                 return
             self._is_ending = True
-        for _ in range(2):  # a keeper that was killed leaves its work to another one
+        for _ in range(2):  # another one takes over if the keeper was killed
             self._tell({"end": True})
             try:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._keeper.pid, signal.SIGCONT)  # somebody may have stopped it
+                    os.kill(self._keeper.pid, signal.SIGCONT)  # in case it is stopped
                 status = self._keeper.wait(SWEEP_S)
             except subprocess.TimeoutExpired:
                 logger.warning("%s is not swept after %.0f s; its keeper goes on", self.temp_folder, SWEEP_S)
@@ -202,7 +201,7 @@ class RunWatch:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,  # a message goes out whole or not at all
+            bufsize=0,  # unbuffered: a message is written completely or not at all
             start_new_session=True,  # Ctrl-C is for the driver
         )
         assert keeper.stdin is not None
@@ -210,23 +209,23 @@ class RunWatch:
         return keeper
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Without waiting: a keeper that somebody has stopped must not stop the run."""
+        """Sends without waiting, since the keeper may be stopped."""
         keeper = self._keeper
         try:
             assert keeper.stdin is not None
             if keeper.stdin.write(json.dumps(message).encode() + b"\n") is None:  # the pipe is full
                 os.kill(keeper.pid, signal.SIGCONT)
         except (OSError, ValueError):
-            logger.debug("the keeper of this run is gone")  # the thread that reads starts another one
+            logger.debug("the keeper of this run is gone")  # the reading thread starts another one
 
     def _close_pipes(self) -> None:
         for pipe in (self._keeper.stdin, self._keeper.stdout):
-            with contextlib.suppress(OSError):  # what was not written yet is for nobody
+            with contextlib.suppress(OSError):  # unsent messages are dropped
                 assert pipe is not None
                 pipe.close()
 
     def _ask(self) -> None:
-        """Returns when everything that has happened so far is known."""
+        """Waits until the keeper has reported everything up to now."""
         with self._has_news:
             self._asked += 1
             number = self._asked
@@ -265,7 +264,7 @@ class RunWatch:
             self._has_news.notify_all()
 
     def _broken(self) -> Death | None:
-        """A death after which no stage can end, if its time has come."""
+        """A death after which no stage can end, once its patience is over."""
         now = time.monotonic()
         with self._lock:
             cause = first_death(self._deaths, now=now)
@@ -273,7 +272,7 @@ class RunWatch:
         return cause if is_broken else None
 
     def _guard(self) -> None:
-        """Ends a driver that a death has left hanging."""
+        """Ends the driver if it hangs after a death."""
         since = math.inf
         while not self._is_ending:
             time.sleep(TICK_S)
@@ -284,7 +283,7 @@ class RunWatch:
 
     def _end_driver(self, cause: Death) -> None:
         error = self._error(cause, None)
-        self.closing()  # the keeper has nothing to add
+        self.closing()  # the keeper need not record the cause
         try:
             if not self._has_explained:
                 line = f"{type(error).__name__}: {error}"
@@ -293,8 +292,8 @@ class RunWatch:
                     run_state.record_end(self._run_folder, line)
                 sys.stderr.write(f"gtpo-megatron: {line}\n")
                 sys.stderr.flush()
-        finally:  # though nobody reads the line
-            os._exit(1)  # at once: what would be tidied up waits for what is dead; the keeper sweeps
+        finally:  # even if the line cannot be written
+            os._exit(1)  # immediately, because cleanup would wait for dead processes; the keeper cleans up
 
     def _error(self, cause: Death, error: Exception | None) -> WorkerError:
         why = "" if cause.is_stop else ", and the system log for an out-of-memory kill"
@@ -303,7 +302,7 @@ class RunWatch:
 
 
 def _patience_s(death: Death) -> float:
-    """How long a stage may go on after it; for ever where an engine is to be replaced."""
+    """How long a stage may continue after it; infinite if an engine can be replaced."""
     if death.is_stop:
         return STOPPED_S
     if death.name.startswith(("rollout engine", "worker ")):
@@ -312,7 +311,7 @@ def _patience_s(death: Death) -> float:
 
 
 def _named(text: str) -> set[str]:
-    """Processes that an error names as dead, in its first words."""
+    """Processes that an error names as dead at its start."""
     before, died, _ = text.partition(" died in ")
-    names = re.sub(r" \([^)]*\)", "", before).split(",")  # without their places in the layout
+    names = re.sub(r" \([^)]*\)", "", before).split(",")  # without their coordinates in the layout
     return {name.strip() for name in names} if died else set()

@@ -51,18 +51,32 @@ const report = (() => {
     });
   }
 
+  /** What the reward said: each test with its verdict, then all else; a text that was cut is shown as it is. */
+  function toldOf(info) {
+    try {
+      const { tests = [], ...rest } = JSON.parse(info);
+      const verdicts = tests.map((verdict, i) => `${i + 1} ${verdict === "passed" ? "✓" : `✗ ${verdict}`}`);
+      const others = Object.entries(rest).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+      return [...(verdicts.length ? [`tests: ${verdicts.join(" · ")}`] : []), ...others].join("\n");
+    } catch {
+      return info;
+    }
+  }
+
   function response(data, scales) {
     const made = element("div", "response");
     const facts = element("p", "facts");
     const number = (value) => value.toLocaleString("en");
     facts.append(element("b", "", data.kind === "unjudged" ? "? no verdict" : `${KINDS[data.kind]} ${data.kind}`), ` ${number(data.length)} tokens`);
     if (data.kind !== "unjudged") facts.append(` · reward ${data.reward}`);
+    for (const [name, part] of Object.entries(data.parts)) facts.append(` · ${name} ${part}`);
     if (data.length) facts.append(` · mean entropy ${data.mean_entropy.toFixed(3)} nats · mean advantage ${signed(data.mean_advantage)}`);
     if (data.num_tokens > data.length) facts.append(` · ${number(data.num_tokens - data.length)} more by others, in italics: read, not learned from`);
     if (data.truncated) facts.append(" · cut at the length limit");
     const tokens = element("p", "tokens");
     tokens.append(...tokensOf(data, scales));
     made.append(facts, tokens);
+    if (data.info) made.append(element("p", "facts info", toldOf(data.info)));
     const more = data.num_tokens - data.tokens.length;
     if (more > 0) made.append(element("p", "facts", `… and ${number(more)} more tokens.`));
     return made;

@@ -1,1 +1,1 @@
-"""Folders of Hugging Face models: safetensors in, safetensors out."""
+"""Reader and writer of Hugging Face folders with safetensors."""

@@ -1,6 +1,7 @@
 """Reads slices of the tensors of a Hugging Face folder, and fills a rank's parameters with those it holds."""
 
 import difflib
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,19 @@ from gtpo_megatron.untrusted.text import check_file, printable
 from gtpo_megatron.weights.finite_tensors import require_finite
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 
+logger = logging.getLogger(__name__)
+
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
 RECOMPUTED = ".rotary_emb.inv_freq"
 """Ends the names of buffers that old Llama folders hold; nothing reads them."""
+
+FUSED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+"""End the names of tensors ``[experts, ...]`` that transformers 5 writes with ``save_original_format=False``."""
+
+_NEXT_TOKEN_PROJECTION = "eh_proj.weight"
+"""Every layer for multi-token prediction holds one, and no other layer does."""
 
 MAPPED_BYTES = 64 << 20
 """Read from mapped files before they are mapped anew: what was read stays resident for as long."""
@@ -67,7 +76,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor is and what its file says of it."""
+    """File, shape and dtype of a stored tensor."""
 
     path: Path
     shape: tuple[int, ...]
@@ -107,7 +116,7 @@ class WeightFolder:
                 )
 
     def __enter__(self) -> "WeightFolder":
-        """Itself."""
+        """Returns the folder itself."""
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -124,7 +133,7 @@ class WeightFolder:
         return self._open[path]
 
     def read(self, name: str, box: Box) -> Tensor:
-        """A box of a tensor, as a matrix."""
+        """Reads a box of a tensor; returns it as a matrix."""
         stored = self.tensors[name]
         if self._num_read > MAPPED_BYTES:
             self._open.clear()
@@ -138,9 +147,16 @@ class WeightFolder:
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raises WeightMappingError unless the folder holds exactly these tensors.
 
-        What nothing reads is let pass: recomputed buffers, and a copy of a tied embedding in the output layer's name.
+        Tensors that nothing reads are ignored: recomputed buffers, layers for multi-token prediction, and a copy of a
+        tied embedding in the output layer's name.
         """
         names = {name for name in self.tensors if not name.endswith(RECOMPUTED)}
+        names -= self._multi_token_prediction()
+        if fused := sorted(name for name in names if name.endswith(FUSED_EXPERTS)):
+            raise WeightMappingError(
+                f"{self.folder}: {fused[0]} holds all experts of a layer in one tensor; expected a tensor per expert "
+                f"and projection: load the model in transformers and save it without save_original_format=False"
+            )
         if "lm_head.weight" not in shapes and "lm_head.weight" in names:
             self._check_tied()
             names.remove("lm_head.weight")
@@ -150,6 +166,18 @@ class WeightFolder:
                 raise WeightMappingError(
                     f"{self.tensors[name].path}: {name} has shape {self.tensors[name].shape}, expected {shape}"
                 )
+
+    def _multi_token_prediction(self) -> set[str]:
+        layers = tuple(
+            name.removesuffix(_NEXT_TOKEN_PROJECTION) for name in self.tensors if name.endswith(_NEXT_TOKEN_PROJECTION)
+        )
+        if layers:
+            logger.warning(
+                "%s: %s are layers for multi-token prediction, which are neither trained nor exported",
+                self.folder,
+                ", ".join(layer.removesuffix(".") for layer in sorted(layers)),
+            )
+        return {name for name in self.tensors if name.startswith(layers)} if layers else set()
 
     def _check_tied(self) -> None:
         embedding, output = (self.tensors.get(name) for name in ("model.embed_tokens.weight", "lm_head.weight"))
@@ -170,7 +198,7 @@ class WeightFolder:
 
 
 def check_names(found: Collection[str], wanted: Collection[str], *, where: str) -> None:
-    """Raises WeightMappingError unless both are equal: names the missing, the extra and what looks renamed."""
+    """Raises WeightMappingError unless both sets are equal; the message names missing, extra and renamed tensors."""
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if not missing and not extra:
         return

@@ -1,4 +1,4 @@
-"""Writes folders in Hugging Face format: sharded safetensors with an index, every other file as it was."""
+"""Writes folders in Hugging Face format: sharded safetensors with an index; all other files are copied."""
 
 import json
 import os
@@ -24,17 +24,17 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 """Names of the dtype in config.json, new and old."""
 
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
-"""Files that are weights, in whichever format, and so not companions of weights."""
+"""Suffixes of weight files in any format; these files are not copied."""
 
 
 @contextmanager
 def written_aside(target: Path, *, num_bytes: int, replace: bool = False) -> Iterator[Path]:
-    """An empty folder that gets its name ``target`` if the block ends well, and is removed if not.
+    """Yields an empty folder; renames it to ``target`` if the block succeeds, removes it otherwise.
 
     Args:
-        target: the folder to make.
-        num_bytes: that will be written; refused at once if the disk has less.
-        replace: take the place of what is there, instead of refusing to.
+        target: the folder to create.
+        num_bytes: that will be written; raises at once if the disk has less free space.
+        replace: replace an existing folder instead of raising.
 
     Raises:
         ConfigError: ``target`` is a file, or a folder with something in it that may not be replaced.
@@ -63,7 +63,7 @@ def written_aside(target: Path, *, num_bytes: int, replace: bool = False) -> Ite
 
 
 def _flush(path: Path) -> None:
-    """Waits until a file or folder is on the disk, so that a name never stands for less."""
+    """Flushes a file or folder to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -81,10 +81,10 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 
 
 def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> None:
-    """Copies what lies beside the weights: configuration, tokenizer, licence; ``config.json`` names the new dtype.
+    """Copies all files but weights (configuration, tokenizer, licence) and sets the dtype in ``config.json``.
 
     Args:
-        source: the folder the model came from.
+        source: folder of the original model.
         target: an empty folder.
         dtype_name: of the tensors in ``target``; None leaves ``config.json`` as it is.
     """
@@ -98,7 +98,7 @@ def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> No
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Consecutive tensors, as many as fit a file; one that fits none has a file of its own.
+    """Groups consecutive tensors into files; a tensor larger than ``shard_bytes`` has its own file.
 
     Args:
         sizes: bytes of every tensor, in file order.
@@ -122,12 +122,12 @@ def write_shards(
     *,
     shard_bytes: int | None = None,
 ) -> None:
-    """Writes tensors to one file, or to several with an index; one file's tensors are in memory at a time.
+    """Writes tensors to one file, or to several with an index. Memory: the tensors of one file.
 
     Args:
         target: folder.
         sizes: bytes of every tensor, in file order.
-        read: makes the tensors of a file; they may share memory with those of the next.
+        read: returns the tensors of a file; the next call may overwrite them.
         shard_bytes: of the largest file; ``SHARD_BYTES`` if not given.
     """
     shards = plan_shards(sizes, shard_bytes or SHARD_BYTES)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files are those that were written: the one place that says so, for every reader.
+"""Verifies that a checkpoint's files are those that were written; every reader uses this module.
 
 ``manifest.json`` lists every file of a checkpoint with its size and checksum, and has a checksum of its own text. What
 it says of the run besides is read in ``run_folder/manifest.py``.
@@ -55,13 +55,13 @@ class FileEntry:
 
 
 def sealed(manifest: Mapping[str, Any]) -> str:
-    """A manifest as text, with the checksum of that text in it."""
+    """Returns a manifest as text that contains the checksum of that text."""
     text = json.dumps({_SEAL: _OPEN_SEAL, **manifest}, indent=1)
     return text.replace(_OPEN_SEAL, _digest(text.encode()), 1)
 
 
 def read_sealed(folder: Path) -> dict[str, Any]:
-    """A checkpoint's manifest, as it was written.
+    """Reads a checkpoint's manifest and verifies its checksum.
 
     Raises:
         CheckpointError: there is none, it is damaged, or another version wrote it.
@@ -86,7 +86,7 @@ def read_sealed(folder: Path) -> dict[str, Any]:
 
 
 def files_of(manifest: Mapping[str, Any], folder: Path) -> dict[str, FileEntry]:
-    """The files that a manifest lists.
+    """Returns the files that a manifest lists, by name.
 
     Raises:
         CheckpointError: the list is malformed, or a name leads out of the folder.
@@ -102,10 +102,10 @@ def files_of(manifest: Mapping[str, Any], folder: Path) -> dict[str, FileEntry]:
 
 
 def check_checkpoint(folder: Path, verify: Verify) -> None:
-    """Compares a checkpoint with its manifest, or says in one line of the log that nobody does.
+    """Compares a checkpoint with its manifest; logs a warning if ``verify`` is ``none``.
 
     Args:
-        folder: of the checkpoint. That of a converted model has no manifest, and passes.
+        folder: of the checkpoint. A converted model has no manifest and passes.
         verify: how much is compared.
 
     Raises:
@@ -118,7 +118,7 @@ def check_checkpoint(folder: Path, verify: Verify) -> None:
 
 
 def check_files(folder: Path, files: Mapping[str, FileEntry], verify: Verify) -> None:
-    """Compares the files with their entries; shards are read only where ``verify`` is ``full``.
+    """Compares the files with their entries; shards are read only if ``verify`` is ``full``.
 
     Raises:
         CheckpointError: a file is missing, or has another size or content.
@@ -139,7 +139,7 @@ def check_files(folder: Path, files: Mapping[str, FileEntry], verify: Verify) ->
 
 
 def first_trouble(folder: Path, checksums: Mapping[str, str]) -> str:
-    """What is wrong with the first file, by name, whose content is not as it was written; empty where all are."""
+    """Describes the first file, by name, whose content differs from its checksum; empty if there is none."""
     with ThreadPoolExecutor(max_workers=_READERS) as pool:  # reading and summing up leave the interpreter free
         troubles = pool.map(lambda pair: _trouble(folder, *pair), sorted(checksums.items()))
         return next(filter(None, troubles), "")

@@ -1,23 +1,40 @@
 """What a Megatron checkpoint holds of a model: keys, shapes, and which box is which box of a Hugging Face tensor. Pure.
 
 A checkpoint is one set of whole tensors, cut into chunks that lie in files. Every layer's parameter of one kind is a
-slice along the first axis of one tensor: ``decoder.layers.mlp.linear_fc2.weight`` is ``[layers, rows, columns]``. The
-layout of the ranks that wrote it shows in the cuts only, so any layout reads what any other wrote.
+slice along the first axis of one tensor: ``decoder.layers.mlp.linear_fc2.weight`` is ``[layers, rows, columns]``.
+Experts add an axis: ``decoder.layers.mlp.experts.experts.linear_fc2.weight`` is ``[layers, experts, rows, columns]``.
+If only some layers have experts, Megatron writes every layer under keys of its own, ``decoder.layers.3.mlp...``,
+without the axis of layers. The layout of the ranks that wrote it shows in the cuts only, so any layout reads what any
+other wrote.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.param_mapping import Box, ParamMapping, Replicated, SliceCopy, TensorParallel, clip
-from gtpo_megatron.weights.reshard import ShardPlace, fused_name, stage_mappings
+from gtpo_megatron.weights.param_mapping import (
+    Box,
+    ParamMapping,
+    Replicated,
+    SliceCopy,
+    TensorParallel,
+    clip,
+    expert_of,
+)
+from gtpo_megatron.weights.reshard import ShardPlace, fused_name, shard_place, stage_mappings
+
+LAYERS = "decoder.layers."
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.\d+\.")
+_EXPERTS = "mlp.experts.experts."
+"""Stands in the keys of experts' parameters, whose number is an index along an axis."""
 
 _WHOLE = TensorParallel(1, 0)
 
@@ -28,50 +45,68 @@ MODEL_KEYS = ("embedding.", "decoder.", "output_layer.")
 """How the keys of a model's parameters begin; a training checkpoint holds the optimizer's beside them."""
 
 
+class PartPlace(NamedTuple):
+    """Which parameter of the model.
+
+    Attributes:
+        name: key of a checkpoint's tensor that holds it for all layers.
+        layer: None if it is no layer's.
+        expert: None if it is no expert's.
+    """
+
+    name: str
+    layer: int | None
+    expert: int | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPart:
     """One parameter of the whole model.
 
     Attributes:
         key: of the checkpoint's tensor.
-        layer: index along its first axis; None if the tensor has no axis for layers.
+        place: which parameter it is, however the layers are written.
+        axes: leading axes of the checkpoint's tensor, those of layers and experts: index and size of each.
         mapping: its row of the name table, for the whole model.
     """
 
     key: str
-    layer: int | None
+    place: PartPlace
+    axes: tuple[tuple[int, int], ...]
     mapping: ParamMapping
 
     @property
     def is_vector(self) -> bool:
-        """Norms and biases."""
+        """Whether the parameter is a norm or a bias."""
         return self.mapping.extent[1] == 1
 
-    def shape(self, num_layers: int) -> tuple[int, ...]:
-        """Of the checkpoint's tensor."""
-        rows, columns = self.mapping.extent
-        return self._with_layer(num_layers, (rows,) if self.is_vector else (rows, columns))
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """Shape of the parameter, without the leading axes."""
+        return self.mapping.extent[:1] if self.is_vector else self.mapping.extent
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the checkpoint's tensor."""
+        return (*(size for _, size in self.axes), *self.own_shape)
 
     def offsets(self, box: Box) -> tuple[int, ...]:
-        """Of a box of the parameter in the checkpoint's tensor."""
-        return self._with_layer(self.layer, (box.row,) if self.is_vector else (box.row, box.column))
+        """Offsets of a box of the parameter in the checkpoint's tensor."""
+        return (*(index for index, _ in self.axes), *((box.row,) if self.is_vector else (box.row, box.column)))
 
     def sizes(self, box: Box) -> tuple[int, ...]:
-        """Of a box of the parameter in the checkpoint's tensor."""
-        return self._with_layer(1, (box.num_rows,) if self.is_vector else (box.num_rows, box.num_columns))
-
-    def _with_layer(self, first: int | None, rest: tuple[int, ...]) -> tuple[int, ...]:
-        return rest if self.layer is None or first is None else (first, *rest)
+        """Sizes of a box of the parameter in the checkpoint's tensor."""
+        return (*(1 for _ in self.axes), *((box.num_rows,) if self.is_vector else box.shape))
 
     def copies(self, box: Box) -> list[SliceCopy]:
-        """What of a box of the parameter is what of Hugging Face tensors; rows that only pad are in none."""
+        """Copies between a box of the parameter and Hugging Face tensors; padding rows have none."""
         clipped = (clip(copy, box) for copy in self.mapping.copies(_WHOLE))
         return [copy for copy in clipped if copy is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChunk:
-    """A box of a parameter that lies in one piece in a file."""
+    """A box of a parameter that is stored contiguously in a file."""
 
     part: CheckpointPart
     box: Box
@@ -80,48 +115,71 @@ class CheckpointChunk:
 def model_parts(arch: Architecture, padded_vocab_size: int) -> list[CheckpointPart]:
     """Every parameter of a model, in its order. A tied output layer is the embedding and not stored again."""
     mappings = stage_mappings(arch, ShardPlace(tensor_parallel=_WHOLE), padded_vocab_size)
-    return [_part(mapping) for mapping in mappings]
+    return [_part(arch, mapping) for mapping in mappings]
 
 
-def _part(mapping: ParamMapping) -> CheckpointPart:
-    name = fused_name(mapping.megatron_name)
-    match = _LAYER.fullmatch(name)
+def _part(arch: Architecture, mapping: ParamMapping) -> CheckpointPart:
+    match = _LAYER.fullmatch(mapping.megatron_name)
     if match is None:
-        return CheckpointPart(key=name, layer=None, mapping=mapping)
-    return CheckpointPart(key=f"decoder.layers.{match[2]}", layer=int(match[1]), mapping=mapping)
+        place = PartPlace(mapping.megatron_name, None, None)
+        return CheckpointPart(key=place.name, place=place, axes=(), mapping=mapping)
+    layer, expert = int(match[1]), expert_of(mapping)
+    name = _LOCAL_EXPERT.sub(_EXPERTS, fused_name(mapping.megatron_name, has_experts=arch.has_experts(layer)))
+    is_numbered = arch.experts is not None and not all(arch.experts.layers)
+    place = PartPlace(LAYERS + name.removeprefix(f"{LAYERS}{layer}."), layer, expert)
+    axes = [] if is_numbered else [(layer, arch.num_layers)]
+    if expert is not None and arch.experts is not None:
+        axes.append((expert, arch.experts.num_experts))
+    return CheckpointPart(key=name if is_numbered else place.name, place=place, axes=tuple(axes), mapping=mapping)
+
+
+def locate(key: str) -> tuple[str, int | None]:
+    """A key's name with all layers alike, and the one layer it is of; None if it holds all layers or none."""
+    match = _LAYER.fullmatch(key)
+    return (key, None) if match is None else (LAYERS + match[2], int(match[1]))
 
 
 def chunks_by_rank(
     arch: Architecture, parts: list[CheckpointPart], parallel: ParallelConfig
 ) -> list[list[tuple[CheckpointPart, Box]]]:
-    """What each rank of a layout holds, ranks in Megatron's order: the tensor-parallel axis runs fastest.
+    """What each rank of a layout holds; ranks in Megatron's order, without those that hold replicas only.
 
     Replicated parameters are given to the first rank of their stage. Chunks of a virtual pipeline are not told apart:
     stages are of consecutive layers.
     """
     ranks: list[list[tuple[CheckpointPart, Box]]] = []
-    tensor_parallel_size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    stages = parallel.pipeline_parallel_size
     layers = arch.num_layers // stages
+    stage_ranks = parallel.num_ranks // stages
+    num_dense = parallel.tensor_parallel_size
+    num_sparse = parallel.expert_parallel_size * parallel.expert_tensor_parallel_size if arch.experts else 0
     for stage in range(stages):
         held = [part for part in parts if _stage(part, layers, stages) == stage]
-        for index in range(tensor_parallel_size):
-            tp = TensorParallel(tensor_parallel_size, index)
-            ranks.append([(part, box) for part in held if _writes(part, tp) for box in part.mapping.held(tp)])
+        for index in range(max(num_dense, num_sparse)):
+            place = shard_place(parallel, stage * stage_ranks + index)
+            mine = [part for part in held if index < (num_dense if part.place.expert is None else num_sparse)]
+            ranks.append([(part, box) for part in mine for box in _held(arch, part, place)])
     return ranks
 
 
+def _held(arch: Architecture, part: CheckpointPart, place: ShardPlace) -> list[Box]:
+    """The boxes of a parameter that a rank writes."""
+    if isinstance(part.mapping, Replicated) and place.tensor_parallel.index > 0:
+        return []
+    num_experts = arch.experts.num_experts if arch.experts is not None else 0
+    if part.place.expert is not None and part.place.expert not in place.expert_parallel.held(num_experts):
+        return []
+    return part.mapping.held(place.split_of(part.mapping))
+
+
 def _stage(part: CheckpointPart, layers: int, num_stages: int) -> int:
-    if part.layer is not None:
-        return part.layer // layers
+    if part.place.layer is not None:
+        return part.place.layer // layers
     return 0 if part.key.startswith("embedding.") else num_stages - 1
 
 
-def _writes(part: CheckpointPart, tp: TensorParallel) -> bool:
-    return tp.index == 0 or not isinstance(part.mapping, Replicated)
-
-
 def cut(part: CheckpointPart, box: Box, item_bytes: int) -> Iterator[CheckpointChunk]:
-    """A box in pieces of whole rows, none larger than ``CHUNK_BYTES`` unless one row is."""
+    """Cuts a box into chunks of whole rows, of at most ``CHUNK_BYTES`` unless one row is larger."""
     rows = max(1, CHUNK_BYTES // (box.num_columns * item_bytes))
     for start in range(0, box.num_rows, rows):
         count = min(rows, box.num_rows - start)
@@ -129,7 +187,7 @@ def cut(part: CheckpointPart, box: Box, item_bytes: int) -> Iterator[CheckpointC
 
 
 def key_dtypes(parts: list[CheckpointPart], dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.dtype]:
-    """Key -> dtype of the checkpoint's tensor, which is that of every Hugging Face tensor in it.
+    """Returns the dtype of every key, which is that of all Hugging Face tensors in it.
 
     Raises:
         WeightMappingError: tensors that Megatron holds as one have several dtypes.

@@ -1,7 +1,6 @@
 """Reads the model's parameters out of a Megatron checkpoint, chunk by chunk and without Megatron."""
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,24 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from gtpo_megatron.errors import CheckpointError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import check_names
-from gtpo_megatron.weights.megatron.layout import MODEL_KEYS, CheckpointChunk, model_parts
+from gtpo_megatron.weights.megatron.layout import (
+    LAYERS,
+    MODEL_KEYS,
+    CheckpointChunk,
+    CheckpointPart,
+    PartPlace,
+    locate,
+    model_parts,
+)
 from gtpo_megatron.weights.megatron.restricted_pickle import RestrictedReader, refusal
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
-
-LAYERS = "decoder.layers."
-
-_KEY_OF_ONE_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-"""Megatron also writes layers one by one, if it was told to."""
-
 
 ALIGNMENT_BYTES = 64
 """Start of every tensor in memory, one cache line."""
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """A folder in Megatron's format; it may still be damaged."""
+    """Returns whether a folder is in Megatron's format; it may still be damaged."""
     return (folder / "metadata.json").is_file() and (folder / ".metadata").is_file()
 
 
@@ -83,23 +84,27 @@ class MegatronCheckpoint:
                 raise CheckpointError(f"{path} {state}; copy the checkpoint again, or take another")
 
     def _match(self, tensors: Mapping[str, TensorStorageMetadata]) -> dict[MetadataIndex, CheckpointChunk]:
-        """Every stored chunk's place in the model; proves that all parameters are there, whole, and no others."""
+        """Locates every stored chunk in the model; raises unless all its parameters are stored whole, and no others."""
         embedding = tensors.get("embedding.word_embeddings.weight")
         padded = max(self._arch.vocab_size, embedding.size[0] if embedding is not None else 0)
-        parts = {(part.key, part.layer): part for part in model_parts(self._arch, padded)}
-        check_names({_locate(key)[0] for key in tensors}, {key for key, _ in parts}, where=str(self.folder))
+        parts = {part.place: part for part in model_parts(self._arch, padded)}
+        check_names({locate(key)[0] for key in tensors}, {place.name for place in parts}, where=str(self.folder))
+        by_name = {place.name: part for place, part in parts.items()}
         chunks: dict[MetadataIndex, CheckpointChunk] = {}
         areas = dict.fromkeys(parts, 0)
         for key, entry in tensors.items():
-            name, layer = _locate(key)
-            is_stacked = layer is None and name.startswith(LAYERS)
-            part = parts.get((name, 0 if is_stacked else layer))
-            shape = None if part is None else part.shape(self._arch.num_layers)[int(layer is not None) :]
-            if part is None or tuple(entry.size) != shape:
+            name, layer = locate(key)
+            axes = self._leading_axes(by_name[name], layer)
+            shape = (*axes, *by_name[name].own_shape)
+            if tuple(entry.size) != shape:
                 raise WeightMappingError(f"{self.folder}: {key} has shape {tuple(entry.size)}, expected {shape}")
             for stored in entry.chunks:
-                place = (name, stored.offsets[0] if is_stacked else layer)
-                box = _box(stored, num_leading=int(is_stacked))
+                leading = list(stored.offsets[: len(axes)])
+                number = leading.pop(0) if layer is None and name.startswith(LAYERS) else layer
+                place = PartPlace(name, number, leading[0] if leading else None)
+                if place not in parts:
+                    raise WeightMappingError(f"{self.folder}: {key} is of layer {number}, which has no such parameter")
+                box = _box(stored, num_leading=len(axes))
                 chunks[MetadataIndex(key, stored.offsets)] = CheckpointChunk(parts[place], box)
                 areas[place] += box.num_rows * box.num_columns
         for place, part in parts.items():
@@ -111,15 +116,22 @@ class MegatronCheckpoint:
                 )
         return chunks
 
+    def _leading_axes(self, part: CheckpointPart, layer: int | None) -> list[int]:
+        """Sizes of the axes before the parameter's own: of layers, unless the key is of one layer, and of experts."""
+        axes = [self._arch.num_layers] if layer is None and part.place.layer is not None else []
+        if part.place.expert is not None and self._arch.experts is not None:
+            axes.append(self._arch.experts.num_experts)
+        return axes
+
     def read(
         self, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], advance: Callable[[int], None]
     ) -> dict[str, Tensor]:
-        """Some of the Hugging Face tensors, whole, in memory that the next call overwrites.
+        """Reads Hugging Face tensors completely, into memory that the next call overwrites.
 
         Args:
             names: of the tensors.
             shapes: of every tensor of the model.
-            advance: is told the bytes of each piece that was filled in.
+            advance: called with the bytes of each piece.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -134,7 +146,7 @@ class MegatronCheckpoint:
         return tensors
 
     def _make_room(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Tensors side by side in one piece of memory, which is kept: fresh memory costs as much as a copy."""
+        """Allocates the tensors in one buffer, which is reused: new memory costs as much as a copy."""
         sizes = {name: torch.Size(shape).numel() * self.dtypes[name].itemsize for name, shape in shapes.items()}
         starts = [0, *itertools.accumulate(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes.values())]
         if self._room.numel() < starts[-1]:
@@ -146,7 +158,7 @@ class MegatronCheckpoint:
 
 
 class _Scatter(LoadPlanner):
-    """Takes each chunk as it is read and copies its boxes into the tensors that want them."""
+    """Copies the boxes of each chunk into the requested tensors as it is read."""
 
     def __init__(
         self,
@@ -160,7 +172,7 @@ class _Scatter(LoadPlanner):
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Where one tensor wants the whole chunk, its place there; else room that the next chunk overwrites."""
+        """The destination if one tensor takes the whole chunk; else a buffer that the next chunk overwrites."""
         chunk, wanted = self._wanted(read_item)
         if wanted[0].megatron_box.shape == chunk.box.shape:
             return self._place(wanted[0]).view(read_item.lengths)
@@ -171,7 +183,7 @@ class _Scatter(LoadPlanner):
         return self._room[:num_bytes].view(dtype).view(read_item.lengths)
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Copies what is wanted of the chunk, unless it was read into its place."""
+        """Copies the requested boxes of the chunk, unless it was read into its destination."""
         chunk, wanted = self._wanted(read_item)
         matrix = tensor.reshape(chunk.box.shape)
         for copy in wanted:
@@ -187,39 +199,33 @@ class _Scatter(LoadPlanner):
         return as_matrix(self._tensors[copy.hf_name])[copy.hf_box.slices]
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Plans have tensors only."""
+        """Not used: plans contain tensors only."""
         raise NotImplementedError
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Nothing: there is no state dict."""
+        """Does nothing: there is no state dict."""
 
     def create_local_plan(self) -> LoadPlan:
-        """Plans are made by ``MegatronCheckpoint.read``."""
+        """Not used: ``MegatronCheckpoint.read`` makes the plans."""
         raise NotImplementedError
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Unchanged."""
+        """Returns the plan unchanged."""
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Unchanged."""
+        """Returns the plan unchanged."""
         return central_plan
 
 
-def _locate(key: str) -> tuple[str, int | None]:
-    """A key's name with all layers alike, and the one layer it is of; None if it holds all layers or none."""
-    match = _KEY_OF_ONE_LAYER.fullmatch(key)
-    return (key, None) if match is None else (LAYERS + match[2], int(match[1]))
-
-
 def _box(stored: ChunkStorageMetadata, *, num_leading: int) -> Box:
-    """A stored chunk as a box of its parameter; leading axes are those of layers."""
+    """A stored chunk as a box of its parameter; leading axes are those of layers and experts."""
     (row, *columns), (num_rows, *num_columns) = stored.offsets[num_leading:], stored.sizes[num_leading:]
     return Box(row, num_rows, *(columns or [0]), *(num_columns or [1]))
 
 
 def _read_item(index: MetadataIndex, stored: ChunkStorageMetadata) -> ReadItem:
-    """The whole of a stored chunk."""
+    """A request for a whole stored chunk."""
     nowhere = torch.Size([0] * len(stored.sizes))
     return ReadItem(
         type=LoadItemType.TENSOR,

@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.megatron.layout import CheckpointChunk
 
 _FORMAT = {
@@ -40,12 +39,9 @@ _FORMAT = {
 
 
 class _LazySave(SavePlanner):
-    """Hands the writer each chunk when its turn comes."""
+    """Gives each chunk to the writer when it is to be written."""
 
-    def __init__(
-        self, arch: Architecture, dtypes: dict[str, torch.dtype], read: Callable[[CheckpointChunk], Tensor]
-    ) -> None:
-        self._arch = arch
+    def __init__(self, dtypes: dict[str, torch.dtype], read: Callable[[CheckpointChunk], Tensor]) -> None:
         self._dtypes = dtypes
         self._read = read
         self._chunks: dict[MetadataIndex, CheckpointChunk] = {}
@@ -60,35 +56,34 @@ class _LazySave(SavePlanner):
             data = TensorWriteData(
                 chunk=ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(chunk.part.sizes(chunk.box))),
                 properties=TensorProperties(dtype=self._dtypes[chunk.part.key]),
-                size=torch.Size(chunk.part.shape(self._arch.num_layers)),
+                size=torch.Size(chunk.part.shape),
             )
             items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
         return SavePlan(items=items)
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
-        """The tensor of a chunk, which nothing keeps."""
+        """Reads the tensor of a chunk; it is not kept."""
         chunk = self._chunks[write_item.index]
         return self._read(chunk).reshape(chunk.part.sizes(chunk.box))
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Nothing: there is no state dict."""
+        """Does nothing: there is no state dict."""
 
     def create_local_plan(self) -> SavePlan:
-        """Plans are made by ``plan``."""
+        """Not used: ``plan`` makes the plans."""
         raise NotImplementedError
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Torch's own."""
+        """As torch's default planner does."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Unchanged."""
+        """Returns the plan unchanged."""
         return new_plan
 
 
 def write_checkpoint(
     folder: Path,
-    arch: Architecture,
     ranks: Sequence[Sequence[CheckpointChunk]],
     dtypes: dict[str, torch.dtype],
     read: Callable[[CheckpointChunk], Tensor],
@@ -97,7 +92,6 @@ def write_checkpoint(
 
     Args:
         folder: is made; must be empty if it is there.
-        arch: of the model.
         ranks: the chunks of each file.
         dtypes: of each key.
         read: makes the tensor of a chunk, as a matrix, when it is to be written.
@@ -105,7 +99,7 @@ def write_checkpoint(
     Raises:
         OSError: the disk is full or not writable; what is there is then unusable.
     """
-    planner = _LazySave(arch, dtypes, read)
+    planner = _LazySave(dtypes, read)
     # copy-ahead would sort the chunks by size, and so jump between the source's files
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     writer.set_up_storage_writer(is_coordinator=True)

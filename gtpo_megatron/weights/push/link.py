@@ -7,7 +7,7 @@ import torch
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.push.plan import PushLayout, Stream, plan_push
+from gtpo_megatron.weights.push.plan import PushLayout, Stream, plan_streams, share_of
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import Checksums, WeightSender
 from gtpo_megatron.weights.push.transports.channel import ReceivingEnd, SendingEnd
@@ -41,7 +41,7 @@ class WeightLink:
     Attributes:
         arch: of the model, on both sides.
         layout: who holds and who wants what.
-        dtype_name: that elements travel in.
+        dtype_name: dtype of elements on the wire.
         endpoint: of the transport.
     """
 
@@ -52,20 +52,20 @@ class WeightLink:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That elements travel in."""
+        """Dtype of elements on the wire."""
         found = getattr(torch, self.dtype_name)
         assert isinstance(found, torch.dtype)
         return found
 
     def sender(self, rank: int) -> WeightSender:
-        """The end of a trainer rank."""
+        """Opens the sending end of a trainer rank."""
         columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in hf_shapes(self.arch).items()}
-        streams = plan_push(self.arch, self.layout)
+        streams = [share_of(rank, stream) for stream in plan_streams(self.arch, self.layout)]
         end = self._sending_end(rank, streams)
         return WeightSender(rank, streams, end, dtype=self.dtype, columns=columns)
 
     def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
-        """The end of a sampler worker.
+        """Opens the receiving end of a sampler worker.
 
         Args:
             worker: its number over all engines.
@@ -76,7 +76,7 @@ class WeightLink:
             WeightSyncError: the worker's model is another than the trainer's; the message names what differs.
         """
         check_same_model(self.arch, arch)
-        stream = next(s for s in plan_push(self.arch, self.layout) if s.target.worker == worker)
+        stream = next(s for s in plan_streams(self.arch, self.layout) if s.target.worker == worker)
         end = self._receiving_end(stream)
         return WeightReceiver(stream, end, shapes=hf_shapes(self.arch), dtype=self.dtype, device=device)
 
@@ -119,9 +119,3 @@ def merged_checksums(shares: Sequence[Checksums]) -> Checksums:
             for name, value in sums.items():
                 mine[name] = (mine.get(name, 0) + value) % 2**64
     return total
-
-
-def wire_dtype(trainer: str, sampler: str) -> str:
-    """The narrower of both sides' dtypes: rounding before the way or after it gives the same weights."""
-    sizes = {"float32": 4, "bfloat16": 2}
-    return min((trainer, sampler), key=lambda name: sizes[name])

@@ -1,9 +1,10 @@
 """The plan of a push: which slice of which trainer rank's shard travels to which sampler worker, and in which bucket.
 
 Pure. A worker receives only what it keeps: its heads, rows and columns of each Hugging Face tensor, each element once
-and from one rank. Of the replicas that all hold an element, the one that has least to send sends it. What a worker
-receives is cut into buckets of bounded size, in the order of the model, so that neither side ever holds a whole model
-for the push: a rank packs the next bucket while the worker unpacks this one.
+and from one rank. Of the replicas that all hold an element, the one that has least to send sends it; experts and
+everything else are split over a stage's ranks independently, so they have different replicas. What a worker receives is
+cut into buckets of bounded size, in the order of the model, so that neither side ever holds a whole model for the push:
+a rank packs the next bucket while the worker unpacks this one.
 
 All processes compute the same plan from the same ``PushLayout``; only that travels.
 """
@@ -14,11 +15,13 @@ from typing import Literal
 
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.param_mapping import Box, SliceCopy, TensorParallel
-from gtpo_megatron.weights.reshard import ShardPlace, export_plan, hf_shapes, stage_mappings
+from gtpo_megatron.weights.param_mapping import Box, ExpertParallel, SliceCopy, TensorParallel, expert_of
+from gtpo_megatron.weights.reshard import ShardPlace, export_plan, hf_shapes, stage_mappings, stays_float32
 
 ALIGNMENT_BYTES = 64
 """Start of every piece in a bucket, one cache line."""
+
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +30,7 @@ class SourceRank:
 
     Attributes:
         rank: in the trainer's world.
-        place: which shard it holds; replicas (data or context parallel) have equal places.
+        place: which shards it holds.
         host: the machine it is on.
     """
 
@@ -43,11 +46,14 @@ class TargetWorker:
     Attributes:
         worker: its number over all engines.
         tensor_parallel: its place in its engine.
+        expert_parallel: it keeps whole experts, as many as each other worker of its engine, in place of its rows and
+            columns of every expert.
         host: the machine it is on.
     """
 
     worker: int
     tensor_parallel: TensorParallel
+    expert_parallel: bool = False
     host: str = ""
 
     def __str__(self) -> str:
@@ -62,7 +68,7 @@ class PushLayout:
         sources: every trainer rank.
         targets: every sampler worker.
         padded_vocab_size: of the trainer.
-        itemsize: bytes per element on the way.
+        itemsize: bytes per element on the way, but of tensors that stay float32.
         bucket_bytes: largest bucket.
         reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
             all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
@@ -75,10 +81,15 @@ class PushLayout:
     bucket_bytes: int
     reach: Literal["same_host", "anywhere", "own_rank_first"] = "same_host"
 
+    def num_bytes(self, copy: SliceCopy) -> int:
+        """Bytes of a slice on the wire."""
+        item_bytes = FLOAT32_BYTES if stays_float32(copy.hf_name) else self.itemsize
+        return copy.hf_box.num_elements * item_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box that travels from a rank to a worker.
+    """A box that one rank sends to one worker.
 
     Attributes:
         rank: of the sender.
@@ -93,7 +104,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What travels together. The pieces of one rank lie next to each other.
+    """Pieces that are sent together. The pieces of one rank are contiguous.
 
     Attributes:
         pieces: in order of their offsets.
@@ -121,14 +132,27 @@ class Stream:
     buckets: tuple[Bucket, ...]
 
 
-def kept_boxes(arch: Architecture, tp: TensorParallel) -> dict[str, Box]:
+def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
     """The box of every Hugging Face tensor that a vLLM worker holds.
 
     Raises:
-        WeightMappingError: a tensor does not split over the workers.
+        WeightMappingError: a tensor or the experts do not split over the workers.
     """
-    whole = ShardPlace(tensor_parallel=TensorParallel(1, 0))
-    return {name: box for mapping in stage_mappings(arch, whole, arch.vocab_size) for name, box in mapping.kept(tp)}
+    whole, tp = ShardPlace(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
+    num_experts = 0 if arch.experts is None else arch.experts.num_experts
+    mine = ExpertParallel(tp.size, tp.index).held(num_experts) if target.expert_parallel else range(num_experts)
+    found: dict[str, Box] = {}
+    for mapping in stage_mappings(arch, whole, arch.vocab_size):
+        expert = expert_of(mapping)
+        if expert is None or not target.expert_parallel:
+            found |= mapping.kept(tp)
+        elif expert in mine:
+            found |= mapping.kept(TensorParallel(1, 0))
+    return found
+
+
+Holding = tuple[Sequence[SourceRank], SliceCopy]
+"""A slice of a Hugging Face tensor, and the ranks that all hold it."""
 
 
 def plan_push(arch: Architecture, layout: PushLayout) -> list[Stream]:
@@ -138,39 +162,69 @@ def plan_push(arch: Architecture, layout: PushLayout) -> list[Stream]:
         WeightMappingError: the layouts cannot be mapped, a shard is on no rank that can reach a worker, or a bucket
             cannot hold a single row.
     """
-    holders: dict[ShardPlace, list[SourceRank]] = {}
-    for source in layout.sources:
-        holders.setdefault(source.place, []).append(source)
-    copies: dict[str, list[tuple[ShardPlace, SliceCopy]]] = {name: [] for name in hf_shapes(arch)}
-    for place in holders:
-        for copy in export_plan(arch, place, layout.padded_vocab_size):
-            copies[copy.hf_name].append((place, copy))
+    return list(plan_streams(arch, layout))
+
+
+def plan_streams(arch: Architecture, layout: PushLayout) -> Iterator[Stream]:
+    """Yields the streams of ``plan_push`` one by one: those of a large mixture of experts have millions of pieces."""
+    holdings = _holdings(arch, layout)
     sent = dict.fromkeys((source.rank for source in layout.sources), 0)
-    return [_plan_stream(arch, layout, target, copies, holders, sent) for target in layout.targets]
+    wanted: dict[tuple[TensorParallel, bool], tuple[dict[str, Box], list[Holding]]] = {}
+    for target in layout.targets:
+        place = (target.tensor_parallel, target.expert_parallel)
+        if place not in wanted:  # workers of other engines want the same
+            kept = kept_boxes(arch, target)
+            wanted[place] = kept, [part for name in kept for part in _parts(name, kept[name], holdings[name], layout)]
+        yield _plan_stream(layout, target, *wanted[place], sent)
+
+
+def share_of(rank: int, stream: Stream) -> Stream:
+    """A stream with the pieces of one rank only; buckets keep their spans."""
+    buckets = (
+        Bucket(tuple(piece for piece in bucket.pieces if piece.rank == rank), bucket.spans, bucket.num_bytes)
+        for bucket in stream.buckets
+    )
+    return Stream(stream.target, stream.kept, tuple(buckets))
+
+
+def _holdings(arch: Architecture, layout: PushLayout) -> dict[str, list[Holding]]:
+    """Who holds which slices of every Hugging Face tensor."""
+    found: dict[str, list[Holding]] = {name: [] for name in hf_shapes(arch)}
+    for is_dense in (True, False) if arch.experts is not None else (True,):
+        holders: dict[ShardPlace, list[SourceRank]] = {}
+        for source in layout.sources:
+            shard = source.place.dense_shard if is_dense else source.place.expert_shard
+            holders.setdefault(shard, []).append(source)
+        for shard, ranks in holders.items():
+            for copy in export_plan(arch, shard, layout.padded_vocab_size, dense=is_dense, experts=not is_dense):
+                found[copy.hf_name].append((ranks, copy))
+    return found
+
+
+def _parts(name: str, wanted: Box, holdings: Sequence[Holding], layout: PushLayout) -> list[Holding]:
+    """The pieces that a box of a tensor is made of."""
+    parts = [
+        (ranks, part)
+        for ranks, copy in holdings
+        if (shared := _intersection(copy, wanted)) is not None
+        for part in _rows_at_once(shared, layout)
+    ]
+    _check_cover(name, wanted, [part.hf_box for _, part in parts])
+    return parts
 
 
 def _plan_stream(
-    arch: Architecture,
-    layout: PushLayout,
-    target: TargetWorker,
-    copies: dict[str, list[tuple[ShardPlace, SliceCopy]]],
-    holders: dict[ShardPlace, list[SourceRank]],
-    sent: dict[int, int],
+    layout: PushLayout, target: TargetWorker, kept: dict[str, Box], parts: Sequence[Holding], sent: dict[int, int]
 ) -> Stream:
-    kept = kept_boxes(arch, target.tensor_parallel)
+    able: dict[int, list[int]] = {}
     pieces: list[tuple[int, SliceCopy]] = []
-    for name, wanted in kept.items():
-        parts = [
-            (place, part)
-            for place, copy in copies[name]
-            if (shared := _intersection(copy, wanted)) is not None
-            for part in _rows_at_once(shared, layout)
-        ]
-        _check_cover(name, wanted, [part.hf_box for _, part in parts])
-        for place, part in parts:
-            rank = _least_loaded(holders[place], layout, target, name, sent)
-            sent[rank] += part.hf_box.num_elements * layout.itemsize
-            pieces.append((rank, part))
+    for ranks, part in parts:
+        if id(ranks) not in able:
+            able[id(ranks)] = _able(ranks, layout, target, part.hf_name)
+        choice = able[id(ranks)]
+        rank = choice[0] if len(choice) == 1 else min(choice, key=lambda one: (sent[one], one))
+        sent[rank] += layout.num_bytes(part)
+        pieces.append((rank, part))
     return Stream(target, kept, tuple(_buckets(pieces, layout)))
 
 
@@ -184,9 +238,9 @@ def _intersection(copy: SliceCopy, wanted: Box) -> SliceCopy | None:
 
 
 def _rows_at_once(copy: SliceCopy, layout: PushLayout) -> Iterator[SliceCopy]:
-    """The copy, cut by rows so that each part fits into a bucket."""
+    """Cuts a copy by rows into parts that fit into a bucket."""
     here, there = copy.megatron_box, copy.hf_box
-    row_bytes = there.num_columns * layout.itemsize
+    row_bytes = layout.num_bytes(copy) // there.num_rows
     if row_bytes > layout.bucket_bytes:
         raise WeightMappingError(
             f"{copy.hf_name}: a row of {row_bytes} bytes exceeds the bucket of {layout.bucket_bytes}; enlarge "
@@ -203,19 +257,18 @@ def _rows_at_once(copy: SliceCopy, layout: PushLayout) -> Iterator[SliceCopy]:
         )
 
 
-def _least_loaded(
-    holders: Sequence[SourceRank], layout: PushLayout, target: TargetWorker, name: str, sent: dict[int, int]
-) -> int:
+def _able(holders: Sequence[SourceRank], layout: PushLayout, target: TargetWorker, name: str) -> list[int]:
+    """The ranks that can serve a worker."""
     able = [source.rank for source in holders if layout.reach != "same_host" or source.host == target.host]
     if layout.reach == "own_rank_first" and target.worker in able:
-        return target.worker
+        return [target.worker]
     if not able:
         raise WeightMappingError(
             f"{name}: {target} on host {target.host!r} can take weights from ranks on its own machine only, and "
             f"none of them holds this shard (it is on {', '.join(f'rank {s.rank} ({s.host!r})' for s in holders)}); "
             f"use weight_sync.transport='process_group', or place the engine beside a whole replica"
         )
-    return min(able, key=lambda rank: (sent[rank], rank))
+    return able
 
 
 def _check_cover(name: str, wanted: Box, parts: Sequence[Box]) -> None:
@@ -224,7 +277,7 @@ def _check_cover(name: str, wanted: Box, parts: Sequence[Box]) -> None:
     if area != wanted.num_elements:
         raise WeightMappingError(
             f"{name}: the trainer's ranks hold {area} of the {wanted.num_elements} elements that a worker needs; "
-            f"do the sources cover every pipeline stage and tensor rank?"
+            f"do the sources cover every pipeline stage, tensor rank and expert rank?"
         )
 
 
@@ -246,16 +299,13 @@ def _bucket(gathered: Sequence[tuple[int, SliceCopy]], layout: PushLayout) -> Bu
     pieces: list[Piece] = []
     spans: dict[int, tuple[int, int]] = {}
     offset = 0
-    for rank in sorted({rank for rank, _ in gathered}):
-        first = offset
-        for sender, copy in gathered:
-            if sender == rank:
-                pieces.append(Piece(rank, copy, offset))
-                offset += _aligned(copy, layout)
-        spans[rank] = (first, offset - first)
+    for rank, copy in sorted(gathered, key=lambda piece: piece[0]):
+        pieces.append(Piece(rank, copy, offset))
+        first, size = spans.get(rank, (offset, 0))
+        spans[rank] = (first, size + _aligned(copy, layout))
+        offset = first + spans[rank][1]
     return Bucket(tuple(pieces), spans, offset)
 
 
 def _aligned(copy: SliceCopy, layout: PushLayout) -> int:
-    num_bytes = copy.hf_box.num_elements * layout.itemsize
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-layout.num_bytes(copy) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

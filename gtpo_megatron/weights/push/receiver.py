@@ -9,6 +9,7 @@ from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.push.plan import Bucket, Stream
 from gtpo_megatron.weights.push.transports.channel import ReceivingEnd
+from gtpo_megatron.weights.push.wire import tensor_dtype
 
 
 class WeightReceiver:
@@ -21,7 +22,7 @@ class WeightReceiver:
         stream: of this worker.
         end: of the transport.
         shapes: full shape of every Hugging Face tensor.
-        dtype: that elements travel in.
+        dtype: that elements travel in, but those of tensors that stay float32.
         device: that the tensors are made on.
     """
 
@@ -40,9 +41,9 @@ class WeightReceiver:
         self.checksums: dict[str, int] = {}
 
     def tensors(self, *, with_checksums: bool) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of one push, in the order of the model, each as soon as it is whole.
+        """Yields every tensor of one push in the order of the model, each as soon as it is complete.
 
-        A bucket is let go of before its tensors are handed on, so the trainer packs while vLLM loads. A tensor's memory
+        A bucket is released before its tensors are yielded, so the trainer packs while vLLM loads. A tensor's memory
         is freed when the caller drops it.
 
         Args:
@@ -67,17 +68,18 @@ class WeightReceiver:
         self._num_pushes += 1
 
     def close(self) -> None:
-        """Lets go of the transport."""
+        """Closes the transport."""
         self._end.close()
 
     def _unpack(self, bucket: Bucket, memory: Tensor, unfinished: dict[str, Tensor], missing: dict[str, int]) -> None:
         for piece in bucket.pieces:
             name, box = piece.copy.hf_name, piece.copy.hf_box
+            dtype = tensor_dtype(name, self._dtype)
             if name not in unfinished:
-                unfinished[name] = torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)
-            source = memory[piece.offset : piece.offset + box.num_elements * self._dtype.itemsize]
+                unfinished[name] = torch.empty(self._shapes[name], dtype=dtype, device=self._device)
+            source = memory[piece.offset : piece.offset + box.num_elements * dtype.itemsize]
             target = as_matrix(unfinished[name])[box.slices]
-            target.copy_(source.view(self._dtype).view(target.shape))
+            target.copy_(source.view(dtype).view(target.shape))
             missing[name] -= box.num_elements
 
     def _checksum(self, name: str, tensor: Tensor) -> int:

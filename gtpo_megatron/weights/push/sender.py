@@ -9,6 +9,7 @@ from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.push.plan import Piece, Stream
 from gtpo_megatron.weights.push.transports.channel import SendingEnd
+from gtpo_megatron.weights.push.wire import tensor_dtype
 
 Checksums = dict[int, dict[str, int]]
 """Worker -> Hugging Face name -> checksum of what the worker keeps of the tensor."""
@@ -19,9 +20,9 @@ class WeightSender:
 
     Args:
         rank: of this process in the trainer's world.
-        streams: of all workers.
+        streams: of all workers; pieces of other ranks are not looked at, and may be left out.
         end: of the transport.
-        dtype: that elements travel in.
+        dtype: that elements travel in, but those of tensors that stay float32.
         columns: Hugging Face name -> columns of the full tensor.
     """
 
@@ -32,10 +33,10 @@ class WeightSender:
         self._num_pushes = 0
 
     def push(self, parameters: Mapping[str, Tensor], *, with_checksums: bool) -> Checksums:
-        """Sends the weights as they are now; all ranks and all workers at once.
+        """Sends the current weights; all ranks and all workers take part at once.
 
         Args:
-            parameters: this rank's shards, by the names of the weight plans.
+            parameters: this rank's shards, by the names of the weight plans; buffers that the tables name included.
             with_checksums: also return this rank's shares of the checksums, taken from the parameters themselves.
 
         Raises:
@@ -65,18 +66,19 @@ class WeightSender:
         return sums
 
     def close(self) -> None:
-        """Lets go of the transport."""
+        """Closes the transport."""
         self._end.close()
 
     def _pack(self, piece: Piece, parameters: Mapping[str, Tensor], memory: Tensor, first: int) -> None:
         box = as_matrix(parameters[piece.copy.megatron_name])[piece.copy.megatron_box.slices]
-        start = piece.offset - first
-        target = memory[start : start + box.numel() * self._dtype.itemsize].view(self._dtype).view(box.shape)
+        start, dtype = piece.offset - first, tensor_dtype(piece.copy.hf_name, self._dtype)
+        target = memory[start : start + box.numel() * dtype.itemsize].view(dtype).view(box.shape)
         target.copy_(box)
 
     def _add_checksum(self, piece: Piece, parameters: Mapping[str, Tensor], sums: dict[str, int]) -> None:
         copy = piece.copy
-        box = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices].to(self._dtype)
+        dtype = tensor_dtype(copy.hf_name, self._dtype)
+        box = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices].to(dtype)
         share = slice_checksum(
             box, row=copy.hf_box.row, column=copy.hf_box.column, num_columns=self._columns[copy.hf_name]
         )

@@ -15,7 +15,7 @@ class Transfer(Protocol):
     """Runs both sides of a push at once."""
 
     def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
-        """Returns what every worker should have, and has: the checksums of both sides, empty if not asked for."""
+        """Returns the checksums of what was sent and of what was received; empty without ``with_checksums``."""
         ...
 
 
@@ -25,7 +25,7 @@ class WeightSync:
     Args:
         config: how often to compare.
         transfer: of one push.
-        before_push: looks after the link; returns whether it is a new one, over which no push has come yet.
+        before_push: repairs the link if necessary; returns whether it is new, without a push so far.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WeightSync:
         self._is_link_verified = False
 
     def push(self, *, version: int) -> None:
-        """Replaces the sampler's weights by the trainer's; no request may be running but those that survive a push.
+        """Replaces the sampler's weights by the trainer's; only requests that survive a push may be running.
 
         Args:
             version: number of the policy, stored on both sides.

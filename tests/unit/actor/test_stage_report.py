@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gtpo_megatron.actor import stage_report
-from gtpo_megatron.actor.flops import forward_flops
+from gtpo_megatron.actor.model.flops import forward_flops
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import RolloutBatch, mask_of_lengths

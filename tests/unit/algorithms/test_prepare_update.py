@@ -97,6 +97,12 @@ def test_correction_and_its_statistics() -> None:
         GSPOConfig(off_policy=OffPolicyConfig(mode="truncate", level="geometric", upper=9.0)), rollout_logprobs=sampled
     )
     assert geometric.token_weights[0].tolist() == pytest.approx([math.exp(1.1 / 3)] * 3)
+    vetoed = prepare(GTPOConfig(off_policy=OffPolicyConfig(veto_nats=0.5)), rollout_logprobs=sampled)
+    assert vetoed.token_weights[:3].sum(1).tolist() == [0.0, 3.0, 0.0]  # the fourth has no token of its own
+    share = vetoed.statistics["off_policy/vetoed_frac"]
+    assert (float(share.total), float(share.count)) == (2, 3)
+    both = prepare(GTPOConfig(off_policy=OffPolicyConfig(mode="truncate", veto_nats=1.05)), rollout_logprobs=sampled)
+    assert torch.equal(both.token_weights, truncated.token_weights)
     off = prepare(GTPOConfig(), rollout_logprobs=sampled)
     assert off.token_weights is None
     gap = off.statistics["off_policy/logprob_gap_mean"]

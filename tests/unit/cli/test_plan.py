@@ -69,7 +69,7 @@ def test_what_is_said_to_help_can_be_typed_and_helps(capsys):
         ([], "plan needs a recipe first"),
         (
             ["recipes.qwen2_5_32b:ppo"],
-            "it has dapo_64gpu, dapo_published_128gpu, grpo_64gpu, grpo_s_64gpu, gtpo_64gpu, paper_64gpu",
+            "it has code_64gpu, dapo_64gpu, dapo_code_64gpu, dapo_published_128gpu, grpo_64gpu, grpo_code_64gpu, ",
         ),
         ([RECIPE, "--gpus", "60"], "take 56 or 64"),
         ([RECIPE, "--gpus", "-8"], "gpus=-8"),

@@ -20,7 +20,11 @@ from gtpo_megatron.config.algorithm import (
     OffPolicyConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, NoLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.length_penalty import (
+    GroupRelativeLengthPenalty,
+    NoLengthPenalty,
+    SoftOverlongPenalty,
+)
 from gtpo_megatron.errors import ConfigError
 
 NAN = float("nan")

@@ -9,8 +9,8 @@ import pytest
 
 from gtpo_megatron import config
 from gtpo_megatron.config.algorithm import ALGORITHMS, DrGRPOConfig, GTPOConfig
+from gtpo_megatron.config.algorithm.length_penalty import NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_types
-from gtpo_megatron.config.length_penalty import NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.errors import ConfigError
 
 

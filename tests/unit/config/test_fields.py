@@ -13,6 +13,7 @@ from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.data import DataConfig
 from gtpo_megatron.config.evaluation import EvaluationConfig
 from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.mismatch import GivenLimits, LearntLimits
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -35,6 +36,16 @@ VALID = {
     SamplingConfig: {},
     UpdateConfig: {},
     WeightSyncConfig: {},
+    LearntLimits: {},
+    GivenLimits: {
+        "scaled_nats": 0.1,
+        "mean_nats": 0.1,
+        "median_nats": 0.1,
+        "p99_nats": 1.0,
+        "kl_nats": 0.01,
+        "bound_nats": 1.0,
+        "beyond_frac": 0.0,
+    },
 }
 
 
@@ -85,6 +96,9 @@ def test_the_defaults_are_valid(kind):
         (ParallelConfig, "pipeline_parallel_size", 8),
         (ParallelConfig, "context_parallel_size", 0),
         (ParallelConfig, "context_parallel_size", 3),
+        (ParallelConfig, "expert_parallel_size", 0),
+        (ParallelConfig, "expert_parallel_size", 3),
+        (ParallelConfig, "expert_tensor_parallel_size", 8),
         (ProfileConfig, "tool", "perf"),
         (ProfileConfig, "first_step", 0),
         (ProfileConfig, "num_steps", 0),
@@ -106,7 +120,7 @@ def test_the_defaults_are_valid(kind):
         (SamplingConfig, "stop_token_ids", (-1,)),
         (RolloutConfig, "entropy_source", "trainer"),
         (RolloutConfig, "num_engines", 0),
-        (RolloutConfig, "max_staleness", 2),
+        (RolloutConfig, "max_staleness", -1),
         (RolloutConfig, "placement", "beside"),
         (RolloutConfig, "max_engine_restarts", -1),
         (SamplingConfig, "max_response_tokens", 0),
@@ -114,7 +128,9 @@ def test_the_defaults_are_valid(kind):
         (UpdateConfig, "mini_batch_prompts", -1),
         (UpdateConfig, "micro_batch_tokens", 0),
         (WeightSyncConfig, "verify_every_steps", 0),
-        (WeightSyncConfig, "logprob_gap_limit", -1.0),
+        (LearntLimits, "factor", 1.0),
+        (GivenLimits, "p99_nats", 0.0),
+        (GivenLimits, "beyond_frac", 1.5),
     ],
 )
 def test_a_bad_value_is_refused_by_name(kind, field, value):
@@ -209,3 +225,21 @@ def test_divisors():
 def test_a_choice_lists_what_is_allowed():
     with pytest.raises(ConfigError, match="axis='rows': must be one of 'position', 'matrix'"):
         require_choice("axis", "rows", ("position", "matrix"))
+
+
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize("tensor", [1, 2, 3, 4])
+@pytest.mark.parametrize("expert_tensor", [1, 2, 3])
+@pytest.mark.parametrize("expert", [1, 2, 3, 4, 6])
+def test_replicas_share_experts_if_a_group_of_experts_has_ranks_of_two(tensor, context, expert_tensor, expert):
+    layout = ParallelConfig(
+        num_ranks=12 * tensor * context * expert_tensor * expert,
+        tensor_parallel_size=tensor,
+        context_parallel_size=context,
+        expert_parallel_size=expert,
+        expert_tensor_parallel_size=expert_tensor,
+    )
+    groups: dict[int, set[int]] = {}
+    for rank in range(layout.num_ranks):
+        groups.setdefault(rank // (expert_tensor * expert), set()).add(rank // (tensor * context))
+    assert layout.replicas_share_experts == any(len(replicas) > 1 for replicas in groups.values())

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from gtpo_megatron.config.algorithm import DAPOConfig, OffPolicyConfig
+from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.evaluation import metric_names
-from gtpo_megatron.config.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
@@ -41,6 +41,18 @@ def changed(**parts):
         ),
         ({"cluster": {"mode": "local"}}, "cluster.mode='local' runs one rank"),
         (
+            {"rollout": {"entropy_source": "rollout"}, "balance": {"aux_loss_coef": 0.1}},
+            "balance.aux_loss_coef=0.1: the loss takes the experts' loads from the scoring pass",
+        ),
+        (
+            {"rollout": {"entropy_source": "rollout"}, "update": {"routing_replay": "score"}},
+            "update.routing_replay='score': there is no scoring pass to replay",
+        ),
+        (
+            {"update": {"routing_replay": "rollout"}},
+            "update.routing_replay='rollout' with rollout.returns_routing=False",
+        ),
+        (
             {"rollout": {"sampling": SamplingConfig(temperature=0.0, max_response_tokens=64)}},
             "rollout.sampling.temperature=0.0",
         ),
@@ -52,6 +64,11 @@ def changed(**parts):
         ({"rollout": {"max_staleness": 1}}, "rollout.max_staleness=1 with algorithm.off_policy.mode='off'"),
         ({"rollout": {"max_staleness": 1, "placement": "colocated"}}, "max_staleness=1 with placement='colocated'"),
         ({"rollout": {"partial": True}}, "partial=True with max_staleness=0"),
+        ({"rollout": {"max_staleness": 65}}, "max_staleness=65: must lie between 0 and 64"),
+        ({"rollout": {"over_sample": 0.5}}, "over_sample=0.5: must be 1 or more"),
+        ({"rollout": {"over_sample": 1.5}}, "over_sample=1.5 with max_staleness=0 and stragglers='wait'"),
+        ({"rollout": {"stragglers": "abort"}}, "stragglers='abort' with max_staleness=0: the step needs all groups"),
+        ({"rollout": {"stragglers": "drop"}}, "stragglers='drop'"),
         (
             {
                 "rollout": {"max_staleness": 1, "partial": True},
@@ -59,7 +76,7 @@ def changed(**parts):
                 "cluster": {"mode": "local"},
                 "parallel": ParallelConfig(num_ranks=1),
             },
-            "rollout.partial=True with cluster.mode='local'",
+            "cluster.mode='local' samples the groups of a step together, got rollout.max_staleness=1, partial=True",
         ),
         (
             {"rollout": {"max_staleness": 1, "entropy_source": "rollout"}},

@@ -1,4 +1,4 @@
-"""Every known data set, by rows of its published schema."""
+"""Every known set of mathematics, by rows of its published schema; those of code are in ``test_code_adapters.py``."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from gtpo_megatron.config.prompt import DAPO_TEMPLATE, fill_template
 from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.source import read_rows
 from gtpo_megatron.errors import DataError
+from tests.unit.data.test_code_adapters import ROWS as CODE_ROWS
 
 QUESTION = "Find the largest $m$ such that $m^2 < 10$."
 
@@ -81,7 +82,7 @@ def write(tmp_path, name, *records, ending="jsonl"):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", RECORDS)
 def test_a_row_of_the_published_schema(tmp_path, name, ending):
     (row,) = read_rows(write(tmp_path, name, RECORDS[name], ending=ending))
     assert (row.answer, row.row_id) == EXPECTED[name]
@@ -90,14 +91,14 @@ def test_a_row_of_the_published_schema(tmp_path, name, ending):
     assert row.source == ("math_dapo" if name == "dapo-math-17k" else name)
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", RECORDS)
 def test_a_row_without_an_answer_is_named_by_file_and_line(tmp_path, name):
     record = {k: v for k, v in RECORDS[name].items() if k not in ("answer", "final_answer", "reward_model")}
     with pytest.raises(DataError, match=r"file\.jsonl:2: (answer|final_answer) is missing"):
         list(read_rows(write(tmp_path, name, RECORDS[name], record)))
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", RECORDS)
 def test_a_row_without_a_question_is_named_by_file_and_line(tmp_path, name):
     record = {k: v for k, v in RECORDS[name].items() if k not in ("problem", "question", "prompt")}
     with pytest.raises(DataError, match=r"file\.jsonl:1: (problem|question|prompt) is missing"):
@@ -124,6 +125,10 @@ def test_dapo_rows_without_an_index_have_no_id(tmp_path):
     for extra in (None, {}, {"index": None}):
         (row,) = read_rows(write(tmp_path, "dapo-math-17k", dapo("x") | {"extra_info": extra}))
         assert row.row_id is None
+
+
+def test_every_known_set_has_rows_in_a_test():
+    assert {*RECORDS, *CODE_ROWS, "livecodebench"} == {*ADAPTERS}
 
 
 def test_revisions_are_whole_commits():

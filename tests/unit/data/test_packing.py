@@ -46,6 +46,8 @@ def test_every_token_is_packed_and_those_of_the_policy_are_scored_once(lengths, 
         assert len(micro.input_ids) - sum(sum(lengths[row]) for row in micro.rows) < multiple
         assert torch.equal(micro.scored, torch.arange(len(micro.token_rows)))
         assert int(micro.cu_seqlens[-1]) == len(micro.input_ids)
+        assert int((~micro.is_padding).sum()) == sum(sum(lengths[row]) for row in micro.rows)
+        assert micro.input_ids[~micro.is_padding].all()  # the batch's tokens are 1 and more, padding is 0
         for i, row in enumerate(micro.rows):
             prompt, response = lengths[row]
             start = int(micro.cu_seqlens[i])
@@ -104,6 +106,7 @@ def test_context_parallel_ranks_share_every_sequence_evenly(lengths, budget, con
             assert (part.rows, part.cu_seqlens.tolist()) == (rows, whole.cu_seqlens.tolist())
             assert torch.equal(part.input_ids, whole.input_ids[held])
             assert torch.equal(part.position_ids, whole.position_ids[held])
+            assert torch.equal(part.is_padding, whole.is_padding[held])
             assert torch.equal(held[part.score_positions], whole.score_positions[part.scored])
             assert torch.equal(part.target_ids, whole.target_ids[part.scored])
 
@@ -123,6 +126,7 @@ def test_no_rows_make_one_micro_batch_that_a_transformer_can_run_on():
     (empty,) = micro_batches(batch_of([(2, 3)]), [], budget_tokens=10, layout=PackLayout(multiple=4))
     assert empty.rows == ()
     assert empty.input_ids.tolist() == [0, 0, 0, 0]
+    assert empty.is_padding.tolist() == [True] * 4
     assert empty.cu_seqlens.tolist() == [0, 4]
     assert empty.target_ids.shape == empty.score_positions.shape == (0,)
 

@@ -141,9 +141,9 @@ def test_an_empty_file_is_an_error(tmp_path, content):
 def test_missing_files_and_other_endings_are_errors(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         list(read_rows(str(tmp_path / "absent.jsonl")))
-    (tmp_path / "set.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match=r"'\.csv', expected \.jsonl or \.parquet"):
-        list(read_rows(str(tmp_path / "set.csv")))
+    (tmp_path / "set.tsv").write_text("a,b\n")
+    with pytest.raises(DataError, match=r"'\.tsv', expected \.jsonl, \.parquet or \.csv"):
+        list(read_rows(str(tmp_path / "set.tsv")))
 
 
 @pytest.mark.parametrize("name", ["aime24", "dapo-math-17k", "olympiadbench"])

@@ -53,12 +53,11 @@ def test_fused_and_plain_equal_dense(tokens, vocab, padding, chunk, temperature,
     h_mine, w_mine = h.clone().requires_grad_(), w.clone().requires_grad_()
     z_mine = (h @ w.T).requires_grad_()
     options = (targets, None, temperature, vocab, entropy_grad)
-    fused = linear_token_scores(h_mine, w_mine, *options, chunk, with_second_moment=True)
-    plain = token_scores(z_mine, *options, with_second_moment=True)
+    fused = linear_token_scores(h_mine, w_mine, *options, chunk)
+    plain = token_scores(z_mine, *options)
     for scores in (fused, plain):
         torch.testing.assert_close(scores.logprobs, want.logprobs)
         torch.testing.assert_close(scores.entropy, want.entropy)
-        torch.testing.assert_close(scores.second_moment, want.second_moment)
         assert scores.entropy.requires_grad == entropy_grad
         (scores.logprobs @ upstream + (scores.entropy @ upstream.flip(0) if entropy_grad else 0.0)).backward()
     torch.testing.assert_close(h_mine.grad, h_leaf.grad)
@@ -86,8 +85,8 @@ def test_no_tokens():
     h, w = torch.zeros(0, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
     none = torch.zeros(0, dtype=torch.int64)
     for temperature in (1.0, torch.zeros(0)):
-        scores = linear_token_scores(h, w, none, None, temperature, with_second_moment=True)
-        assert scores.logprobs.shape == scores.entropy.shape == scores.second_moment.shape == (0,)
+        scores = linear_token_scores(h, w, none, None, temperature)
+        assert scores.logprobs.shape == scores.entropy.shape == (0,)
     (scores.logprobs.sum() * 0.0).backward()
     assert h.grad.shape == (0, 3)
     assert torch.equal(w.grad, torch.zeros(5, 3))
@@ -103,13 +102,12 @@ def test_extreme_logits(dtype):
     logits = torch.stack([torch.full((9,), 3e4), torch.full((9,), -3e4), torch.zeros(9), one_hot, one_hot]).to(dtype)
     logits.requires_grad_()
     targets = torch.tensor([0, 8, 3, 4, 5])
-    scores = token_scores(logits, targets, entropy_grad=True, with_second_moment=True)
+    scores = token_scores(logits, targets, entropy_grad=True)
     log_nine = torch.tensor(9.0, dtype=dtype).log()
     torch.testing.assert_close(scores.entropy, torch.stack([log_nine] * 3 + [log_nine * 0] * 2))
     torch.testing.assert_close(
         scores.logprobs, torch.stack([-log_nine] * 3 + [log_nine * 0, log_nine.new_tensor(-6e4)])
     )
-    torch.testing.assert_close(scores.second_moment, logits.new_tensor([1 / 9, 1 / 9, 1 / 9, 1, 1]))
     (scores.logprobs.sum() + scores.entropy.sum()).backward()
     assert logits.grad.isfinite().all()
     torch.testing.assert_close(logits.grad.sum(1), logits.new_zeros(5), atol=1e-6, rtol=0)
@@ -227,7 +225,7 @@ def test_sums_of_unshifted_logits_equal_shifted_ones():
     """The two forms of one tile's partials, side by side."""
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(4)) * 3
     targets = torch.zeros(5, dtype=torch.int64)
-    shifted, unshifted = (partials.empty_table(1, 5, with_square=False, like=logits)[0] for _ in range(2))
+    shifted, unshifted = (partials.empty_table(1, 5, like=logits)[0] for _ in range(2))
     torch_tiles.reduce_tile(logits, targets, None, shifted, owned=False, may_mask=True)
     torch_tiles.reduce_tile(logits, targets, None, unshifted, owned=False, may_mask=False)
     torch.testing.assert_close(unshifted, shifted, rtol=2e-6, atol=0)

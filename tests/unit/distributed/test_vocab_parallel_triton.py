@@ -17,11 +17,11 @@ from gtpo_megatron.kernels import partials, torch_tiles
 from gtpo_megatron.kernels.partials import SoftmaxSums
 
 
-def _table(kernel, logits, targets, temperature, fields):
-    out = torch.empty(fields, logits.shape[0])
+def _table(kernel, logits, targets, temperature):
+    out = torch.empty(partials.NUM_FIELDS, logits.shape[0])
     kernel(logits, targets, temperature, out, owned=False, may_mask=True)
     # Only merged partials can be compared: a tile without finite columns may be written in two ways.
-    everywhere = partials.empty_table(1, logits.shape[0], with_square=fields > partials.SQUARE, like=out)
+    everywhere = partials.empty_table(1, logits.shape[0], like=out)
     everywhere[0, partials.MAX] = -5.0
     return partials.merge(torch.stack([out, everywhere[0]]), 1.0 if temperature is None else temperature.double())
 
@@ -51,8 +51,8 @@ def compare_partials():
     for columns, kind, dtype, scaled in [*cases, (130, "peaked", torch.bfloat16, False)]:
         logits, targets, temperature = _inputs(columns, kind)
         logits, temperature = logits.to(dtype), temperature if scaled else None
-        got = _table(triton_tiles.reduce_tile, logits, targets, temperature, 5)
-        want = _table(torch_tiles.reduce_tile, logits, targets, temperature, 5)
+        got = _table(triton_tiles.reduce_tile, logits, targets, temperature)
+        want = _table(torch_tiles.reduce_tile, logits, targets, temperature)
         torch.testing.assert_close(
             got, want, rtol=2e-5, atol=1e-7, msg=lambda m, at=(columns, kind, dtype): f"{at} {m}"
         )
@@ -66,8 +66,8 @@ def compare_gradients():
         logits, targets, temperature = _inputs(columns, kind)
         temperature = temperature if scaled else None
         logits[2] = 0.5
-        partial = _table(torch_tiles.reduce_tile, logits, targets, temperature, 4)
-        sums = partials.finish(partial, 1.0)[3]
+        partial = _table(torch_tiles.reduce_tile, logits, targets, temperature)
+        sums = partials.finish(partial, 1.0)[2]
         arguments = (
             targets,
             temperature,
@@ -110,10 +110,10 @@ def compare_whole_functions():
         torch.manual_seed(0)
         hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(700, 4, requires_grad=True)
         scores = vocab_parallel.linear_token_scores(
-            hidden, weight, torch.tensor([0, 5, 698, 3, 3]), None, 0.8, 699, True, 2, with_second_moment=True
+            hidden, weight, torch.tensor([0, 5, 698, 3, 3]), None, 0.8, 699, True, 2
         )
         (scores.logprobs.sum() + scores.entropy @ torch.arange(5.0)).backward()
-        results.append((scores.logprobs, scores.entropy, scores.second_moment, hidden.grad, weight.grad))
+        results.append((scores.logprobs, scores.entropy, hidden.grad, weight.grad))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-6)
 

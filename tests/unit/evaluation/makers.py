@@ -1,5 +1,6 @@
 """Problems, responses and stand-ins for the sampler and the grader."""
 
+import json
 from concurrent.futures import Future
 
 from gtpo_megatron.batch import Problem
@@ -22,6 +23,7 @@ def problem_set(name, num):
         num_repeated=0,
         num_conflicting=0,
         num_dropped_long=0,
+        num_ungradable=0,
         notes=(),
         content_sha256="c0",
     )
@@ -34,6 +36,12 @@ def open_file(folder, answer_in=None, **changes):
     """The verdict file of an evaluation."""
     folder.mkdir(parents=True, exist_ok=True)
     return VerdictFile(folder / "verdicts.jsonl", IDENTITY | changes, answer_in)
+
+
+def saved_verdicts(path):
+    """Every graded response of a file with its text, in order of time."""
+    records = [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    return [GradedResponse(**record) for record in records if "response" in record]
 
 
 def measured_set(name, num, content="c0", contamination=None):
@@ -112,10 +120,10 @@ class Grader:
         self.graded = []
         self._late = []
 
-    def submit(self, text, answer):
-        self.graded.append((text, answer))
+    def submit(self, request):
+        self.graded.append((request.response, request.answer))
         verdict = Future()
-        self._late.append((verdict, Verdict(reward=float(text.split()[0] == answer))))
+        self._late.append((verdict, Verdict(reward=float(request.response.split()[0] == request.answer))))
         while len(self._late) > self.delay:
             late, found = self._late.pop(0)
             late.set_result(found)

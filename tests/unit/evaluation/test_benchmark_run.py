@@ -6,10 +6,9 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.errors import RolloutError, WorkerError
 from gtpo_megatron.evaluation.answers import AnswerFinder
 from gtpo_megatron.evaluation.benchmark_run import BenchmarkRun, wanted_responses
-from gtpo_megatron.evaluation.verdict_file import read_verdicts
 from gtpo_megatron.rewards.worker_process import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
-from tests.unit.evaluation.makers import Grader, Letters, Sampler, open_file, problem_set
+from tests.unit.evaluation.makers import Grader, Letters, Sampler, open_file, problem_set, saved_verdicts
 
 SAMPLES = 2
 
@@ -37,7 +36,7 @@ class Evaluation:
 
     @property
     def lines(self):
-        return list(read_verdicts(self.file.path))
+        return saved_verdicts(self.file.path)
 
     def run(self, sampler, grader=None, on_verdict=lambda _: None, answer_in=last_token):
         made = BenchmarkRun(
@@ -47,6 +46,7 @@ class Evaluation:
             source=sampler,
             grader=grader or Grader(),
             answer_in=answer_in,
+            problems={(one.benchmark, one.problem.problem_id): one.problem for one in self.wanted},
             on_verdict=on_verdict,
         )
         try:
@@ -149,7 +149,7 @@ class BrokenGrader:
     def __init__(self, broken):
         self.broken, self.rows = broken, []
 
-    def submit(self, text, answer):
+    def submit(self, request):
         self.rows.append(Future())
         return self.rows[-1]
 
@@ -218,10 +218,10 @@ class Impatient:
     def __init__(self, *texts, reason="took longer than 1 s"):
         self.texts, self.reason, self.graded = texts, reason, []
 
-    def submit(self, text, answer):
-        self.graded.append((text, answer))
+    def submit(self, request):
+        self.graded.append((request.response, request.answer))
         verdict = Future()
-        found = Verdict(reward=1.0) if text in self.texts else Verdict(reward=0.0, failure=self.reason)
+        found = Verdict(reward=1.0) if request.response in self.texts else Verdict(reward=0.0, failure=self.reason)
         verdict.set_result(found)
         return verdict
 

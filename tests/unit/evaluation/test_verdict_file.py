@@ -5,8 +5,7 @@ import pytest
 
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.evaluation.answers import AnswerFinder
-from gtpo_megatron.evaluation.verdict_file import read_verdicts
-from tests.unit.evaluation.makers import IDENTITY, graded, measured_set, open_file
+from tests.unit.evaluation.makers import IDENTITY, graded, measured_set, open_file, saved_verdicts
 
 
 def written(folder, *verdicts):
@@ -22,7 +21,7 @@ def lines(folder):
 
 
 def verdicts(folder):
-    return list(read_verdicts(folder / "verdicts.jsonl"))
+    return saved_verdicts(folder / "verdicts.jsonl")
 
 
 def test_what_is_written_is_there_when_it_is_opened_again(tmp_path):

@@ -29,7 +29,9 @@ def facts(**changes) -> RunFacts:
 
 
 def state(step: int) -> DriverState:
-    return DriverState(step=step, sampler={"epoch": 0, "position": step}, counters={"responses": 8 * step})
+    return DriverState(
+        step=step, sampler={"epoch": 0, "position": step}, counters={"responses": 8 * step}, mismatch={"samples": []}
+    )
 
 
 def save(folder: CheckpointFolder, step: int, *, score: float | None = None, **config) -> Path:

@@ -20,6 +20,8 @@ FAULT = Fault(kind="rank 0", number=signal.SIGKILL, stage="update", delay_s=0.0)
         ("rank 1 (tp1 pp0 cp0 dp0) died in update; what came of it: rank 0 died in update", False),
         ("rank 1, rank 0 died in update; see log.txt", False),
         ("the run ended in update", False),
+        ("rank 0 (process 7) died by SIGKILL in score or update; see log.txt", True),
+        ("rank 0 (process 7) died by SIGKILL in score or credit; see log.txt", False),
     ],
 )
 def test_the_first_name_and_the_stage_count(words, is_right):

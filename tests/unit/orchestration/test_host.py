@@ -20,6 +20,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration import host
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
+from gtpo_megatron.weights.experts import Experts
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
@@ -36,7 +37,7 @@ def refused(capsys, tmp_path, monkeypatch):
     def started(*_, **__):
         pytest.fail("processes were started")
 
-    monkeypatch.setattr(train, "ray_parts", started)
+    monkeypatch.setattr(train, "ray_stages", started)
 
     def refused(*overrides):
         found = []
@@ -90,6 +91,30 @@ def test_a_head_size_that_vllm_has_not_on_cpus(tmp_path, monkeypatch):
     host.check_host(ClusterConfig(), large, architecture)
 
 
+def test_experts_that_vllm_has_not_on_cpus(monkeypatch):
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
+    mixture = replace(read_architecture(TINY), experts=experts)
+    small, split = (
+        RolloutConfig(kv_cache_mib=1),
+        RolloutConfig(kv_cache_mib=1, tensor_parallel_size=2, expert_parallel=True),
+    )
+    host.check_host(ClusterConfig(), small, mixture)
+    with pytest.raises(
+        ConfigError, match=r"^model.path: hidden size 144: vLLM's experts on CPUs need a multiple of 32"
+    ):
+        host.check_host(ClusterConfig(), small, replace(mixture, hidden_size=144))
+    with pytest.raises(ConfigError, match=r"^rollout.expert_parallel=True: vLLM's experts on CPUs do not know which"):
+        host.check_host(ClusterConfig(), split, mixture)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    host.check_host(ClusterConfig(), split, replace(mixture, hidden_size=144))
+
+
+@pytest.mark.vllm
+def test_the_multiple_is_that_of_the_vllm_that_is_installed():
+    experts = importlib.import_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe").CPUUnquantizedExperts
+    assert experts.output_alignment == host.CPU_EXPERT_MULTIPLE
+
+
 def test_the_caches_of_all_engines_count(monkeypatch):
     monkeypatch.setattr(host, "machine_bytes", lambda: 8 << 30)
     host.check_cache(RolloutConfig(kv_cache_mib=2000, tensor_parallel_size=2, num_engines=2), where="rollout")
@@ -137,7 +162,7 @@ def test_a_run_that_is_refused_with_its_folder_open_leaves_none_that_holds_a_run
             train.train(tiny_cpu.gtpo(), run_dir=tmp_path / "run", resume=False, console=Console(file=io.StringIO()))
     assert dispatch.run(["status", str(tmp_path / "run")]) == 1
     monkeypatch.setattr(train, "check_disk_space", lambda *_, **__: None)
-    monkeypatch.setattr(train, "ray_parts", full)
+    monkeypatch.setattr(train, "ray_stages", full)
     for message in ("^no room$", "holds a run already"):  # accepted: its processes were asked to start
         with pytest.raises(ConfigError, match=message):
             train.train(tiny_cpu.gtpo(), run_dir=tmp_path / "run", resume=False, console=Console(file=io.StringIO()))

@@ -132,7 +132,11 @@ def run(tmp_path, monkeypatch):
         metrics.write(step, {"policy/loss": 0.5})
     metrics.close()
     sampler = train.PromptSampler(train.check_inputs(config).train, config.seed).state_dict()
-    monkeypatch.setattr(checkpoints, "state", lambda step: DriverState(step=step, sampler=sampler, counters={}))
+    monkeypatch.setattr(
+        checkpoints,
+        "state",
+        lambda step: DriverState(step=step, sampler=sampler, counters={}, mismatch={"samples": []}),
+    )
     for step in (2, 4):
         save_model(CheckpointFolder(folder / "checkpoints"), step)
     (folder / "checkpoints" / "latest").unlink()
@@ -145,7 +149,7 @@ def resume(run, monkeypatch, **fields):
     def started(*_, **__):
         raise StartedError
 
-    monkeypatch.setattr(train, "ray_parts", started)
+    monkeypatch.setattr(train, "ray_stages", started)
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)
     config = dataclasses.replace(tiny_cpu.gtpo(), **fields)
     with pytest.raises((StartedError, CheckpointError)) as ended:

@@ -30,6 +30,7 @@ class RankBytes:
     weights: int
     gradients: int
     optimizer: int
+    routers: int
 
 
 def world_of(layout: Layout, rank: int) -> Any:
@@ -54,7 +55,7 @@ def _world(layout, rank):
             layout.virtual if layout.virtual > 1 else None,
             context_parallel_size=layout.context,
             expert_model_parallel_size=layout.expert,
-            expert_tensor_parallel_size=1,
+            expert_tensor_parallel_size=layout.expert_tensor,
             create_gloo_process_groups=False,  # a fake world has none
         )
         model_parallel_cuda_manual_seed(1, force_reset_rng=True)
@@ -65,7 +66,7 @@ def _world(layout, rank):
 
 
 def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_multiple: int, is_real: bool) -> Any:
-    """This rank's chunks of the model, and their configuration: dense ones by the actor's own code.
+    """This rank's chunks of the model, and their configuration, by the actor's own code.
 
     Args:
         shape: of the model.
@@ -74,7 +75,8 @@ def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_
         vocab_multiple: of the padded vocabulary, times the tensor-parallel ranks.
         is_real: with values, on the CPU; else for the meta device.
     """
-    from gtpo_megatron.actor import model as actor_model
+    from gtpo_megatron.actor.model import policy_model
+    from gtpo_megatron.actor.model.transformer_config import transformer_config
 
     dtype = "bfloat16" if weight_bytes == 2 else "float32"
     model = ModelConfig(path="unused", dtype=dtype, recompute=layout.recompute)
@@ -86,50 +88,22 @@ def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_
         context_parallel_size=layout.context,
         sequence_parallel=layout.sequence_parallel,
         distributed_optimizer=layout.distributed_optimizer,
+        expert_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
     )
     arch = _architecture(shape)
-    config = actor_model.transformer_config(arch, model, parallel)
+    config = transformer_config(arch, model, parallel)
     settings: dict[str, Any] = {}
     if not is_real:
         settings |= {"use_cpu_initialization": False, "perform_initialization": False}
-    if shape.experts is not None:
-        settings |= {
-            "num_moe_experts": shape.experts.num_experts,
-            "moe_router_topk": shape.experts.experts_per_token,
-            "moe_ffn_hidden_size": shape.experts.ffn_size,
-            "moe_router_load_balancing_type": "none",
-            "expert_model_parallel_size": layout.expert,
-            "expert_tensor_parallel_size": 1,
-            # the actor's dispatcher makes CUDA streams; no dispatcher has parameters
-            "moe_token_dispatcher_type": "allgather",
-        }
     for name, value in settings.items():
         setattr(config, name, value)
     # a GPU pads the vocabulary to more than a CPU does
     padded = arch.padded_vocab_size(layout.tensor, vocab_multiple)
-    changes = {"padded_vocab_size": lambda *_: padded}
-    if shape.experts is not None:
-        changes["_block_spec"] = _expert_spec
-    with mock.patch.multiple(actor_model, **changes):
-        return actor_model.build_chunks(arch, model, parallel, config), config
-
-
-def _expert_spec(config, vp_stage):
-    """Layers with experts, which the actor does not build yet."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-
-    from gtpo_megatron.actor.model import _RMSNorm
-
-    spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
-    )
-    attention = spec.submodules.self_attention.submodules
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _RMSNorm
-    attention.q_layernorm = attention.k_layernorm = _RMSNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=vp_stage), layer_norm=_RMSNorm
-    )
+    with mock.patch.object(policy_model, "padded_vocab_size", return_value=padded):
+        chunks = policy_model.build_chunks(arch, model, parallel, config)
+    policy_model.mark_experts(chunks)
+    return chunks, config
 
 
 def _architecture(shape):
@@ -148,6 +122,7 @@ def _architecture(shape):
         tied_embeddings=shape.tied_embeddings,
         qkv_bias=shape.qkv_bias,
         qk_norm=shape.qk_norm,
+        experts=shape.experts,
     )
 
 
@@ -177,7 +152,18 @@ def rank_bytes(shape: ModelShape, layout: Layout, rank: int, *, weight_bytes: in
             weights=weights,
             gradients=sum(_size(buffer.grad_data) for buffer in buffers),
             optimizer=_adam_bytes(optimizer, is_copy=weight_bytes == 2),
+            routers=_router_bytes(chunks),
         )
+
+
+def _router_bytes(chunks):
+    """Buffers of all modules, and the tensors that routers and dispatchers hold otherwise; every storage once."""
+    tensors = [buffer for chunk in chunks for buffer in chunk.buffers()]
+    for module in (module for chunk in chunks for module in chunk.modules()):
+        for owner in (module, getattr(module, "token_dispatcher", None)):
+            if hasattr(owner, "tokens_per_expert") or hasattr(owner, "sort_input_by_local_experts"):
+                tensors += [value for value in vars(owner).values() if isinstance(value, torch.Tensor)]
+    return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 def _optimizer(models, layout, dtype):
@@ -212,6 +198,7 @@ def _size(tensor):
     return tensor.numel() * tensor.element_size()
 
 
+@functools.cache
 def _pretend_that_meta_is_the_gpu():
     from gtpo_megatron.actor import cpu_platform
 

@@ -73,6 +73,14 @@ def test_a_step_without_scoring_has_no_column_for_it():
     assert "score 0, train" in " ".join(text.split())
 
 
+def test_a_mixture_of_experts_says_what_is_assumed_of_it():
+    plan = make_plan(request("Qwen/Qwen3-30B-A3B"))
+    text = " ".join(page(plan).split())
+    assert "30.53 B parameters (3.35 B active)" in text
+    assert "128 in each of 48 layers, 8 for a token; the busiest rank is taken to receive 1.5 times the mean" in text
+    assert plan_to_plain(plan)["expert_imbalance"] == 1.5
+
+
 def test_json_is_complete_and_adds_up(paper):
     plain = json.loads(json.dumps(plan_to_plain(paper), allow_nan=False))
     assert plain["num_parameters"] == 32_763_876_352

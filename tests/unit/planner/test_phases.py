@@ -25,16 +25,17 @@ def test_colocated_a_gpu_knows_every_phase():
     assert all(gpu.peak >= sum(parts.values()) for parts in gpu.phases.values())
 
 
-def test_state_is_held_while_training_and_gone_while_generating():
+def test_state_is_held_while_training_and_gone_while_the_engine_is_awake():
     gpu = trainer_gpu(request(), LAYOUT, 0)
     state = trainer_state(stage_parameters(request().shape, LAYOUT, 0, 128), LAYOUT, weight_bytes=2)
-    for phase in ("score", "train", "push", "save"):
+    for phase in ("score", "train", "save"):
         parts = gpu.phases[phase]
         assert parts["weights"] == state.weights
         assert parts["gradients"] == state.gradients
         assert parts["optimizer"] == state.optimizer
-    assert not {"gradients", "optimizer"} & set(gpu.phases["generate"])
-    assert gpu.phases["generate"]["weights"] == state.weights
+    for phase in ("push", "generate"):
+        assert not {"gradients", "optimizer"} & set(gpu.phases[phase])
+        assert gpu.phases[phase]["weights"] == state.weights
     # gradients are zero before every update, so nothing is kept of them
     assert gpu.host["optimizer while generating"] == state.optimizer
     assert gpu.host["vLLM weights while saving"] == engine_of(request()).weights
@@ -62,6 +63,26 @@ def test_where_vllm_computes_the_entropies_nothing_is_scored():
     assert judge(without, LAYOUT).time.train == judge(request(), LAYOUT).time.train
 
 
+def test_a_reference_policy_is_on_the_host_and_scores_once_more():
+    plain, compared = request(), replace(request(), has_reference=True)
+    (before, before_time), (rank, time) = (
+        (trainer_gpu(one, LAYOUT, 0), judge(one, LAYOUT).time) for one in (plain, compared)
+    )
+    weights = 2 * stage_parameters(plain.shape, LAYOUT, 0, plain.vocab_multiple).num_elements
+    assert rank.host == {**before.host, "reference policy": weights}
+    assert rank.phases == before.phases  # the pieces that change places are smaller than a forward pass
+    widest = 2 * max(
+        stage_parameters(plain.shape, LAYOUT, stage, plain.vocab_multiple).num_elements for stage in range(4)
+    )
+    assert time.score == pytest.approx(2 * before_time.score + 4 * widest / 20e9)
+    assert (time.train, time.push) == (before_time.train, before_time.push)
+    alone = replace(compared, has_scoring=False)
+    assert "score" in trainer_gpu(alone, LAYOUT, 0).phases
+    assert judge(alone, LAYOUT).time.score == pytest.approx(before_time.score + 4 * widest / 20e9)
+    kept = trainer_gpu(replace(compared, resets_reference=True), LAYOUT, 0).host
+    assert kept["checkpoint staging"] == before.host["checkpoint staging"] + weights
+
+
 def test_disaggregated_the_two_are_apart():
     apart = request(num_gpus=72, num_rollout_gpus=8)
     trainer, engine = trainer_gpu(apart, LAYOUT, 0), engine_gpu(apart)
@@ -70,6 +91,7 @@ def test_disaggregated_the_two_are_apart():
     parts = {part for phase in trainer.phases.values() for part in phase}
     assert not {"vLLM weights", "KV cache", "vLLM workspace"} & parts
     assert "gradients" in trainer.phases["score"]
+    assert "gradients" in trainer.phases["push"]
     assert not {"optimizer while generating", "vLLM weights while saving"} & set(trainer.host)
     together = trainer_gpu(request(), LAYOUT, 0)
     assert sum(trainer.phases["train"].values()) < sum(together.phases["train"].values())
@@ -164,3 +186,46 @@ def test_a_gathered_optimizer_passes_through_gpu_and_host():
         trainer_gpu(request(), plain, 0).host["checkpoint staging"]
         < (trainer_gpu(request(), LAYOUT, 0).host["checkpoint staging"])
     )
+
+
+EXPERTS = Layout(num_ranks=64, tensor=2, pipeline=2, sequence_parallel=True, expert=8)
+
+
+def sparse(imbalance=1.5):
+    return replace(request("Qwen/Qwen3-30B-A3B"), expert_imbalance=imbalance)
+
+
+def test_a_busier_rank_holds_more():
+    even, busy = (trainer_gpu(sparse(imbalance), EXPERTS, 0).phases["train"] for imbalance in (1.0, 2.0))
+    for part in ("activations", "workspace"):
+        assert busy[part] > even[part]
+    assert busy["gradients"] == even["gradients"]
+    alone = replace(EXPERTS, expert=1)
+    assert trainer_gpu(sparse(2.0), alone, 0).phases == trainer_gpu(sparse(1.0), alone, 0).phases
+
+
+def test_experts_are_saved_from_expert_data_ranks():
+    """By hand: every tensor in float32, and the rank's shares of it; experts are on 4 ranks, the others on 16."""
+    parameters = stage_parameters(sparse().shape, EXPERTS, 0, 128)
+    experts, all_of_it = parameters.num_expert_elements, parameters.num_elements
+    dense = all_of_it - experts
+    staging = trainer_gpu(sparse(), EXPERTS, 0).host["checkpoint staging"]
+    assert staging == 12 * all_of_it + 12 * dense // 16 + 12 * experts // 4 + 8 * all_of_it
+    on_gpu = trainer_gpu(sparse(), EXPERTS, 0).phases["save"]["checkpoint staging"]
+    assert on_gpu == int(4 * dense * (1 + 1 / 16) + 4 * experts * (1 + 1 / 4))
+
+
+def test_a_push_holds_all_experts_of_a_layer():
+    engine = engine_of(sparse())
+    buffers = trainer_gpu(sparse(), EXPERTS, 0).phases["push"]["push buffers"]
+    assert buffers >= engine.layer_experts + engine.layer
+    shared = replace(sparse(), engine=replace(sparse().engine, expert_parallel=True))
+    assert trainer_gpu(shared, EXPERTS, 0).phases["push"]["push buffers"] < buffers
+
+
+def test_dense_layers_between_are_where_they_are():
+    glm = replace(request("zai-org/GLM-4.5", engine_tensor=8))
+    layout = Layout(num_ranks=64, tensor=8, pipeline=4, sequence_parallel=True, expert=16)
+    first, second = (trainer_gpu(glm, layout, stage).phases["train"] for stage in (0, 1))
+    assert first["weights"] < second["weights"]  # three of its layers have no experts
+    assert judge(glm, layout).worst.peak == max(trainer_gpu(glm, layout, stage).peak for stage in range(4))

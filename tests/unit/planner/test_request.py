@@ -7,6 +7,7 @@ import pytest
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.planner.request import gpus_of, request_from
 from recipes.qwen2_5_32b import gtpo_64gpu
+from recipes.qwen3_30b_a3b import gtpo_32gpu
 from tests.unit.planner.requests import cluster, request
 
 
@@ -78,6 +79,66 @@ def test_a_layout_that_does_not_divide_the_model():
         wrong = replace(config, parallel=replace(config.parallel, **{"pipeline_parallel_size": 1, **parallel}))
         with pytest.raises(ConfigError, match="does not divide Qwen/Qwen2.5-32B: 64 layers, 40 heads"):
             request_from(wrong, cluster())
+
+
+def with_experts(**parallel):
+    config = gtpo_32gpu()
+    return replace(config, parallel=replace(config.parallel, **parallel))
+
+
+def test_the_recipe_s_experts_are_in_its_layout():
+    found = request_from(
+        with_experts(tensor_parallel_size=2, expert_tensor_parallel_size=2, sequence_parallel=True),
+        cluster(num_gpus=32),
+    )
+    assert str(found.own_layout) == "TP2 PP2 CP2 EP8 ETP2 DP4"
+    assert found.own_layout.expert_data == 1
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        (
+            {"num_ranks": 96, "expert_parallel_size": 48},
+            r"expert_parallel_size=48 must divide num_experts=128 .*choose",
+        ),
+        (
+            {"num_ranks": 80, "expert_parallel_size": 1, "expert_tensor_parallel_size": 5},
+            r"expert_tensor_parallel_size=5 must divide the experts' ffn_size=768 .*choose from",
+        ),
+        ({"tensor_parallel_size": 2, "sequence_parallel": False}, "need sequence_parallel=True"),
+    ],
+)
+def test_experts_that_cannot_be_shared_so(parallel, message):
+    config = with_experts(**parallel)
+    with pytest.raises(ConfigError, match=message):
+        request_from(config, cluster(num_gpus=config.parallel.num_ranks))
+
+
+def test_a_dense_model_has_no_experts_to_share():
+    config = gtpo_64gpu()
+    wrong = replace(config, parallel=replace(config.parallel, expert_parallel_size=4))
+    with pytest.raises(ConfigError, match="Qwen2.5-32B has no experts; set the expert parallel sizes to 1"):
+        request_from(wrong, cluster())
+
+
+@pytest.mark.parametrize("imbalance", [0.5, float("nan"), float("inf")])
+def test_a_busiest_rank_with_less_than_the_mean(imbalance):
+    with pytest.raises(ConfigError, match=f"expert_imbalance={imbalance}: .* is at least 1"):
+        replace(request(), expert_imbalance=imbalance)
+
+
+def test_engines_that_share_experts_whole():
+    config = gtpo_32gpu()
+    wide = replace(config, rollout=replace(config.rollout, tensor_parallel_size=8, num_engines=4, expert_parallel=True))
+    assert request_from(wide, cluster(num_gpus=32)).engine.expert_parallel
+    wrong = replace(wide, rollout=replace(wide.rollout, tensor_parallel_size=24, num_engines=1))
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=24: .* heads and experts .* choose from \[1, 2, 4, 8"):
+        request_from(wrong, cluster(num_gpus=32))
+    with pytest.raises(
+        ConfigError, match="expert_parallel=True with tensor_parallel_size=1: one rank holds all experts"
+    ):
+        replace(wide.rollout, tensor_parallel_size=1)
 
 
 def test_means_beyond_the_longest():

@@ -61,3 +61,41 @@ def test_of_experts_only_the_chosen_ones_cost():
     one = judge(sparse, Layout(num_ranks=64, tensor=2, sequence_parallel=True, expert=8)).time
     other = judge(dense, Layout(num_ranks=64, tensor=2, sequence_parallel=True)).time
     assert 3 < other.train / one.train < 15
+
+
+SPARSE = Layout(num_ranks=64, expert=8)
+
+
+def sparse_seconds(imbalance=1.5, **layout):
+    asked = replace(request("Qwen/Qwen3-30B-A3B"), expert_imbalance=imbalance)
+    return judge(asked, replace(SPARSE, **layout)).time
+
+
+def test_experts_on_other_nodes_are_far_away():
+    """Copies are sent over the network as soon as the ranks that share experts are on several nodes."""
+    near, far = sparse_seconds().score, sparse_seconds(expert=16).score
+    assert sparse_seconds(expert=1).score < near < far
+    copies = 2 * 8 * 2048 * 2 * 48  # bytes of a token, there and back, in all layers
+    tokens = request().batch.num_responses * (256 + 2048) / 64
+    assert far - near > tokens * copies * 0.5 / GPUS["h100"].network_bytes / 2
+
+
+def test_the_busiest_rank_decides():
+    assert sparse_seconds(imbalance=3.0).train > 1.5 * sparse_seconds(imbalance=1.0).train
+    assert sparse_seconds(imbalance=3.0, expert=1) == sparse_seconds(imbalance=1.0, expert=1)
+
+
+def test_a_decode_step_reads_the_experts_that_its_tokens_choose():
+    asked = request("Qwen/Qwen3-30B-A3B")
+    few, many = (
+        judge(replace(asked, batch=replace(asked.batch, num_responses=num)), SPARSE).time.generate for num in (16, 2048)
+    )
+    active = 2 * asked.shape.num_active_parameters / 4 / asked.cluster.gpu.hbm_bytes
+    assert 4096 * active < few < many / 1.5
+
+
+def test_gradients_of_experts_are_reduced_over_fewer_ranks():
+    # with as many expert ranks as there are ranks every expert is one rank's, and the optimizer has nothing to share
+    assert (
+        sparse_seconds(expert=64).train < sparse_seconds(expert=64, expert_tensor=1, distributed_optimizer=False).train
+    )

@@ -16,7 +16,6 @@ CONFIG = {
     "algorithm": {"kind": "GTPOConfig", "formulation": "v6", "success_threshold": 0.5},
     "evaluation": {"samples": 8},
     "optimizer": {"learning_rate": 1e-4},
-    "weight_sync": {"logprob_gap_limit": 1e-4},
 }
 ATTACK = "</script><img src=x onerror=alert(1)>"
 """What a model may sample, and a page must show as text."""
@@ -47,6 +46,8 @@ def step_metrics(step):
         "credit/effective_frac_correct": 0.5,
         "credit/effective_frac_incorrect": 0.25,
         "sync/logprob_gap_max": 3e-5 if step != 7 else 8.5e-5,
+        "sync/logprob_gap_p99": 2e-6 if step != 7 else 7.5e-6,
+        "sync/logprob_gap_p99_limit": 1e-4,
         "sync/logprob_gap_mean": 1e-6,
         "throughput/tokens_per_s": 2500.0,
         "memory/peak_gib": 3.25,

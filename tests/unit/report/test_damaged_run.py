@@ -96,7 +96,7 @@ def test_a_metric_that_is_not_a_number_is_left_out(tmp_path, name, value):
         "algorithm: 3\nnum_steps: abc",
         "algorithm: {success_threshold: .nan, kind: [1]}",
         pytest.param("algorithm: {success_threshold: 1" + "0" * 400 + "}", id="huge"),
-        "weight_sync: {logprob_gap_limit: .inf}",
+        "weight_sync: {mismatch: .inf}",
         "num_steps: 3.5\nname: [1]\noptimizer: {learning_rate: .nan}",
     ],
 )

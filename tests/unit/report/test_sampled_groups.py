@@ -49,6 +49,15 @@ def test_texts_are_kept_of_the_first_two_of_each_kind_and_groups_up_to_the_limit
     assert (second.group_id, [each.kind for each in second.responses]) == (5, [Kind.INCORRECT])
 
 
+def test_parts_and_what_the_reward_said_are_shown_with_the_text():
+    told = replace(response(0, 1.0), parts={f"p{i}": i / 3 for i in range(20)}, info="x" * 5000)
+    (group,) = sampled_groups(1, [told] * 3, threshold=0.5, max_groups=1)
+    first, _, third = group.responses
+    assert (len(first.parts), first.parts["p1"]) == (12, 0.3333)
+    assert len(first.info) == 1501
+    assert third.info is None
+
+
 def test_an_empty_response_has_no_means():
     empty = replace(response(0, 0.0), response="", tokens=(), token_entropy=(), shaped_rewards=(), advantages=())
     (group,) = sampled_groups(1, [empty], threshold=0.5, max_groups=1)

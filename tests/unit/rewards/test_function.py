@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.rewards.function import graded, resolve_reward
+from gtpo_megatron.rewards.function import resolve_rewards
+from gtpo_megatron.rewards.grade import checked
 from gtpo_megatron.rewards.math_answer import math_answer
 
 
 def test_a_function_is_found_by_module_and_name():
-    assert resolve_reward("gtpo_megatron.rewards.math_answer:math_answer") is math_answer
+    [found] = resolve_rewards("gtpo_megatron.rewards.math_answer:math_answer")
+    assert found.function is math_answer
 
 
 @pytest.mark.parametrize(
@@ -27,14 +29,14 @@ def test_a_function_is_found_by_module_and_name():
 )
 def test_a_wrong_name_says_what_is_wrong(name, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        resolve_reward(name)
+        resolve_rewards(name)
 
 
 def test_a_module_that_raises_on_import_is_a_config_error(tmp_path, monkeypatch):
     (tmp_path / "broken_reward_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
-        resolve_reward("broken_reward_module:f")
+        resolve_rewards("broken_reward_module:f")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_a_module_that_raises_on_import_is_a_config_error(tmp_path, monkeypatch)
 )
 def test_only_a_finite_number_is_a_reward(returned):
     with pytest.raises(DataError, match="expected a finite number"):
-        graded(lambda *_: returned, "", "")
+        checked(returned)
 
 
 @pytest.mark.parametrize(
@@ -74,5 +76,5 @@ def test_only_a_finite_number_is_a_reward(returned):
     ids=repr,
 )
 def test_any_single_number_is_a_reward(returned, reward):
-    found = graded(lambda *_: returned, "", "")
+    found = checked(returned).value
     assert (type(found), found) == (float, reward)

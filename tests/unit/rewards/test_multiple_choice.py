@@ -1,7 +1,9 @@
 import pytest
 
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.multiple_choice import final_answer, multiple_choice
+from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 
 
@@ -100,8 +102,10 @@ def test_a_reference_that_is_no_choice_is_an_error(reference):
 
 def test_it_is_named_like_any_reward():
     name = "gtpo_megatron.rewards.multiple_choice:multiple_choice"
-    with RewardScorer(name, num_workers=1, timeout_s=5.0) as scorer:
-        assert scorer.score([r"\boxed{B}", "Answer: C"], ["B", "B"]).rewards.tolist() == [1.0, 0.0]
+    with RewardScorer(RewardConfig(function=name, num_workers=1, timeout_s=5.0)) as scorer:
+        assert scorer.score(
+            [RewardRequest(response=one, answer="B") for one in (r"\boxed{B}", "Answer: C")]
+        ).rewards.tolist() == [1.0, 0.0]
 
 
 def test_votes_are_counted_by_letter():

@@ -12,6 +12,7 @@ import pytest
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.pool import RewardPool
 from gtpo_megatron.rewards.process_tree import descendants
+from gtpo_megatron.rewards.request import RewardRequest
 
 OBEY = "tests.unit.rewards.reward_functions:obey"
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,8 +24,12 @@ def pool():
         yield pool
 
 
+def rows(*responses):
+    return [RewardRequest(response=response) for response in responses]
+
+
 def failures(pool, *responses):
-    return [verdict.failure for verdict in pool.grade(responses, [""] * len(responses))]
+    return [verdict.failure for verdict in pool.grade(rows(*responses))]
 
 
 def gone(pid, within_s=10.0):
@@ -43,9 +48,9 @@ def gone(pid, within_s=10.0):
 
 def test_rewards_come_back_in_the_order_of_the_rows():
     with RewardPool("tests.unit.rewards.reward_functions:echo", num_workers=2, timeout_s=5.0) as pool:
-        verdicts = pool.grade([str(i) for i in range(200)], [""] * 200)
+        verdicts = pool.grade(rows(*map(str, range(200))))
         assert [verdict.reward for verdict in verdicts] == list(map(float, range(200)))
-        assert pool.grade([], []) == []
+        assert pool.grade([]) == []
 
 
 def test_a_hanging_row_costs_its_limit_once_and_no_other_row():
@@ -131,7 +136,7 @@ def test_shared_mappings_and_children_count_to_the_memory_of_a_row(how):
 def test_no_child_survives_whatever_session_it_made(tmp_path, how):
     told = tmp_path / "pid"
     with RewardPool(OBEY, num_workers=1, timeout_s=4.0) as pool:
-        pool.grade([f"{how} {told}"], [""])
+        pool.grade(rows(f"{how} {told}"))
         assert failures(pool, "fine") == [None]
         is_living = not gone(int(told.read_text()), within_s=0.2)
         assert is_living == (how == "daemon")  # a row that ended well may keep a helper for the next one
@@ -144,8 +149,9 @@ def test_no_child_survives_a_pool_that_is_killed(tmp_path):
     script.write_text(
         "import os\n"
         "from gtpo_megatron.rewards.pool import RewardPool\n"
+        "from gtpo_megatron.rewards.request import RewardRequest\n"
         f"pool = RewardPool({OBEY!r}, num_workers=1, timeout_s=60.0)\n"
-        f"pool.grade(['daemon {told}'], [''])\n"
+        f"pool.grade([RewardRequest(response='daemon {told}')])\n"
         "os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
@@ -155,7 +161,7 @@ def test_no_child_survives_a_pool_that_is_killed(tmp_path):
 def test_rows_past_the_budget_of_their_batch_have_no_verdict_and_the_next_batch_has():
     with RewardPool(OBEY, num_workers=2, timeout_s=60.0) as pool:
         start = time.monotonic()
-        verdicts = pool.grade(["fine", *["sleep 30"] * 50], [""] * 51, budget_s=1.0)
+        verdicts = pool.grade(rows("fine", *["sleep 30"] * 50), budget_s=1.0)
         assert time.monotonic() - start < 4.0
         assert [verdict.is_over_budget for verdict in verdicts] == [False] + [True] * 50
         assert all(str(verdict.failure).startswith("no time left: ") for verdict in verdicts[1:])
@@ -177,8 +183,8 @@ def test_an_exception_that_quotes_megabytes_is_cut(pool):
 def test_many_hanging_rows_cost_their_limits_and_nothing_else():
     """Two workers, four hanging rows of one second: about two seconds and the restarts, and every other row is fine."""
     with RewardPool(OBEY, num_workers=2, timeout_s=1.0) as pool:
-        rows = ["hang", *["fine"] * 30] * 4
-        assert failures(pool, *rows) == ["took longer than 1 s" if row == "hang" else None for row in rows]
+        responses = ["hang", *["fine"] * 30] * 4
+        assert failures(pool, *responses) == ["took longer than 1 s" if row == "hang" else None for row in responses]
 
 
 def test_verdicts_of_a_call_that_was_given_up_reach_no_later_call(monkeypatch):
@@ -186,9 +192,9 @@ def test_verdicts_of_a_call_that_was_given_up_reach_no_later_call(monkeypatch):
         collect = Future.result
         monkeypatch.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            pool.grade([str(i) for i in range(50)], [""] * 50)
+            pool.grade(rows(*map(str, range(50))))
         monkeypatch.setattr(Future, "result", collect)
-        assert [v.reward for v in pool.grade(["-1", "-2", "-3"], [""] * 3)] == [-1.0, -2.0, -3.0]
+        assert [v.reward for v in pool.grade(rows("-1", "-2", "-3"))] == [-1.0, -2.0, -3.0]
 
 
 def interrupted(self, timeout=None):
@@ -198,7 +204,7 @@ def interrupted(self, timeout=None):
 def test_closing_while_a_row_runs_does_not_wait_for_it(tmp_path):
     told = tmp_path / "pids"
     pool = RewardPool(OBEY, num_workers=1, timeout_s=30.0)
-    row, waiting = pool.submit(f"child {told}", ""), pool.submit("fine", "")
+    row, waiting = pool.submit(*rows(f"child {told}")), pool.submit(*rows("fine"))
     while not told.exists():
         time.sleep(0.01)
     start = time.monotonic()
@@ -212,7 +218,7 @@ def test_closing_while_a_row_runs_does_not_wait_for_it(tmp_path):
 def test_rows_are_taken_as_they_are_submitted(tmp_path):
     end = tmp_path / "end"
     with RewardPool(OBEY, num_workers=2, timeout_s=60.0) as pool:
-        futures = [pool.submit(f"wait-for {end}", ""), pool.submit("fine", ""), pool.submit("fine", "")]
+        futures = [pool.submit(row) for row in rows(f"wait-for {end}", "fine", "fine")]
         assert futures[2].result(30).failure is None
         assert not futures[0].done()
         end.touch()
@@ -238,7 +244,7 @@ def test_close_ends_the_workers_and_a_closed_pool_says_so():
     pool.close()
     assert all(gone(pid, 0.5) for pid in pids)
     with pytest.raises(WorkerError, match="closed"):
-        pool.grade(["fine"], [""])
+        pool.grade(rows("fine"))
 
 
 def test_a_pool_that_is_dropped_takes_its_workers_along():
@@ -257,9 +263,10 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path, rest):
     script.write_text(
         "import time\n"
         "from gtpo_megatron.rewards.pool import RewardPool\n"
+        "from gtpo_megatron.rewards.request import RewardRequest\n"
         f"pool = RewardPool({OBEY!r}, num_workers=1, timeout_s=2.0 if {rest == 'hang-in-c'} else 60.0)\n"
-        f"pool.grade(['tell-pid {told}'], [''])\n"
-        f"pool.grade([{rest!r}], [''])\n"
+        f"pool.grade([RewardRequest(response='tell-pid {told}')])\n"
+        f"pool.grade([RewardRequest(response={rest!r})])\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -9,6 +9,7 @@ import pytest
 
 from gtpo_megatron.rewards.pool import RewardPool
 from gtpo_megatron.rewards.process_tree import descendants
+from gtpo_megatron.rewards.request import RewardRequest
 
 OBEY = "tests.unit.rewards.reward_functions:obey"
 
@@ -16,28 +17,28 @@ OBEY = "tests.unit.rewards.reward_functions:obey"
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_row_whose_worker_is_killed_or_stopped_from_outside_is_graded_again(number):
     with RewardPool(OBEY, num_workers=1, timeout_s=3.0) as pool:
-        pool.grade(["warm"], [""])
+        pool.grade([RewardRequest(response="warm")])
         [supervisor] = pool.process_ids
         [worker] = descendants(supervisor)
         threading.Timer(0.3, os.kill, (worker, number)).start()
-        [verdict] = pool.grade(["sleep 1"], [""])
+        [verdict] = pool.grade([RewardRequest(response="sleep 1")])
         assert verdict.failure is None
         assert pool.process_ids != [supervisor]
 
 
 def test_a_supervisor_that_is_killed_costs_no_verdict():
     with RewardPool(OBEY, num_workers=1, timeout_s=3.0) as pool:
-        pool.grade(["warm"], [""])
+        pool.grade([RewardRequest(response="warm")])
         [supervisor] = pool.process_ids
         threading.Timer(0.3, os.kill, (supervisor, signal.SIGKILL)).start()
-        [verdict] = pool.grade(["sleep 1"], [""])
+        [verdict] = pool.grade([RewardRequest(response="sleep 1")])
         assert verdict.failure is None
 
 
 def test_a_row_that_kills_its_worker_is_not_graded_for_ever():
     with RewardPool(OBEY, num_workers=1, timeout_s=3.0) as pool:
         started = time.monotonic()
-        [verdict] = pool.grade(["die"], [""])
+        [verdict] = pool.grade([RewardRequest(response="die")])
         assert verdict.failure is not None
         assert "status -9" in verdict.failure
         assert time.monotonic() - started < 60

@@ -20,6 +20,11 @@ class Engine:
     def has_unfinished_requests(self):
         return bool(self.left)
 
+    def abort_request(self, numbers):
+        self.aborted = numbers
+        for number in numbers:
+            del self.left[int(number)]
+
     def step(self):
         self.num_steps += 1
         outputs = []
@@ -36,40 +41,43 @@ def requests(num):
     return [SampleRequest(prompt_ids=(1,), group_id=0, sample=sample) for sample in range(num)]
 
 
-def test_whoever_asks_moves_all_on_and_each_gets_its_own():
+def test_all_move_on_together_and_each_batch_is_taken_alone():
     engine = Engine(1, 4, 2, 3)
     in_flight = InFlight(engine)
     first = in_flight.add(requests(2), 0, version=5)
     second = in_flight.add(requests(2), 2, version=5)
-    assert in_flight.advance(second, limit_s=math.inf)
-    assert engine.num_steps == 3
+    found = [in_flight.advance(limit_s=0) for _ in range(4)]
+    assert found == [[], [], [second], [first, second]]
     _, numbers, completions = in_flight.take(second)
     assert list(numbers) == [2, 3]
     assert completions == ["text 2", "text 3"]
-    assert in_flight.advance(first, limit_s=math.inf)
-    assert engine.num_steps == 4
+    assert in_flight.advance(limit_s=math.inf) == [first]
     assert in_flight.take(first)[2] == ["text 0", "text 1"]
-    with pytest.raises(RolloutError, match=r"no batch 0 is in flight here; in flight are \[\]"):
-        in_flight.advance(first, limit_s=1)
+    assert in_flight.advance(limit_s=math.inf) == []
+    assert engine.num_steps == 4
 
 
-def test_when_the_time_is_up_the_step_under_way_is_the_last():
-    engine = Engine(3)
+def test_an_aborted_batch_is_forgotten_and_the_others_go_on():
+    engine = Engine(1, 9, 2)
     in_flight = InFlight(engine)
-    ticket = in_flight.add(requests(1), 0, version=5)
-    assert [in_flight.advance(ticket, limit_s=0) for _ in range(3)] == [False, False, True]
-    assert in_flight.advance(ticket, limit_s=0)  # asked again, it need not step
-    assert engine.num_steps == 3
+    slow = in_flight.add(requests(2), 0, version=5)
+    other = in_flight.add(requests(1), 2, version=5)
+    in_flight.advance(limit_s=0)
+    assert list(in_flight.abort(slow)) == [0, 1]
+    assert engine.aborted == ["1"]
+    assert in_flight.advance(limit_s=math.inf) == [other]
+    in_flight.take(other)
+    in_flight.check_push(99, max_staleness=0)
 
 
 def test_requests_that_vllm_lost_are_an_error():
     engine = Engine(1, 9)
     in_flight = InFlight(engine)
-    ticket = in_flight.add(requests(2), 0, version=5)
-    assert not in_flight.advance(ticket, limit_s=0)
+    in_flight.add(requests(2), 0, version=5)
+    assert not in_flight.advance(limit_s=0)
     engine.left.clear()
-    with pytest.raises(RolloutError, match="vLLM lost 1 of 2 requests: .* one of them is number 1"):
-        in_flight.advance(ticket, limit_s=math.inf)
+    with pytest.raises(RolloutError, match="vLLM lost 1 requests: .* one of them is number 1"):
+        in_flight.advance(limit_s=math.inf)
 
 
 def test_weights_that_would_make_a_batch_too_old_are_refused():

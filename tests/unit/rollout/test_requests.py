@@ -3,7 +3,7 @@
 from collections import Counter
 
 from gtpo_megatron.batch import Problem, PromptBatch
-from gtpo_megatron.rollout.requests import SampleRequest, deal_to_engines, requests_for
+from gtpo_megatron.rollout.requests import SampleRequest, assign_to_engines, requests_for
 
 
 def request(length=4, group=0, sample=0):
@@ -29,7 +29,7 @@ def test_every_response_has_a_seed_of_its_own_that_stays():
 
 def test_equal_requests_are_dealt_evenly_and_groups_are_split():
     requests = [request(group=group, sample=sample) for group in range(4) for sample in range(6)]
-    engines = deal_to_engines(requests, max_response_tokens=10, loads=[0, 0, 0])
+    engines = assign_to_engines(requests, max_response_tokens=10, loads=[0, 0, 0])
     assert Counter(engines) == {0: 8, 1: 8, 2: 8}
     for group in range(4):
         assert set(engines[6 * group : 6 * group + 6]) == {0, 1, 2}
@@ -38,15 +38,15 @@ def test_equal_requests_are_dealt_evenly_and_groups_are_split():
 def test_long_prompts_and_what_is_already_there_count():
     # 100 + 10 tokens on one engine balance 5 x (10 + 10) on the other
     requests = [request(10) for _ in range(5)] + [request(100)]
-    assert deal_to_engines(requests, max_response_tokens=10, loads=[0, 0]) == [1, 1, 1, 1, 1, 0]
+    assert assign_to_engines(requests, max_response_tokens=10, loads=[0, 0]) == [1, 1, 1, 1, 1, 0]
     # an engine with work left gets less
-    engines = deal_to_engines([request(10) for _ in range(6)], max_response_tokens=10, loads=[80, 0])
+    engines = assign_to_engines([request(10) for _ in range(6)], max_response_tokens=10, loads=[80, 0])
     assert Counter(engines) == {1: 5, 0: 1}
 
 
 def test_the_spread_is_at_most_one_request():
     requests = [request(1 + 37 * i % 50, group=i) for i in range(97)]
-    engines = deal_to_engines(requests, max_response_tokens=64, loads=[0] * 5)
+    engines = assign_to_engines(requests, max_response_tokens=64, loads=[0] * 5)
     totals = [
         sum(len(r.prompt_ids) + 64 for r, e in zip(requests, engines, strict=True) if e == engine)
         for engine in range(5)

@@ -2,11 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.requests import SampleRequest
-from gtpo_megatron.rollout.responses import to_rollout_batch
+from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 
 REQUESTS = [SampleRequest(prompt_ids=(1, 2, 3)[:n], group_id=5, sample=n) for n in (2, 3)]
 
@@ -80,3 +82,17 @@ def test_tokens_of_unknown_weights_are_refused(spans, num):
 def test_missing_entropies_are_refused():
     with pytest.raises(RolloutError, match="response 2 of group 5: 2 tokens but 1 entropies"):
         convert([completion((7, 8)), completion((4,))], [[1.0], [1.0]])
+
+
+def test_routing_that_vllm_returns_is_cut_to_the_tokens_that_were_run():
+    found = np.arange(5 * 3 * 2, dtype=np.uint16).reshape(5, 3, 2)
+    experts = returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, num_experts=64)
+    assert experts.dtype == torch.uint8
+    assert experts.tolist() == found[:4].tolist()
+    assert returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, num_experts=512).dtype == torch.int16
+
+
+@pytest.mark.parametrize(("found", "count"), [(None, 0), (np.zeros((3, 2, 2)), 3)])
+def test_routing_of_too_few_tokens_is_refused(found, count):
+    with pytest.raises(RolloutError, match=f"response 2 of group 5: routing of {count} of 4 tokens"):
+        returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, num_experts=8)

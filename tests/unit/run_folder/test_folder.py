@@ -45,25 +45,25 @@ def contents(**digits):
 
 
 def test_a_run_that_goes_on_is_measured_on_the_problems_that_it_was_measured_on(folder):
-    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
+    folder.record_run(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
     assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
-    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=True)
+    folder.record_run(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=True)
     other = contents(train="a", eval_heldout="d")
     with pytest.raises(
         ConfigError,
         match=r"eval/heldout was /data/eval_heldout.jsonl with problems b{16}, is now .* d{16}; .*remove .*data",
     ):
-        folder.accept(tiny_cpu.gtpo(num_steps=60), other, goes_on=True)
+        folder.record_run(tiny_cpu.gtpo(num_steps=60), other, goes_on=True)
     assert load_config(folder.config_file).num_steps == 40
     assert read_contents(folder.path) == contents(train="a", eval_heldout="b")
     (folder.path / "data.json").unlink()  # it is meant, or the run is of an older version
-    folder.accept(tiny_cpu.gtpo(), other, goes_on=True)
+    folder.record_run(tiny_cpu.gtpo(), other, goes_on=True)
     assert read_contents(folder.path) == other
 
 
 def test_what_nothing_was_measured_on_may_change(folder):
-    folder.accept(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
-    folder.accept(tiny_cpu.gtpo(), contents(train="c", eval_heldout="d"), goes_on=False)
+    folder.record_run(tiny_cpu.gtpo(), contents(train="a", eval_heldout="b"), goes_on=False)
+    folder.record_run(tiny_cpu.gtpo(), contents(train="c", eval_heldout="d"), goes_on=False)
     assert read_contents(folder.path) == contents(train="c", eval_heldout="d")
 
 
@@ -82,17 +82,17 @@ def test_what_nothing_was_measured_on_may_change(folder):
 def test_a_damaged_record_of_data_does_not_switch_its_check_off(folder, text):
     (folder.path / "data.json").write_bytes(text)
     with pytest.raises(ConfigError, match=r"data\.json: .*bring it back, or remove it"):
-        folder.accept(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
+        folder.record_run(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
     assert (folder.path / "data.json").read_bytes() == text
     (folder.path / "data.json").unlink()
-    folder.accept(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
+    folder.record_run(tiny_cpu.gtpo(), contents(train="a"), goes_on=True)
     assert read_contents(folder.path) == contents(train="a")
 
 
 def test_a_longer_run_goes_on(folder):
     folder.open(tiny_cpu.gtpo(num_steps=80), resume=True)
     assert load_config(folder.config_file).num_steps == 40
-    folder.accept(tiny_cpu.gtpo(num_steps=80), {}, goes_on=True)
+    folder.record_run(tiny_cpu.gtpo(num_steps=80), {}, goes_on=True)
     assert load_config(folder.config_file).num_steps == 80
 
 
@@ -143,7 +143,7 @@ def test_another_layout_is_the_same_run_but_another_form_of_the_optimizer_is_not
     config = tiny_cpu.gtpo()
     other = dataclasses.replace(config, parallel=ParallelConfig(num_ranks=1))
     folder.open(other, resume=True)
-    folder.accept(other, {}, goes_on=True)
+    folder.record_run(other, {}, goes_on=True)
     assert load_config(folder.config_file).parallel.num_ranks == 1
     sharded = ParallelConfig(num_ranks=2, tensor_parallel_size=2, distributed_optimizer=True)
     with pytest.raises(ConfigError, match="parallel.distributed_optimizer: False -> True"):

@@ -47,6 +47,23 @@ def test_a_step_is_written_to_its_own_file_and_reads_back(tmp_path):
     assert [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] == [12, 12]
 
 
+def test_parts_and_info_of_the_reward_read_back_and_are_not_written_without(tmp_path):
+    told = record(parts={"tests": 0.5, "missing": float("nan")}, info='{"tests": ["passed", "timeout"]}')
+    path = write(tmp_path, 1, [told, record()])
+    first, second = iter_rollouts(path)
+    assert (first.parts, first.info) == ({"tests": 0.5}, told.info)
+    assert (second.parts, second.info) == ({}, "")
+    assert not {"parts", "info"} & json.loads(path.read_text().split("\n")[1]).keys()
+
+
+@pytest.mark.parametrize("wrong", [{"parts": [1]}, {"parts": {"a": "1"}}, {"info": {}}])
+def test_malformed_parts_are_named(tmp_path, wrong):
+    path = write(tmp_path, 1, [record()])
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong) + "\n")
+    with pytest.raises(DataError, match=f"{next(iter(wrong))} is "):
+        next(iter_rollouts(path))
+
+
 def test_half_a_surrogate_pair_survives(tmp_path):
     path = write(tmp_path, 1, [record(response="\ud83d")])
     assert next(iter_rollouts(path)).response == "\ud83d"

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from gtpo_megatron.data.arithmetic import canonical
+from tools.arithmetic import canonical
 from tools.make_arithmetic import ASSETS, NUM_HELDOUT, NUM_TRAIN, SEED, hard, make_splits, write_split
 
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gtpo_megatron.data.arithmetic import ArithmeticTask, canonical, sample_expression, sample_solution
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompts import load_problems
 from gtpo_megatron.rewards.math_answer import math_answer
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.hf.reader import WeightFolder
+from gtpo_megatron.weights.reshard import hf_shapes
+from tools.arithmetic import ArithmeticTask, canonical, sample_expression, sample_solution
 from tools.make_arithmetic import SEED
 from tools.make_tiny_model import (
     ASSETS,
@@ -100,9 +103,10 @@ def test_solutions_carry_loss_on_responses_alone_and_avoid_held_out_expressions(
             assert text.split("assistant\n")[1].startswith(committed.decode(response[:-1]))
 
 
-def test_warm_up_learns_and_repeats_itself_bitwise(committed):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
+def test_warm_up_learns_and_repeats_itself_bitwise(committed, kind):
     def trained():
-        net = build_model(committed, seed=1)
+        net = build_model(committed, seed=1, kind=kind)
         with torch.no_grad():
             before = net(input_ids=inputs, labels=labels).loss.item()
         stream = drill_batches(committed, batch_size=4, leap_rate=0.3, seed=2)
@@ -115,6 +119,22 @@ def test_warm_up_learns_and_repeats_itself_bitwise(committed):
     other = trained()[2]
     assert after < 0.75 * before
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_mixture_is_read_and_every_expert_is_trained(committed, tmp_path):
+    net = build_model(committed, seed=1, kind="qwen3_moe")
+    assert 1e6 <= sum(p.numel() for p in net.parameters()) <= 3e6
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    stream = drill_batches(committed, batch_size=4, leap_rate=0.3, seed=2)
+    warm_up(net, stream, num_steps=2, learning_rate=0.02, name="drill")
+    for (name, parameter), old in zip(net.named_parameters(), before, strict=True):
+        rows = parameter.detach() != old
+        assert rows.any() if parameter.ndim < 3 else rows.flatten(1).any(1).all(), name
+    net.save_pretrained(tmp_path)
+    arch = read_architecture(tmp_path)
+    assert (arch.family, arch.experts.num_experts, arch.experts.experts_per_token) == ("qwen3_moe", 8, 2)
+    with WeightFolder(tmp_path) as folder:
+        folder.check(hf_shapes(arch))
 
 
 def test_solutions_fit_the_length_the_quickstart_allows(committed):

@@ -68,7 +68,7 @@ def write_run(folder, *, loss=0.5, seconds=1.0, weight=1.0, steps=2):
 def compare(tmp_path, monkeypatch):
     """Metrics and exports of two runs whose checkpoints are equal."""
     monkeypatch.setattr("gtpo_megatron.verify_resume.compare.compare_checkpoints", lambda *_, **__: iter(()))
-    monkeypatch.setattr("gtpo_megatron.verify_resume.compare._last_checkpoint", lambda run, _: run)
+    monkeypatch.setattr("gtpo_megatron.verify_resume.compare.last_checkpoint", lambda run, _: run)
 
     def compare(**changes):
         left = write_run(tmp_path / "left", seconds=2.0)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import io
+import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from gtpo_megatron.cli import dispatch
@@ -11,6 +13,7 @@ from gtpo_megatron.config.algorithm import OffPolicyConfig
 from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules
 from gtpo_megatron.verify_resume import verify
 from gtpo_megatron.verify_resume.compare import Comparison
 from recipes import tiny_cpu
@@ -33,18 +36,6 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="is not empty and not of an earlier verify-resume"):
         attempt(tmp_path, output=tmp_path)
     assert (tmp_path / "mine").exists()
-
-
-def test_a_run_that_does_not_repeat_itself_is_refused(tmp_path):
-    config = tiny_cpu.gtpo()
-    partial = dataclasses.replace(
-        config,
-        rollout=dataclasses.replace(config.rollout, max_staleness=1, partial=True),
-        algorithm=dataclasses.replace(config.algorithm, off_policy=OffPolicyConfig(mode="truncate")),
-    )
-    with pytest.raises(ConfigError, match="rollout.partial=True: which token new weights meet depends on the clock"):
-        attempt(tmp_path, config=partial)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_profile_past_the_scratch_run_is_left_out(tmp_path, monkeypatch, fake):
@@ -95,9 +86,60 @@ def test_three_runs_then_a_comparison_of_two(tmp_path, monkeypatch, fake, is_equ
     ]
     assert (tmp_path / "out").exists() != is_equal, "runs that differ are left to look at"
     console = Console(file=io.StringIO(), width=120)
-    assert verify.show([result], console) == is_equal
+    assert verify.show([result], console, is_continuous=False) == is_equal
     text = console.file.getvalue()
     assert ("first difference, in metrics: step 3.x: 1 and 2" in text) != is_equal
+
+
+def test_of_a_run_whose_bits_depend_on_the_clock_the_account_is_checked(tmp_path, monkeypatch, fake):
+    monkeypatch.setattr(verify, "last_checkpoint", lambda *_: tmp_path / "checkpoint")
+    scheduler = GroupScheduler(
+        SchedulerRules(
+            **{"groups_per_step": 2, "group_size": 2, "max_staleness": 1, "over_sample": 2.0, "stragglers": "wait"},
+            **{"max_concurrent": 8, "num_steps": 4},
+        ),
+        num_engines=1,
+    )
+    scheduler.add(range(5))
+    for attempt_ in scheduler.dispatch(0)[:3]:
+        scheduler.sampled(attempt_, 0)
+        scheduler.graded(attempt_, is_kept=attempt_.group != 1)
+    scheduler.take(1)
+    state = scheduler.state_dict()
+    run = tmp_path / "out" / "resumed"
+    rows = [{"step": step} | counts(5, 2, 1, 2) for step in (1, 2, 3, 4)]
+
+    def results(**changes):
+        (tmp_path / "checkpoint").mkdir(exist_ok=True)
+        torch.save({"scheduled": state | changes}, tmp_path / "checkpoint" / "rollouts.pt")
+        original = fake.kill
+
+        def kill(self):
+            original(self)
+            run.mkdir(parents=True, exist_ok=True)
+            (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+        monkeypatch.setattr(fake, "kill", kill)
+        config = tiny_cpu.gtpo()
+        continuous = dataclasses.replace(
+            config,
+            rollout=dataclasses.replace(config.rollout, max_staleness=4, partial=True),
+            algorithm=dataclasses.replace(config.algorithm, off_policy=OffPolicyConfig(mode="truncate")),
+        )
+        return [found.difference for found in attempt(tmp_path, config=continuous, keep=True)]
+
+    assert results() == ["", "", ""]
+    assert ("unbroken", False) not in fake.calls
+    assert "each once" in results(waiting=[3, 3])[2], "one is lost, another there twice"
+    rows[2] = {"step": 3} | counts(5, 3, 1, 2)
+    assert results()[1] == "step 3: drawn 5, but trained 3, dropped 1, under_way 2"
+    del rows[2]
+    assert results()[0] == "steps [1, 2, 4], expected 1 to 4"
+
+
+def counts(drawn, trained, dropped, under_way):
+    places = {"drawn": drawn, "trained": trained, "dropped": dropped, "under_way": under_way}
+    return {f"prompts/{name}_count": count for name, count in places.items()}
 
 
 def test_the_scratch_runs_save_where_they_are_killed_and_tell_nobody(tmp_path, monkeypatch, fake):

@@ -105,10 +105,11 @@ def test_the_deepseek_distillations_are_of_the_families_they_were_distilled_into
     llama = read_architecture(written(tmp_path, R1_DISTILL_LLAMA_8B))
     assert (llama.family, llama.qkv_bias, llama.head_size, llama.rope_theta) == ("llama", False, 128, 5e5)
     assert llama.rope_scaling == RopeScaling(
-        kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192
+        kind="llama3", factor=8.0, slow_turns=1.0, fast_turns=4.0, original_positions=8192
     )
 
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
 ROPES = [
     {},
     {"rope_scaling": None, "rope_theta": 7e4},
@@ -117,6 +118,21 @@ ROPES = [
     {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 5e5},
     {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3, "factor": 32.0}},
     {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 2.0, "original_max_position_embeddings": 64}},
+    {"rope_scaling": {"type": "yarn", **YARN}, "rope_theta": 1e6},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN, "factor": 2.5}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN, "beta_fast": 16, "beta_slow": 2}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN, "attention_factor": 0.8, "truncate": False}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 5e5,
+            "factor": 1.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    # both ends of the interpolated range are the last pair of elements
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.1, **YARN}},
 ]
 
 
@@ -124,7 +140,7 @@ ROPES = [
 @pytest.mark.usefixtures("megatron")
 @pytest.mark.parametrize("rope", ROPES)
 def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
-    from gtpo_megatron.actor.rotary import inverse_frequencies
+    from gtpo_megatron.actor.model.rotary import attention_factor, inverse_frequencies
 
     folder = written(tmp_path, R1_DISTILL_LLAMA_8B, rope_scaling=None, rope_theta=None)
     folder = written(tmp_path, json.loads((folder / "config.json").read_text()), **rope)
@@ -134,8 +150,8 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         theta = config.rope_parameters["rope_theta"]
         expected = 1.0 / (theta ** (torch.arange(0, 128, 2).float() / 128))
     else:
-        expected, attention_factor = ROPE_INIT_FUNCTIONS[kind](config)
-        assert attention_factor == 1.0
+        expected, wanted_factor = ROPE_INIT_FUNCTIONS[kind](config)
+        assert attention_factor(read_architecture(folder)) == pytest.approx(wanted_factor, rel=1e-15)
     assert torch.equal(inverse_frequencies(read_architecture(folder)), expected)
 
 
@@ -146,18 +162,32 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"architectures": None}, "architecture 'none' has no name table"),
         ({"architectures": "Qwen2ForCausalLM"}, "architectures is 'Qwen2ForCausalLM', expected a list"),
         (
-            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
-            r"'Qwen3MoeForCausalLM' is a mixture of experts \(num_experts=128\), .* only the memory planner knows it",
+            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
+            r"is a mixture of experts \(num_local_experts=8\) without a name table; known with experts: Qwen3MoeFor",
         ),
-        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "is a mixture of experts"),
         ({"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
+        ({"num_experts": 4}, "architecture 'Qwen2ForCausalLM' is a mixture of experts"),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported; train with full attention"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported; give the folder of"),
         ({"architectures": ["LlamaForCausalLM"], "attention_bias": True}, "attention_bias=true is not supported"),
         ({"architectures": ["LlamaForCausalLM"], "mlp_bias": True}, "mlp_bias=true is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; expected 'silu'"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported; expected 'default', 'linear'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope type 'longrope' is not supported; expected 'default', 'lin",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "lacks original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": 0.5}}, "factor is 0.5, expected 1 or more"),
+        ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": None}}, "lacks factor"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", **YARN, "beta_fast": 0.5}},
+            "beta_slow=1.0 must be .* less than beta_f",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", **YARN, "attention_factor": -1.0}},
+            "attention_factor=-1.0 must be more",
+        ),
         ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
@@ -183,3 +213,10 @@ def test_a_folder_without_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"is \[\], expected an object"):
         read_architecture(tmp_path)
+
+
+def test_yarn_reaches_as_far_as_both_fields_say(tmp_path):
+    """vLLM has a table of so many positions; it and transformers want the longer context in the other field."""
+    for positions, expected in ((131072, 131072), (200000, 131072), (32768, 32768)):
+        folder = written(tmp_path, max_position_embeddings=positions, rope_scaling={"rope_type": "yarn", **YARN})
+        assert read_architecture(folder).max_positions == expected

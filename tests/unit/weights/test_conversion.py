@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed.checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
@@ -25,7 +27,7 @@ from gtpo_megatron.weights.hf.reader import read_parameters, weight_files
 from gtpo_megatron.weights.megatron import layout as megatron_layout
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardPlace, fused_name, hf_shapes, load_plan, stage_mappings
-from tests.distributed.family_models import FAMILIES, make_family_model
+from tests.distributed.family_models import FAMILIES, MIXTURES, make_family_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -43,8 +45,15 @@ class Count:
         self.done += num_bytes
 
 
-def layout(tensor=1, pipeline=1):
-    return ParallelConfig(num_ranks=tensor * pipeline, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+def layout(tensor=1, pipeline=1, expert=1, expert_tensor=1):
+    return ParallelConfig(
+        num_ranks=math.lcm(tensor, expert * expert_tensor) * pipeline,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        sequence_parallel=tensor > 1,
+        expert_parallel_size=expert,
+        expert_tensor_parallel_size=expert_tensor,
+    )
 
 
 def to_megatron(source, target, parallel=None):
@@ -72,7 +81,7 @@ def contents(folder):
 def models(tmp_path_factory):
     """One folder a family and dtype, a tokenizer file beside."""
     base = tmp_path_factory.mktemp("models")
-    for name, family in FAMILIES.items():
+    for name, family in (FAMILIES | MIXTURES).items():
         for dtype in (torch.float32, torch.bfloat16):
             folder = base / f"{name}-{dtype.itemsize}"
             make_family_model(folder, family, dtype=dtype)
@@ -113,6 +122,90 @@ def test_every_byte_comes_back(models, tmp_path, monkeypatch, name, itemsize, pa
     assert contents(tmp_path / "back") == contents(source)
     for companion in ("config.json", "generation_config.json", "tokenizer.json"):
         assert (tmp_path / "back" / companion).read_bytes() == (source / companion).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "num_files"),
+    [
+        (layout(), 1),
+        (layout(2, 2), 4),
+        (layout(1, 1, 4), 4),
+        (layout(2, 2, 2, 2), 8),
+        (layout(2, 1, 1, 4), 4),
+        (layout(2, 1, 1, 1), 2),
+    ],
+    ids=["one", "tp2_pp2", "ep4", "tp2_pp2_ep2_etp2", "tp2_etp4", "tp2_etp1"],
+)
+@pytest.mark.parametrize("itemsize", [4, 2])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_every_byte_of_a_mixture_comes_back(models, tmp_path, monkeypatch, name, itemsize, parallel, num_files):
+    """The expert bias stays in float32 in a folder of 16 bits; config.json is the same then too."""
+    monkeypatch.setattr(megatron_layout, "CHUNK_BYTES", 700)
+    source = models / f"{name}-{itemsize}"
+    to_megatron(source, tmp_path / "converted", parallel)
+    check_weights(tmp_path / "converted", read_architecture(source))
+    assert len(list((tmp_path / "converted" / MEGATRON_FOLDER).glob("*.distcp"))) == num_files
+    to_hf(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(source)
+    assert (tmp_path / "back" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_experts_are_an_axis_of_the_checkpoints_tensors(models, tmp_path):
+    """As Megatron's own checkpoints have it: one key for all layers if all have experts, else a key for each layer."""
+    shapes = {}
+    for name in MIXTURES:
+        to_megatron(models / f"{name}-4", tmp_path / name)
+        metadata = FileSystemReader(tmp_path / name / MEGATRON_FOLDER).read_metadata().state_dict_metadata
+        shapes[name] = {key: tuple(entry.size) for key, entry in metadata.items()}
+    alike, mixed, glm = shapes.values()
+    assert alike["decoder.layers.mlp.experts.experts.linear_fc1.weight"] == (2, 4, 32, 32)
+    assert alike["decoder.layers.mlp.experts.experts.linear_fc2.weight"] == (2, 4, 32, 16)
+    assert alike["decoder.layers.mlp.router.weight"] == (2, 4, 32)
+    assert alike["decoder.layers.pre_mlp_layernorm.weight"] == (2, 32)
+    assert alike["decoder.layers.self_attention.linear_qkv.layer_norm_weight"] == (2, 32)
+    assert mixed["decoder.layers.0.mlp.experts.experts.linear_fc1.weight"] == (4, 32, 32)
+    assert mixed["decoder.layers.0.pre_mlp_layernorm.weight"] == (32,)
+    assert mixed["decoder.layers.1.mlp.linear_fc1.layer_norm_weight"] == (32,)
+    assert mixed["decoder.layers.1.mlp.linear_fc1.weight"] == (96, 32)
+    assert glm["decoder.layers.1.mlp.router.expert_bias"] == (4,)
+    assert glm["decoder.layers.1.mlp.shared_experts.linear_fc1.weight"] == (32, 32)
+    assert glm["decoder.layers.1.self_attention.linear_qkv.bias"] == (64,)
+
+
+def test_fused_experts_are_refused(tmp_path):
+    """As ``save_original_format=False`` leaves them."""
+    model = make_family_model(tmp_path / "source", MIXTURES["qwen3_moe"])
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "fused" / "model.safetensors")
+    with pytest.raises(
+        WeightMappingError, match=r"experts.down_proj holds all experts of a layer in one tensor; expected"
+    ):
+        to_megatron(tmp_path / "fused", tmp_path / "converted")
+
+
+def test_layers_for_multi_token_prediction_are_left_out(models, tmp_path, caplog):
+    """Folders of GLM-4.5 hold such a layer after the last one."""
+    source = tmp_path / "source"
+    shutil.copytree(models / "glm4_moe-4", source)
+    tensors = load_file(source / "model.safetensors")
+    extra = {"eh_proj.weight": (32, 64), "enorm.weight": (32,), "mlp.experts.0.up_proj.weight": (16, 32)}
+    extra = {f"model.layers.2.{name}": torch.ones(shape) for name, shape in extra.items()}
+    save_file(tensors | extra, source / "model.safetensors", metadata={"format": "pt"})
+    to_megatron(source, tmp_path / "converted")
+    assert "model.layers.2 are layers for multi-token prediction" in caplog.text
+    to_hf(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(models / "glm4_moe-4")
+
+
+def test_a_training_checkpoints_dtype_is_named_though_the_expert_bias_has_another(models, tmp_path):
+    source = models / "glm4_moe-2"
+    to_megatron(source, tmp_path / "converted")
+    config = tmp_path / "converted" / "config.json"
+    config.write_text(config.read_text().replace('"dtype": "bfloat16"', '"dtype": "float32"'))
+    to_hf(tmp_path / "converted", tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
+    bias = load_file(tmp_path / "back" / "model.safetensors")["model.layers.1.mlp.gate.e_score_correction_bias"]
+    assert bias.dtype == torch.float32
 
 
 def test_shards_and_their_index(models, model, tmp_path):

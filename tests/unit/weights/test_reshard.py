@@ -1,5 +1,7 @@
 """The slicing plans: every element goes where it belongs, exactly once, for any layout."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel, as_matrix
 from gtpo_megatron.weights.reshard import (
     LAYER_TABLES,
@@ -16,11 +19,22 @@ from gtpo_megatron.weights.reshard import (
     fused_name,
     hf_shapes,
     load_plan,
+    shard_place,
     stage_mappings,
     table_name,
 )
 
-TRAITS = {"qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}, "llama": {}}
+EXPERTS = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
+TRAITS = {
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "llama": {},
+    "qwen3_moe": {"qk_norm": True, "experts": EXPERTS},
+    "glm4_moe": {
+        "qkv_bias": True,
+        "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
+    },
+}
 
 
 def architecture(**changes):
@@ -79,29 +93,109 @@ def filled(plan, tensors):
     return parameters
 
 
-@settings(max_examples=60)
+def world(*, expert=1, expert_tensor=1, replicas=1, tensor=1, pipeline=(1, 1)):
+    """Every rank's place in a layout."""
+    parallel = ParallelConfig(
+        num_ranks=tensor * replicas * pipeline[0],
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline[0],
+        virtual_pipeline_size=pipeline[1],
+        expert_parallel_size=expert,
+        expert_tensor_parallel_size=expert_tensor,
+    )
+    return [shard_place(parallel, rank) for rank in range(parallel.num_ranks)]
+
+
+@settings(max_examples=80)
 @given(
     family=st.sampled_from(sorted(LAYER_TABLES)),
     tensor_size=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
+    expert_split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)]),
     tied=st.booleans(),
     vocab_size=st.integers(1, 40),
     multiple=st.sampled_from([1, 8]),
 )
-def test_export_writes_every_element_once_and_undoes_load(family, tensor_size, pipeline, tied, vocab_size, multiple):
+def test_export_writes_every_element_once_and_undoes_load(
+    family, tensor_size, pipeline, expert_split, tied, vocab_size, multiple
+):
     arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab_size)
     padded = arch.padded_vocab_size(tensor_size, multiple)
     tensors = numbered_tensors(arch)
     written = {name: torch.zeros_like(as_matrix(tensor)) for name, tensor in tensors.items()}
     result = {name: torch.zeros_like(as_matrix(tensor)) for name, tensor in tensors.items()}
-    for place in places(tensor_size, *pipeline):
+    expert, expert_tensor = expert_split
+    seen = set()
+    for place in world(
+        tensor=tensor_size, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor, replicas=8 // tensor_size
+    ):
         parameters = filled(load_plan(arch, place, padded), tensors)
-        for copy in export_plan(arch, place, padded):
-            written[copy.hf_name][copy.hf_box.slices] += 1
-            result[copy.hf_name][copy.hf_box.slices] = parameters[copy.megatron_name][copy.megatron_box.slices]
+        for shard, part in ((place.dense_shard, "dense"), (place.expert_shard, "experts")):
+            if (shard, part) in seen:
+                continue  # a replica of this shard was there before
+            seen.add((shard, part))
+            for copy in export_plan(arch, shard, padded, dense=part == "dense", experts=part == "experts"):
+                written[copy.hf_name][copy.hf_box.slices] += 1
+                result[copy.hf_name][copy.hf_box.slices] = parameters[copy.megatron_name][copy.megatron_box.slices]
     for name, tensor in tensors.items():
         assert (written[name] == 1).all(), name
         assert torch.equal(result[name], as_matrix(tensor)), name
+
+
+def test_a_rank_holds_its_experts_cut_by_their_own_tensor_parallelism():
+    """Rank 3 of a stage of four, tensor 4, expert 2, expert tensor 2: experts 2 and 3, and their second halves."""
+    arch = architecture(family="qwen3_moe")
+    place = world(tensor=4, expert=2, expert_tensor=2)[3]
+    tensors = numbered_tensors(arch)
+    parameters = filled(load_plan(arch, place, 16), tensors)
+    for local, expert in enumerate((2, 3)):
+        there, here = f"model.layers.1.mlp.experts.{expert}", f"decoder.layers.1.mlp.experts.local_experts.{local}"
+        gate, up = (tensors[f"{there}.{half}_proj.weight"][4:8] for half in ("gate", "up"))
+        assert torch.equal(parameters[f"{here}.linear_fc1.weight"], torch.cat([gate, up]))
+        assert torch.equal(parameters[f"{here}.linear_fc2.weight"], tensors[f"{there}.down_proj.weight"][:, 4:8])
+    assert not [name for name in parameters if "local_experts.2" in name]
+    assert torch.equal(parameters["decoder.layers.1.mlp.router.weight"], tensors["model.layers.1.mlp.gate.weight"])
+
+
+def test_experts_that_do_not_split_are_named():
+    with pytest.raises(WeightMappingError, match="4 experts do not split over expert_parallel_size=3"):
+        load_plan(architecture(family="qwen3_moe"), world(expert=3, replicas=3)[0], 13)
+
+
+@pytest.mark.megatron
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.parametrize(
+    ("tensor", "context", "data", "pipeline", "expert", "expert_tensor"),
+    [(2, 1, 2, 1, 2, 1), (2, 2, 2, 2, 4, 1), (2, 1, 4, 2, 2, 2), (1, 1, 8, 1, 4, 2), (4, 1, 2, 1, 2, 4)],
+)
+def test_places_are_those_of_megatrons_groups(tensor, context, data, pipeline, expert, expert_tensor):
+    from megatron.core.parallel_state import RankGenerator
+
+    num_ranks = tensor * context * data * pipeline
+    parallel = ParallelConfig(
+        num_ranks=num_ranks,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        context_parallel_size=context,
+        expert_parallel_size=expert,
+        expert_tensor_parallel_size=expert_tensor,
+    )
+    order = "tp-cp-ep-dp-pp"
+    dense = RankGenerator(tp=tensor, ep=1, dp=data, pp=pipeline, cp=context, order=order)
+    sparse = RankGenerator(
+        tp=expert_tensor, ep=expert, dp=parallel.expert_data_parallel_size, pp=pipeline, cp=1, order=order
+    )
+    for rank in range(num_ranks):
+        place = shard_place(parallel, rank)
+
+        def index(generator, axis, rank=rank):
+            (group,) = (ranks for ranks in generator.get_ranks(axis) if rank in ranks)
+            return group.index(rank)
+
+        assert place.tensor_parallel.index == index(dense, "tp")
+        assert place.pipeline_stage == index(dense, "pp") == index(sparse, "pp")
+        assert place.expert_parallel.index == index(sparse, "ep")
+        assert place.expert_tensor_parallel.index == index(sparse, "tp")
 
 
 def test_query_key_value_lie_by_query_group():
@@ -170,14 +264,29 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         "mlp.linear_fc1.weight",
         "mlp.linear_fc2.weight",
     }
-    if family == "qwen2":
+    arch = architecture(family=family)
+    if arch.qkv_bias:
         layer.add("self_attention.linear_qkv.bias")
-    if family == "qwen3":
+    if arch.qk_norm:
         layer |= {"self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"}
-    theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in layer}
+    mixture = {name for name in layer if not name.startswith("mlp.")} | {
+        "pre_mlp_layernorm.weight",
+        "mlp.router.weight",
+    }
+    mixture |= {f"mlp.experts.linear_fc{n}.weight{i}" for n in (1, 2) for i in range(4)}
+    if family == "glm4_moe":
+        mixture |= {f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2)} | {"mlp.router.expert_bias"}
+    theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in (mixture if arch.has_experts(i) else layer)}
     theirs |= {"embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"}
     assert {table_name(name) for name in theirs} == ours
-    assert {fused_name(name) for name in ours} == theirs
+    fused = {
+        fused_name(
+            name, has_experts=any(name.startswith(f"decoder.layers.{i}.") for i in range(4) if arch.has_experts(i))
+        )
+        for name in ours
+        if ".local_experts." not in name
+    }
+    assert fused == {name for name in theirs if ".experts." not in name}
     assert {table_name(name) for name in ours} == ours  # names of local layers are the tables' own
 
 

@@ -1,1 +1,1 @@
-"""How bytes of a push travel; they know no names."""
+"""Transports of a push: they move bytes and know no tensor names."""

@@ -23,25 +23,25 @@ _FIRST_NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3
 
 
 class SendingEnd(Protocol):
-    """A trainer rank's end."""
+    """The sending end, of a trainer rank."""
 
     def start(self) -> None:
-        """Opens a push. Every rank calls it, also one that no worker wants anything from.
+        """Opens a push. Every rank must call it, also one without anything to send.
 
         Raises:
-            WeightSyncError: somebody did not come by the deadline.
+            WeightSyncError: a member did not join by the deadline.
         """
         ...
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank takes part in a bucket: a part of it is here, or it passes on what others send."""
+        """Whether this rank takes part in a bucket: it sends a part of it, or relays the parts of other ranks."""
         ...
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
-        """Memory for this rank's part of a bucket, waiting until it is free.
+        """Waits for free memory for this rank's part of a bucket.
 
         Args:
-            worker: who the bucket is for.
+            worker: destination of the bucket.
             sequence: of the bucket.
             spans: of the bucket.
 
@@ -54,23 +54,23 @@ class SendingEnd(Protocol):
         ...
 
     def commit(self, worker: int, sequence: int, spans: Spans) -> None:
-        """This rank's part is complete."""
+        """Marks this rank's part as complete."""
         ...
 
     def finish(self) -> None:
-        """Returns when nothing of this push needs this rank any more."""
+        """Waits until this rank's part of the push is delivered."""
         ...
 
     def close(self) -> None:
-        """Lets go of memory and connections."""
+        """Releases memory and connections."""
         ...
 
 
 class ReceivingEnd(Protocol):
-    """A sampler worker's end."""
+    """The receiving end, of a sampler worker."""
 
     def wait(self, sequence: int, spans: Spans) -> Tensor:
-        """The bucket, once every rank's part is there.
+        """Waits for every rank's part of a bucket, and returns the bucket.
 
         Args:
             sequence: of the bucket.
@@ -85,11 +85,11 @@ class ReceivingEnd(Protocol):
         ...
 
     def release(self, sequence: int) -> None:
-        """The bucket has been read."""
+        """Marks the bucket as read."""
         ...
 
     def close(self) -> None:
-        """Lets go of memory and connections."""
+        """Releases memory and connections."""
         ...
 
 
@@ -97,7 +97,7 @@ def wait_until(is_done: Callable[[], bool], *, deadline_s: float, complaint: Cal
     """Polls, first often and then every millisecond.
 
     Raises:
-        WeightSyncError: not done by the deadline; says what ``complaint`` says.
+        WeightSyncError: not done by the deadline; ``complaint`` makes the message.
     """
     if is_done():
         return

@@ -22,7 +22,7 @@ from gtpo_megatron.weights.push.transports.channel import SLOTS, Spans
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """Where and how the members of the group find each other.
+    """Rendezvous of the group's members.
 
     Attributes:
         host: of the store.
@@ -42,16 +42,16 @@ class Meeting:
 
     @property
     def device(self) -> torch.device:
-        """Of the buffers."""
+        """Device of the buffers."""
         return torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
 
     @property
     def transport(self) -> str:
-        """As users name it."""
+        """Name of the transport in the configuration."""
         return "process_group" if self.num_workers else "relay"
 
     def member_for(self, worker: int) -> int:
-        """Who takes a worker's buckets: itself, or else the rank of its number."""
+        """Member of the group that receives a worker's buckets: the worker, or the rank of the same number."""
         return self.num_ranks + worker if self.num_workers else worker
 
 
@@ -83,7 +83,7 @@ def join(meeting: Meeting, member: int) -> Any:
 
 
 class ProcessGroupSender:
-    """A rank's end."""
+    """The sending end."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self._rank, self._meeting = rank, meeting
@@ -97,12 +97,12 @@ class ProcessGroupSender:
         self.group()
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """If it has a part."""
+        """Whether this rank has a part of the bucket."""
         del worker
         return self._rank in spans
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
-        """Memory of this process, whose previous contents have been sent."""
+        """A buffer of this process whose previous contents have been sent."""
         del worker, sequence
         self._settle(self._turn)
         _, num = spans[self._rank]
@@ -161,7 +161,7 @@ class ProcessGroupReceiver:
         self._under_way: dict[int, dict[int, Any]] = {}
 
     def wait(self, sequence: int, spans: Spans) -> Tensor:
-        """The slot that the receives wrote to."""
+        """Waits for the receives; returns the buffer they wrote to."""
         if self._group is None:
             self._join()
         self._receive(sequence)
@@ -173,7 +173,7 @@ class ProcessGroupReceiver:
         return self._buffers[sequence % SLOTS]
 
     def release(self, sequence: int) -> None:
-        """The slot is written again by the receives after the next ``wait``."""
+        """Allows the receives after the next ``wait`` to overwrite the buffer."""
 
     def close(self) -> None:
         """Leaves the group."""
@@ -205,7 +205,7 @@ def post(start: Callable[[], Any], meeting: Meeting, complaint: str) -> Any:
     """Starts a send or a receive.
 
     Raises:
-        WeightSyncError: the other side has gone; says what ``complaint`` says.
+        WeightSyncError: the other side has gone; ``complaint`` makes the message.
     """
     try:
         return start()
@@ -219,7 +219,7 @@ def receive(group: Any, memory: Tensor, rank: int, sequence: int, meeting: Meeti
     """Starts to receive a part of a bucket.
 
     Raises:
-        WeightSyncError: the rank has gone; says what ``complaint`` says.
+        WeightSyncError: the rank has gone; ``complaint`` makes the message.
     """
     return post(lambda: group.recv([memory], rank, sequence % 2**31), meeting, complaint)
 
@@ -228,7 +228,7 @@ def wait_for(work: Any, meeting: Meeting, complaint: str) -> None:
     """Waits for one send or receive, on a GPU until its bytes can be read.
 
     Raises:
-        WeightSyncError: not done by the deadline; says what ``complaint`` says.
+        WeightSyncError: not done by the deadline; ``complaint`` makes the message.
     """
     try:
         work.wait(datetime.timedelta(seconds=meeting.deadline_s))

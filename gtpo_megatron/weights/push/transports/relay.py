@@ -42,7 +42,7 @@ class RelaySender:
         self._outgoing.start()
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """If it has a part, and for its worker always."""
+        """Whether this rank has a part of the bucket or hosts the worker."""
         return worker == self._rank or self._outgoing.is_needed(worker, spans)
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
@@ -66,19 +66,19 @@ class RelaySender:
         return slot[first : first + num]
 
     def commit(self, worker: int, sequence: int, spans: Spans) -> None:
-        """Sends; the host hands a bucket on at once if nobody else has a part in it, else when it needs a slot."""
+        """Sends. The host publishes a bucket at once if no other rank has a part of it, else when it needs a slot."""
         if worker != self._rank:
             self._outgoing.commit(worker, sequence, spans)
         elif list(self._incoming.values()) == [{}]:  # an earlier bucket that is not whole must be handed over first
             self._hand_over(sequence)
 
     def finish(self) -> None:
-        """Waits until everything has been sent, and has been passed on."""
+        """Waits until everything has been sent and published."""
         self._hand_over_up_to(max(self._incoming, default=-1))
         self._outgoing.finish()
 
     def close(self) -> None:
-        """Leaves the group and lets go of the slots."""
+        """Leaves the group and releases the slots."""
         self._outgoing.close()
         self._file = self._slots = None
 
@@ -104,7 +104,7 @@ class RelaySender:
                 self._hand_over(sequence)
 
     def _hand_over(self, sequence: int) -> None:
-        """Waits for the other ranks' parts and says that the bucket is whole."""
+        """Waits for the other ranks' parts and marks the bucket as complete."""
         assert self._file is not None
         for rank, work in self._incoming.pop(sequence).items():
             wait_for(work, self._meeting, self._missing(sequence, rank))
@@ -152,7 +152,7 @@ class RelayReceiver:
         file.read[0] = sequence + 1
 
     def close(self) -> None:
-        """Lets go of the slots."""
+        """Releases the slots."""
         self._file = self._slots = None
 
     def _opened(self) -> SlotFile:

@@ -25,7 +25,7 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotShape:
-    """What a worker's slots shall be.
+    """Sizes and kind of a worker's slots.
 
     Attributes:
         slot_bytes: of one slot, the largest bucket.
@@ -41,22 +41,22 @@ class SlotShape:
 
     @property
     def header_bytes(self) -> int:
-        """Of the counters, in whole pages."""
+        """Bytes of the counters, in whole pages."""
         return -(-8 * (1 + self.num_ranks) // _PAGE_BYTES) * _PAGE_BYTES
 
     @property
     def num_bytes(self) -> int:
-        """Of the file."""
+        """Bytes of the file."""
         return self.header_bytes + (_PAGE_BYTES if self.on_gpu else SLOTS * self.slot_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedSlots:
-    """Where a worker's slots are.
+    """Location of a worker's slots.
 
     Attributes:
         path: of the file.
-        shape: what they are.
+        shape: sizes and kind.
     """
 
     path: str
@@ -64,7 +64,7 @@ class SharedSlots:
 
 
 def create_slots(shape: SlotShape) -> SharedSlots:
-    """Makes the file with all its memory; one that grows when it is written would kill the writer when memory is short.
+    """Creates the file and allocates all its memory: a sparse file would kill its writer if memory ran out.
 
     Raises:
         WeightSyncError: the memory file system is too small.
@@ -113,12 +113,12 @@ class SlotFile:
         self.memory = flat[:0] if shape.on_gpu else flat[shape.header_bytes :].view(SLOTS, shape.slot_bytes)
 
     def publish(self, handle: bytes) -> None:
-        """Leaves a handle of the slots for whoever else has mapped the file."""
+        """Stores a handle of the slots for other processes that map the file."""
         data = torch.frombuffer(bytearray(len(handle).to_bytes(8, "little") + handle), dtype=torch.uint8)
         self._handle[: len(data)] = data
 
     def published(self) -> bytes:
-        """The handle."""
+        """The stored handle."""
         page = bytes(self._handle.tolist())
         return page[8 : 8 + int.from_bytes(page[:8], "little")]
 
@@ -136,15 +136,15 @@ class SharedMemorySender:
         self._files = {worker: SlotFile(where) for worker, where in slots.items()}
 
     def start(self) -> None:
-        """Nothing to open."""
+        """Does nothing."""
 
     def is_needed(self, worker: int, spans: Spans) -> bool:
-        """If it has a part."""
+        """Whether this rank has a part of the bucket."""
         del worker
         return self._rank in spans
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
-        """A view of the worker's slot."""
+        """A view of this rank's part in the worker's slot."""
         file = self._files[worker]
         wait_until(
             lambda: sequence - int(file.read) < SLOTS,
@@ -163,15 +163,15 @@ class SharedMemorySender:
         self._files[worker].written[self._rank] = sequence + 1
 
     def finish(self) -> None:
-        """What was committed lies in shared memory."""
+        """Does nothing: what was committed is in shared memory."""
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmaps the files."""
         self._files.clear()
 
 
 class SharedMemoryReceiver:
-    """A worker's end."""
+    """The receiving end."""
 
     def __init__(self, worker: int, slots: SharedSlots) -> None:
         self._worker = worker
@@ -195,7 +195,7 @@ class SharedMemoryReceiver:
         self._connected().read[0] = sequence + 1
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmaps the files."""
         self._file = None
 
     def _connected(self) -> SlotFile:

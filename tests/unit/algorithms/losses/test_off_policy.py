@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.losses.off_policy import correction_ratio, correction_statistics, correction_weights
+from gtpo_megatron.algorithms.losses.off_policy import (
+    correction_ratio,
+    correction_statistics,
+    correction_weights,
+    vetoed,
+)
 
 OLD = torch.tensor([[-1.0, -1.0], [-2.0, math.nan]])
 SAMPLED = torch.tensor([[-1.5, -0.8], [-2.0, math.nan]])
@@ -45,3 +50,9 @@ def test_statistics() -> None:
         },
         rel=1e-5,
     )
+
+
+def test_a_response_is_vetoed_for_one_token_whatever_the_sign_and_padding_says_nothing() -> None:
+    assert vetoed(OLD, SAMPLED, MASK, 0.4).tolist() == [True, False]
+    assert vetoed(SAMPLED, OLD, MASK, 0.4).tolist() == [True, False]
+    assert vetoed(OLD, SAMPLED, MASK, 0.6).tolist() == [False, False]

@@ -1,4 +1,4 @@
-"""The loop's bookkeeping over parts that do nothing: what is written when, and what a crash leaves."""
+"""The loop's bookkeeping over stages that do nothing: what is written when, and what a crash leaves."""
 
 import dataclasses
 
@@ -12,15 +12,17 @@ from gtpo_megatron.observability.metrics import Max, deterministic
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.loop.controller import Controller, RunInputs
+from gtpo_megatron.orchestration.loop.controller import Controller
+from gtpo_megatron.orchestration.loop.inputs import RunInputs
 from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import MemoryTurns, StepParts
+from gtpo_megatron.orchestration.stages.protocols import MemorySharing, Stages
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import JsonlSink, read_metrics, truncate_after
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
 from tests.unit.orchestration.checkpoints import facts
+from tests.unit.orchestration.gaps import gaps
 from tests.unit.orchestration.loop.test_sampling import WrittenDown
 
 EVALUATION_SEED = 5
@@ -48,13 +50,16 @@ class World(WrittenDown):
         return RewardBatch(rewards=torch.arange(num).remainder(2).float(), failed=torch.zeros(num, dtype=torch.bool))
 
     def score_tokens(self, rollouts):
-        return {"sync/logprob_gap_max": Max(0.0)}
+        return gaps(0.0)
 
     def assign_credit(self, rewards):
         return {}
 
     def release_batch(self):
         pass
+
+    def expert_load(self):
+        return {}
 
     def update(self, *, step):
         return {"policy/loss": Max(float(step))}
@@ -80,7 +85,7 @@ class World(WrittenDown):
         self.saved.append(f"loaded {folder.name}")
 
 
-class Turns(MemoryTurns):
+class RecordedSharing(MemorySharing):
     """Writes down whose turn it is, between what the world writes down."""
 
     def __init__(self, log):
@@ -96,7 +101,7 @@ class Turns(MemoryTurns):
         self._log.append("engine")
 
 
-def run(folder, world, checkpoint=None, turns=None, rollout=None, measure_every=0, keep_best=0, **options):
+def run(folder, world, checkpoint=None, memory_sharing=None, rollout=None, measure_every=0, keep_best=0, **options):
     """The whole run, or its rest from a checkpoint."""
     config = tiny_cpu.gtpo(num_steps=4)
     config = dataclasses.replace(
@@ -109,14 +114,13 @@ def run(folder, world, checkpoint=None, turns=None, rollout=None, measure_every=
         logging=dataclasses.replace(config.logging, rollout_groups_per_step=0),
     )
     folder.open(config, resume=checkpoint is not None)
-    parts = StepParts(
+    stages = Stages(
         engine=world,
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=turns or Disaggregated(),
+        memory_sharing=memory_sharing or Disaggregated(),
         timers=StageTimers(),
-        logprob_gap_limit=1.0,
     )
     heldout = HeldOutSet(label="heldout", problems=PROBLEMS[:2], num_contaminated=1)
     other = HeldOutSet(label="aime24", problems=PROBLEMS[2:5])
@@ -126,7 +130,7 @@ def run(folder, world, checkpoint=None, turns=None, rollout=None, measure_every=
     display = TrainingDisplay(num_steps=4, title="test", is_live=False)
     try:
         with MetricSinks({"jsonl": JsonlSink(folder.path / "metrics.jsonl")}) as sinks:
-            return Controller(config, folder, facts(), inputs, parts, sinks, display, **options).run(checkpoint)
+            return Controller(config, folder, facts(), inputs, stages, sinks, display, **options).run(checkpoint)
     finally:
         folder.close()
 
@@ -252,7 +256,9 @@ def test_a_crash_after_the_row_that_was_put_off_leaves_it_there_once(tmp_path, m
     folder, world = RunFolder(tmp_path), World()
     run(folder, world, measure_every=2, stop_reason=lambda: "limit" if world.version == 2 else "")
     with monkeypatch.context() as broken:
-        broken.setattr(CheckpointFolder, "settle", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(
+            CheckpointFolder, "record_measurement", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             run(folder, World(), folder.checkpoints.latest(), measure_every=2)
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2]
@@ -286,8 +292,8 @@ def test_a_request_before_the_first_step_leaves_nothing_behind(tmp_path, num_mea
 
 def test_an_engine_on_the_same_gpus_sleeps_while_a_checkpoint_is_read_and_written(tmp_path):
     folder, world = RunFolder(tmp_path), World()
-    turns = Turns(world.saved)
-    run(folder, world, turns=turns)
+    sharing = RecordedSharing(world.saved)
+    run(folder, world, memory_sharing=sharing)
     cycle = ["trainer", "push", "engine"]
 
     def save(step):
@@ -295,5 +301,5 @@ def test_an_engine_on_the_same_gpus_sleeps_while_a_checkpoint_is_read_and_writte
 
     assert world.saved == [*cycle, *cycle, *cycle, *save(2), *cycle, *cycle, *save(4)]
     del world.saved[:]
-    run(folder, world, folder.checkpoints.latest(), turns)
+    run(folder, world, folder.checkpoints.latest(), sharing)
     assert world.saved == ["trainer", "loaded step_4", "push", "engine"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig, ReferenceKLConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space, checkpoint_bytes
 from gtpo_megatron.weights.architecture import read_architecture
@@ -33,6 +34,14 @@ ARCHITECTURE = read_architecture(Path(tiny_cpu.gtpo().model.path))
 )
 def test_bytes_of_a_checkpoint(fields, bytes_each):
     assert checkpoint_bytes(config(**fields), ARCHITECTURE) == pytest.approx(NUM_PARAMETERS * bytes_each, rel=0.01)
+
+
+def test_a_reference_that_is_reset_has_weights_of_its_own():
+    kl = ReferenceKLConfig(coef=0.1)
+    compared = dataclasses.replace(config(), algorithm=GRPOConfig(reference_kl=kl))
+    assert checkpoint_bytes(compared, ARCHITECTURE) == checkpoint_bytes(config(), ARCHITECTURE)
+    reset = dataclasses.replace(compared, reference=ReferenceConfig(reset_every_steps=5))
+    assert checkpoint_bytes(reset, ARCHITECTURE) == pytest.approx(NUM_PARAMETERS * 16, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.observability.metrics import Max, to_scalars
-from gtpo_megatron.orchestration.loop.policy_check import check_gap, check_version
+from gtpo_megatron.observability.metrics import to_scalars
+from gtpo_megatron.orchestration.loop.policy_check import check_version
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
 from gtpo_megatron.orchestration.stages.protocols import RolloutHandle
 
@@ -23,6 +23,7 @@ def handle(group_ids, lengths, truncated=None, version=3, num_multi_version=0):
         truncated=torch.tensor(truncated or [False] * len(lengths)),
         is_multi_version=torch.arange(len(lengths)) < num_multi_version,
         policy_version=version,
+        engines=torch.zeros(len(lengths), dtype=torch.int64),
     )
 
 
@@ -74,14 +75,18 @@ def test_no_verdict_at_all_is_not_a_number():
     assert math.isnan(found["rollout/reward_mean"])
 
 
-@pytest.mark.parametrize("gap", [2e-4, math.nan])
-def test_a_gap_beyond_the_limit_stops_the_run(gap):
-    with pytest.raises(WeightSyncError, match=r"policy version 3: sampler and trainer differ .*limit=0\.0001"):
-        check_gap({"sync/logprob_gap_max": Max(gap)}, version=3, limit=1e-4)
-    check_gap({"sync/logprob_gap_max": Max(9e-5)}, version=3, limit=1e-4)
-
-
 def test_another_version_stops_the_run():
     with pytest.raises(WeightSyncError, match="come from policy version 3, the trainer has version 4"):
         check_version(handle([1], [1]), version=4)
     check_version(handle([1], [1]), version=3)
+
+
+def test_parts_of_the_reward_are_means_over_the_responses_that_have_them():
+    batch = RewardBatch(
+        rewards=torch.tensor([1.0, 0.0, 1.0]),
+        failed=torch.tensor([False, False, True]),
+        parts={"tests": torch.tensor([1.0, 0.5, 9.0]), "rare": torch.tensor([torch.nan, torch.nan, 1.0])},
+    )
+    found = to_scalars(rollout_metrics(handle([1, 1, 2], [1, 1, 1]), batch))
+    assert found["reward/tests_mean"] == 0.75
+    assert "reward/rare_mean" not in found  # only a response without a verdict has it

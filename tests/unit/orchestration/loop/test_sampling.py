@@ -13,7 +13,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.sampling import sample_groups
 from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, StepParts, rollout_summary
+from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, Stages, rollout_summary
 from gtpo_megatron.weights.push.sync import WeightSync
 
 ROLLOUT = RolloutConfig(group_size=2)
@@ -42,7 +42,7 @@ class WrittenDown:
 
     num_restarts = 0
 
-    def unattended(self, *, step=0):
+    def unattended(self):
         return self
 
     def replace_lost(self):
@@ -68,7 +68,7 @@ class WrittenDown:
 
     def concatenate(self, rollouts, rows):
         places = [(index, row) for index, chosen in enumerate(rows) for row in chosen]
-        merged = take_rows([handle.payload for handle in rollouts], places)
+        merged = take_rows([handle.payload for handle in rollouts], places, may_mix=True)
         return RolloutHandle(payload=merged, **rollout_summary(merged))
 
     def score(self, rollouts, prompts):
@@ -88,16 +88,15 @@ def sample(outcomes, algorithm, num_prompts):
         problems = tuple(Problem(problem_id=str(g), prompt_ids=(1,), answer=str(g)) for g in groups)
         return PromptBatch(problems=problems, group_ids=groups)
 
-    parts = StepParts(
+    stages = Stages(
         engine=world,
         reward=world,
         actor=None,
         weight_sync=WeightSync(None, None),
-        turns=Disaggregated(),
+        memory_sharing=Disaggregated(),
         timers=StageTimers(),
-        logprob_gap_limit=1.0,
     )
-    return sample_groups(draw, parts, ROLLOUT, algorithm, num_prompts=num_prompts, seed=0), world
+    return sample_groups(draw, stages, ROLLOUT, algorithm, num_prompts=num_prompts, seed=0), world
 
 
 def dynamic(max_refills=10):

@@ -8,12 +8,13 @@ from gtpo_megatron.batch import PromptBatch
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
+from gtpo_megatron.orchestration.loop.pipeline import rollout_pipeline
 from gtpo_megatron.orchestration.loop.training_step import training_step
 from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import StepParts
+from gtpo_megatron.orchestration.stages.protocols import Stages
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
+from tests.unit.orchestration.gaps import check_of, gaps
 from tests.unit.orchestration.loop.test_controller import PROBLEMS, World
 
 
@@ -22,7 +23,7 @@ class Written(World):
 
     def __init__(self, gap):
         super().__init__()
-        self.gap = {"sync/logprob_gap_max": Max(gap)}
+        self.gap = gaps(gap)
         self.calls = []
 
     def score_tokens(self, rollouts):
@@ -55,41 +56,43 @@ def one_step(source, gap=0.0, version=0):
         data=dataclasses.replace(config.data, prompts_per_step=2),
         rollout=dataclasses.replace(config.rollout, group_size=2, entropy_source=source),
     )
-    parts = StepParts(
+    stages = Stages(
         engine=world,
         reward=world,
         actor=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        turns=Disaggregated(),
+        memory_sharing=Disaggregated(),
         timers=StageTimers(),
-        logprob_gap_limit=1e-3,
     )
 
     def draw(num):
         return PromptBatch(problems=tuple(PROBLEMS[:num]), group_ids=tuple(range(num)))
 
     try:
-        return training_step(RolloutPipeline(draw, parts, config), parts, config, step=1), world.calls
+        return training_step(
+            rollout_pipeline(draw, stages, config), stages, config, check_of(config), step=1
+        ), world.calls
     except WeightSyncError as error:
         return error, world.calls
 
 
 @pytest.mark.parametrize(("source", "scoring"), [("actor", "score"), ("rollout", "adopt")])
 def test_the_entropies_come_from_where_the_configuration_says(source, scoring):
-    report, calls = one_step(source, gap=1e-4)
+    report, calls = one_step(source, gap=1e-6)
     assert calls == [scoring, "credit", "update", "push"]
-    assert report.metrics["sync/logprob_gap_max"] == Max(1e-4)
+    assert report.metrics["sync/logprob_gap_max"].value == pytest.approx(1e-6, rel=0.1)
+    assert report.metrics["sync/logprob_gap_p99_limit"] == Max(5e-5)
 
 
 def test_a_gap_stops_the_step_before_its_update():
     error, calls = one_step("actor", gap=0.1)
-    assert "differ by up to 0.1 nats" in str(error)
+    assert "sync/logprob_gap_mean 0.1 (limit 5e-06)" in str(error)
     assert calls == ["score"]
 
 
 def test_without_a_scoring_pass_a_gap_stops_the_step_before_its_push():
     error, calls = one_step("rollout", gap=float("nan"))
-    assert "differ by up to nan nats" in str(error)
+    assert "sync/logprob_gap_mean nan (limit 5e-06)" in str(error)
     assert calls == ["adopt", "credit", "update"]
 
 

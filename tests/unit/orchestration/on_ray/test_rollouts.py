@@ -71,6 +71,16 @@ def split_over_engines(batch, num_engines, store, piece_bytes=2000):
     return joined(answers, [place[row] for row in range(batch.num_responses)])
 
 
+def test_routing_counts_in_the_size_of_a_piece():
+    batch = make_batch()
+    shape = (int(batch.routed_lengths.sum()), 48, 8)  # Qwen3-30B-A3B: 384 bytes per token, 30 times all others
+    routed = dataclasses.replace(batch, routed_experts=torch.zeros(shape, dtype=torch.uint8))
+    pieces = list(in_pieces(routed, piece_bytes=32 << 10))
+    assert len(list(in_pieces(batch, piece_bytes=32 << 10))) == 1
+    assert len(pieces) >= routed.routed_experts.nbytes // (32 << 10) > 5
+    assert max(piece.routed_experts.nbytes for piece in pieces) < 64 << 10
+
+
 def test_pieces_are_the_batch_cut_between_rows():
     batch = make_batch()
     pieces = list(in_pieces(batch, piece_bytes=2000))
@@ -152,12 +162,15 @@ def test_pieces_of_two_policies_mix_only_where_they_may():
     rows = [(row % 2, row // 2) for row in range(16)]
     with pytest.raises(RolloutError, match=r"policy versions \[1, 2\]"):
         joined(answers, rows)
-    handle = joined(answers, rows, max_spread=1)
+    alone = [joined([answer], [(0, row) for row in range(8)]) for answer in answers]
+    with pytest.raises(RolloutError, match=r"policy versions \[1, 2\]"):
+        chosen_rows(alone, [range(8), range(8)])
+    handle = chosen_rows(alone, [range(8), range(8)], max_spread=1)
     assert handle.policy_version == 1
     mixed = handle.payload.gather(store.read)
-    assert mixed.oldest_versions.tolist() == [1, 2] * 8
+    assert mixed.oldest_versions.tolist() == [1] * 8 + [2] * 8
     # a replica with responses of the newer policy alone still knows how old the batch is
-    only_new = chosen_rows([handle], [range(1, 16, 2)], max_spread=1)
+    only_new = chosen_rows([handle], [range(8, 16)], max_spread=1)
     [shard] = [shard.gather(store.read) for shard in shards(only_new, 1)]
     assert (shard.policy_version, shard.rollouts.policy_version) == (1, 2)
     assert shard.rollouts.oldest_versions.tolist() == [2] * 8

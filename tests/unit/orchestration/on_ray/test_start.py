@@ -41,7 +41,7 @@ def come_up(calls, **rollout):
     processes = {name: Process(name, calls) for name in ("rank 0", "rank 1", *engines, "reward")}
     places = bring_up(config, processes, [processes["rank 0"], processes["rank 1"]], met=lambda *_: None)
     assert len(places) == 2
-    return [call for call in calls if call[1] not in ("identity", "meeting_point")]
+    return [call for call in calls if call[1] not in ("identity", "rendezvous")]
 
 
 def test_all_load_at_once_on_gpus_of_their_own(calls):

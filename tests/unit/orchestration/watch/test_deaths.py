@@ -32,6 +32,9 @@ def death(name, at, how="died", *, stage="update", is_stop=False):
         ([death(AGENT, 1.0), death(RAYLET, 1.2, KILLED)], RAYLET),
         # it ends with its agent, and a rank long before it was no consequence
         ([death(AGENT, 1.0), death(RAYLET, 1.2)], AGENT),
+        # seen at one look, in any order
+        ([death("rank 0", 1.0), death(RAYLET, 1.0), death(ENV_AGENT, 1.0)], ENV_AGENT),
+        ([death("rank 0", 1.0), death(ENV_AGENT, 1.0), death(RAYLET, 1.0, KILLED)], RAYLET),
         ([death(AGENT, 1.0), death(RAYLET, 9.0), death("rank 0", 9.1)], AGENT),
         ([death("rank 0", 1.0), death(RAYLET, 9.0, KILLED)], "rank 0"),
         # nobody misses an agent alone, a log monitor, or a writer or a grader that is done

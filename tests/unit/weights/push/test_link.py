@@ -3,7 +3,8 @@
 import pytest
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.link import check_same_model, merged_checksums, wire_dtype
+from gtpo_megatron.weights.push.link import check_same_model, merged_checksums
+from gtpo_megatron.weights.push.wire import wire_dtype
 from tests.unit.weights.test_reshard import architecture
 
 

@@ -9,12 +9,24 @@ from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import SAMPLER_VOCAB_MULTIPLE, TensorParallel, as_matrix
 from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker, kept_boxes, plan_push
 from gtpo_megatron.weights.reshard import load_plan
-from tests.unit.weights.test_reshard import TRAITS, architecture, filled, numbered_tensors, places
+from tests.unit.weights.test_reshard import EXPERTS, TRAITS, architecture, filled, numbered_tensors, places, world
 
 ITEMSIZE = 4
 
 
-def push_layout(arch, *, tp=1, pp=1, virtual=1, replicas=1, workers=1, engines=1, bucket_bytes=1 << 12, **changes):
+def push_layout(
+    arch,
+    *,
+    tp=1,
+    pp=1,
+    virtual=1,
+    replicas=1,
+    workers=1,
+    engines=1,
+    bucket_bytes=1 << 12,
+    expert_parallel=False,
+    **changes,
+):
     """Replicas of every shard, and engines of some workers each, all on one host."""
     shards = places(tp, pp, virtual)
     fields = {
@@ -24,7 +36,11 @@ def push_layout(arch, *, tp=1, pp=1, virtual=1, replicas=1, workers=1, engines=1
             for i, place in enumerate(shards)
         ),
         "targets": tuple(
-            TargetWorker(worker=engine * workers + index, tensor_parallel=TensorParallel(workers, index))
+            TargetWorker(
+                worker=engine * workers + index,
+                tensor_parallel=TensorParallel(workers, index),
+                expert_parallel=expert_parallel,
+            )
             for engine in range(engines)
             for index in range(workers)
         ),
@@ -33,6 +49,15 @@ def push_layout(arch, *, tp=1, pp=1, virtual=1, replicas=1, workers=1, engines=1
         "bucket_bytes": bucket_bytes,
     }
     return PushLayout(**fields | changes)
+
+
+def worker(size, index, *, expert_parallel=False):
+    tensor_parallel = TensorParallel(size, index)
+    return TargetWorker(worker=index, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel)
+
+
+def item_bytes(layout, name):
+    return 4 if name.endswith("e_score_correction_bias") else layout.itemsize
 
 
 def deliver(arch, layout):
@@ -49,7 +74,7 @@ def deliver(arch, layout):
                 copy = piece.copy
                 first, num = bucket.spans[piece.rank]
                 assert end <= piece.offset
-                end = piece.offset + copy.hf_box.num_elements * ITEMSIZE
+                end = piece.offset + copy.hf_box.num_elements * item_bytes(layout, copy.hf_name)
                 assert first <= piece.offset
                 assert end <= first + num
                 got[copy.hf_name][copy.hf_box.slices] = shards[piece.rank][copy.megatron_name][copy.megatron_box.slices]
@@ -97,6 +122,86 @@ def test_every_kept_element_is_written_once(
     assert streams == workers * engines
 
 
+@settings(max_examples=80)
+@given(
+    family=st.sampled_from(["qwen3_moe", "glm4_moe"]),
+    tp=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
+    workers=st.sampled_from([1, 2, 4]),
+    engines=st.integers(1, 2),
+    expert_parallel=st.booleans(),
+    bucket_bytes=st.sampled_from([128, 320, 1 << 12, 1 << 20]),
+)
+def test_dense_and_expert_shards_are_two_partitions(
+    family, tp, pipeline, split, workers, engines, expert_parallel, bucket_bytes
+):
+    """Every element that a worker keeps arrives once, and nothing else, whatever the two layouts of the ranks."""
+    arch = architecture(family=family, vocab_size=64)
+    expert, expert_tensor = split
+    shards = world(tensor=tp, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor, replicas=8 // tp)
+    layout = push_layout(
+        arch,
+        tp=tp,
+        workers=workers,
+        engines=engines,
+        expert_parallel=expert_parallel,
+        bucket_bytes=bucket_bytes,
+        itemsize=2,
+        sources=tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(shards)),
+    )
+    for stream, tensors, got, times in deliver(arch, layout):
+        for name, tensor in tensors.items():
+            expected = torch.zeros_like(times[name])
+            if name in stream.kept:
+                box = stream.kept[name].slices
+                expected[box] = 1
+                assert torch.equal(got[name][box], as_matrix(tensor)[box])
+            assert torch.equal(times[name], expected)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_what_workers_keep_of_experts(expert_parallel):
+    """A part of every expert, or some whole experts: either way all of them together, each element once."""
+    arch = architecture(family="glm4_moe")
+    for size in (1, 2, 4):
+        counts = {name: torch.zeros_like(as_matrix(tensor)) for name, tensor in numbered_tensors(arch).items()}
+        for index in range(size):
+            kept = kept_boxes(arch, worker(size, index, expert_parallel=expert_parallel))
+            for name, box in kept.items():
+                counts[name][box.slices] += 1
+            experts = {int(name.split(".")[5]) for name in kept if ".mlp.experts." in name}
+            part = EXPERTS.num_experts // size
+            mine = set(range(index * part, (index + 1) * part)) if expert_parallel else set(range(EXPERTS.num_experts))
+            assert experts == mine
+        for name, count in counts.items():
+            if ".experts." in name or "shared_experts" in name:
+                assert (count == 1).all()
+            elif ".gate." in name:
+                assert (count == size).all()
+
+
+def test_experts_that_do_not_split_over_workers_are_named():
+    with pytest.raises(WeightMappingError, match="4 experts do not split over expert_parallel_size=8"):
+        kept_boxes(architecture(family="qwen3_moe", num_query_groups=8), worker(8, 0, expert_parallel=True))
+
+
+def test_expert_replicas_share_the_work():
+    """Of 8 ranks with two experts' halves each, the four with equal halves send a quarter each."""
+    arch = architecture(family="qwen3_moe", vocab_size=64)
+    shards = world(tensor=2, expert=2, replicas=4)
+    sources = tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(shards))
+    layout = push_layout(arch, tp=2, engines=4, bucket_bytes=256, sources=sources)
+    sent = dict.fromkeys(range(8), 0)
+    for stream in plan_push(arch, layout):
+        for bucket in stream.buckets:
+            for piece in bucket.pieces:
+                sent[piece.rank] += piece.copy.hf_box.num_elements * ITEMSIZE
+    for shard in range(2):  # of experts: ranks 0, 2, 4, 6 and 1, 3, 5, 7
+        loads = [sent[rank] for rank in range(shard, 8, 2)]
+        assert max(loads) - min(loads) <= 256, sent
+
+
 def test_workers_together_keep_everything():
     """As vLLM splits: heads, gated rows, input columns, its own vocabulary padding; norms everywhere."""
     arch = architecture(vocab_size=100)
@@ -104,7 +209,7 @@ def test_workers_together_keep_everything():
     for size in (1, 2, 4, 8):
         counts = {name: torch.zeros_like(as_matrix(tensor)) for name, tensor in tensors.items()}
         for index in range(size):
-            for name, box in kept_boxes(arch, TensorParallel(size, index)).items():
+            for name, box in kept_boxes(arch, worker(size, index)).items():
                 counts[name][box.slices] += 1
         for name, count in counts.items():
             if "norm" in name:
@@ -117,7 +222,7 @@ def test_workers_together_keep_everything():
 
 def test_vocabulary_splits_as_vllm_pads_it():
     arch = architecture(vocab_size=SAMPLER_VOCAB_MULTIPLE + 10)
-    kept = [kept_boxes(arch, TensorParallel(4, index)) for index in range(4)]
+    kept = [kept_boxes(arch, worker(4, index)) for index in range(4)]
     rows = [boxes["model.embed_tokens.weight"].num_rows for boxes in kept if "model.embed_tokens.weight" in boxes]
     assert rows == [32, 32, 10]  # 74 rows, padded to 128; the last worker has padding only
 

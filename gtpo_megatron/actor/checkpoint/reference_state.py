@@ -1,0 +1,74 @@
+"""The reference policy's part of a checkpoint: its weights once it was reset, before that the name of its files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.actor.checkpoint.restricted_load import is_extra_state
+from gtpo_megatron.actor.reference import ReferencePolicy
+from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.reshard import chunk_prefix, table_name
+
+REFERENCE = "reference"
+"""Key of the common state."""
+REFERENCE_WEIGHTS = "reference_weights"
+"""Key of the sharded state."""
+REFERENCE_PREFIX = "reference."
+"""Begins the keys of the reference's tensors, which otherwise are those of the model's."""
+
+
+def sharded_reference(
+    chunks: Sequence[Any], reference: ReferencePolicy, metadata: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The model's own sharded state with the reference's values in it, by number of the chunk.
+
+    Args:
+        chunks: the rank's parts of the model, in order.
+        reference: of this rank.
+        metadata: Megatron's, as for the model.
+    """
+    values = reference.values()
+    found: dict[str, dict[str, Any]] = {}
+    for number, chunk in enumerate(chunks):
+        state = chunk.sharded_state_dict(metadata=metadata)
+        found[str(number)] = shards = {key: shard for key, shard in state.items() if not is_extra_state(key)}
+        for key, shard in shards.items():
+            shard.key = REFERENCE_PREFIX + shard.key
+            shard.data = values[_name(number, len(chunks), key)]
+    return found
+
+
+def restore_reference(
+    reference: ReferencePolicy, state: Mapping[str, Any], chunks: Sequence[Any], folder: Path
+) -> None:
+    """Gives the reference what a loaded checkpoint says of it.
+
+    Raises:
+        CheckpointError: the checkpoint has none, or has one of other weights than this run started from.
+    """
+    if REFERENCE not in state:
+        raise CheckpointError(
+            f"checkpoint {folder} is of a run without a reference policy; resume with the configuration that it was "
+            f"made with"
+        )
+    said = state[REFERENCE]
+    if said["reset_step"]:
+        loaded = state[REFERENCE_WEIGHTS]
+        values = {
+            _name(number, len(chunks), key): tensor
+            for number in range(len(chunks))
+            for key, tensor in loaded[str(number)].items()
+        }
+        reference.restore(values, reset_step=int(said["reset_step"]))
+        return
+    for name in sorted(said["files"].keys() | reference.files.keys()):
+        if said["files"].get(name) != reference.files.get(name):
+            raise CheckpointError(
+                f"checkpoint {folder} is of a run with another reference policy: {name} has checksum "
+                f"{reference.files.get(name)}, expected {said['files'].get(name)}; bring back the weights that "
+                f"reference.path (or model.path) held"
+            )
+
+
+def _name(number: int, num_chunks: int, key: str) -> str:
+    return chunk_prefix(number, num_chunks) + table_name(key)

@@ -1,0 +1,81 @@
+"""Of which modules Megatron builds the layers of a pipeline stage."""
+
+import functools
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.model.core_attention import PackedSDPA
+from gtpo_megatron.actor.model.router import PolicyRouter
+
+
+class _RMSNorm(torch.nn.RMSNorm):
+    """An RMSNorm for sequence parallelism, which Megatron's local norm refuses.
+
+    Its weight has the attribute by which ``finalize_model_grads`` knows whose gradients to sum over the tensor-parallel
+    ranks.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - not a field that torch knows
+
+
+def layer_specs(config: TransformerConfig, vp_stage: int | None) -> Any:
+    """Transformer Engine's layers on a GPU; Megatron's local ones with packed attention on a CPU."""
+    if cpu_platform.is_cpu():
+        return _local(config, vp_stage)
+    if config.num_moe_experts is None:
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+
+        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    for layer in block.layer_specs:
+        _use_policy_router(layer)
+    return block
+
+
+def _local(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    dense = _local_layer(config, num_experts=None)
+    layers = [dense] * num_layers
+    if config.num_moe_experts is not None:
+        mixture = _local_layer(config, num_experts=config.num_moe_experts)
+        first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+        kinds = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
+        layers = [mixture if has_experts else dense for has_experts in kinds[first : first + num_layers]]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=_RMSNorm)
+
+
+def _local_layer(config: TransformerConfig, *, num_experts: int | None) -> Any:
+    spec = get_gpt_layer_local_spec(
+        num_experts=num_experts, moe_grouped_gemm=False, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
+    )
+    layer = spec.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = _RMSNorm
+    attention = layer.self_attention.submodules
+    attention.core_attention = PackedSDPA
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = _RMSNorm
+    if num_experts is not None:
+        _use_policy_router(spec)
+        # checkpoints name norms as Transformer Engine does, which fuses the one before an MLP but not before experts
+        layer.sharded_state_dict_keys_map = {
+            ours: fused for ours, fused in layer.sharded_state_dict_keys_map.items() if ours != "pre_mlp_layernorm."
+        }
+    return spec
+
+
+def _use_policy_router(layer: Any) -> None:
+    """In a layer that has experts."""
+    mlp = layer.submodules.mlp
+    # later versions build it by a partial instead of a ModuleSpec
+    submodules = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+    if isinstance(submodules, MoESubmodules):
+        submodules.router = PolicyRouter

@@ -1,0 +1,99 @@
+"""The Megatron model: a GPTModel that ends in hidden states, for an output layer fused with what reads it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.model import rotary
+from gtpo_megatron.actor.model.layer_specs import layer_specs
+from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.reshard import chunk_prefix, table_name
+
+EXPERT_BIAS = "expert_bias"
+"""The one buffer of Megatron's layers that is a weight of the model: routers have it."""
+
+
+def parameters_by_name(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+    """Every parameter of a rank's model chunks, by its name in the name tables, whichever layers Megatron built."""
+    return {
+        chunk_prefix(number, len(chunks)) + table_name(name): parameter
+        for number, chunk in enumerate(chunks)
+        for name, parameter in chunk.named_parameters()
+    }
+
+
+def weights_by_name(chunks: Sequence[torch.nn.Module]) -> dict[str, Tensor]:
+    """Every tensor that the name tables have: the parameters' values, and the expert biases."""
+    biases = {
+        chunk_prefix(number, len(chunks)) + name: buffer
+        for number, chunk in enumerate(chunks)
+        for name, buffer in chunk.named_buffers()
+        if name.endswith(f".{EXPERT_BIAS}")
+    }
+    return {name: parameter.data for name, parameter in parameters_by_name(chunks).items()} | biases
+
+
+def mark_experts(chunks: Sequence[torch.nn.Module]) -> None:
+    """Tells Megatron's data-parallel wrapper that experts' gradients are summed over ranks with the same experts.
+
+    Its layers say so with more than one expert-parallel rank only. With one, and fewer expert-tensor than tensor ranks,
+    0.16.1 would leave out the other tensor ranks' tokens. Saying it of every layout also gives the optimizer the same
+    parts in every layout.
+    """
+    for name, parameter in parameters_by_name(chunks).items():
+        if ".mlp.experts." in name:
+            setattr(parameter, "allreduce", False)  # noqa: B010 - not a field that torch knows
+
+
+class PolicyModel(GPTModel):
+    """A GPTModel whose last stage returns the final hidden states ``[P, 1, H]`` (sharded under sequence parallelism).
+
+    The output layer is applied by ``loss_adapter``, to scored positions only and in chunks.
+    """
+
+    def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states
+
+    def output_weight(self) -> Tensor:
+        """``[V / tp, H]``, of the last stage."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        return self.output_layer.weight
+
+
+def build_chunks(
+    arch: Architecture, model: ModelConfig, parallel: ParallelConfig, config: TransformerConfig
+) -> list[PolicyModel]:
+    """This rank's part of the model, one chunk a virtual stage; uninitialised: a checkpoint must fill it."""
+    return [_build_chunk(arch, model, parallel, config, index) for index in range(parallel.virtual_pipeline_size)]
+
+
+def _build_chunk(
+    arch: Architecture, model: ModelConfig, parallel: ParallelConfig, config: TransformerConfig, index: int
+) -> PolicyModel:
+    vp_stage = index if parallel.virtual_pipeline_size > 1 else None
+    policy = PolicyModel(
+        config=config,
+        transformer_layer_spec=layer_specs(config, vp_stage),
+        vocab_size=padded_vocab_size(arch, parallel),
+        max_sequence_length=model.max_sequence_tokens,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        parallel_output=True,
+        share_embeddings_and_output_weights=arch.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_percent=arch.rotary_fraction,
+        rotary_base=arch.rope_theta,
+        vp_stage=vp_stage,
+    )
+    rotary.set_frequencies(policy, arch)
+    return policy.to(device=cpu_platform.device(), dtype=torch_dtype(model))

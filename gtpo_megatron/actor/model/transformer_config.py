@@ -1,0 +1,93 @@
+"""Megatron's configuration of a model, from its shape, its dtype and the layout of the ranks."""
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.model import rotary
+from gtpo_megatron.actor.model.expert_fields import expert_fields
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture
+
+
+def padded_vocab_size(arch: Architecture, config: ParallelConfig) -> int:
+    """Rows of Megatron's embedding over all tensor-parallel ranks."""
+    multiple = 1 if cpu_platform.is_cpu() else VOCAB_MULTIPLE
+    return arch.padded_vocab_size(config.tensor_parallel_size, multiple)
+
+
+def torch_dtype(config: ModelConfig) -> torch.dtype:
+    """Of the weights in forward and backward."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+def transformer_config(arch: Architecture, model: ModelConfig, parallel: ParallelConfig) -> TransformerConfig:
+    """Megatron's configuration; fused kernels on a GPU only."""
+    fused = not cpu_platform.is_cpu()
+    dtype = torch_dtype(model)
+    config = TransformerConfig(
+        num_layers=arch.num_layers,
+        hidden_size=arch.hidden_size,
+        ffn_hidden_size=arch.ffn_size,
+        num_attention_heads=arch.num_heads,
+        num_query_groups=arch.num_query_groups,
+        kv_channels=arch.head_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=arch.norm_eps,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=arch.qkv_bias,
+        qk_layernorm=arch.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        attention_softmax_in_fp32=True,
+        tensor_model_parallel_size=parallel.tensor_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_parallel_size,
+        virtual_pipeline_model_parallel_size=(
+            parallel.virtual_pipeline_size if parallel.virtual_pipeline_size > 1 else None
+        ),
+        context_parallel_size=parallel.context_parallel_size,
+        sequence_parallel=parallel.sequence_parallel,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        # every micro-batch has its own packed length; pipelines accept that with this dispatcher only
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        # the loss adapter divides by the global weight, once
+        calculate_per_token_loss=True,
+        **expert_fields(arch.experts, parallel, grouped=fused),
+        **_recompute(model),
+        # on gloo, freeing sent outputs and batched sends gave silently wrong results
+        deallocate_pipeline_outputs=fused,
+        batch_p2p_sync=fused,
+        batch_p2p_comm=fused and parallel.virtual_pipeline_size == 1,
+        # the interleaved schedule sends while it computes
+        overlap_p2p_comm=parallel.virtual_pipeline_size > 1,
+        use_cpu_initialization=not fused,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=fused,
+        bias_activation_fusion=fused,
+        bias_dropout_fusion=fused,
+        # the local one asks the device for the sequences' bounds, twice a layer, but knows a factor of attention
+        apply_rope_fusion=fused and rotary.attention_factor(arch) == 1.0,
+        persist_layer_norm=fused,
+        cross_entropy_loss_fusion=False,
+    )
+    rotary.set_attention_factor(config, arch)
+    return config
+
+
+def _recompute(model: ModelConfig) -> dict[str, Any]:
+    """Megatron's words for what the backward pass makes again."""
+    if model.recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if model.recompute == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    if model.recompute == "experts":
+        return {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
+    return {}

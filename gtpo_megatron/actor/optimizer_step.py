@@ -1,0 +1,80 @@
+"""One optimizer update from the gradients at hand, skipped if they are not finite."""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gtpo_megatron.errors import NumericsError
+from gtpo_megatron.observability.metrics import Max, Metric
+
+logger = logging.getLogger(__name__)
+
+
+class OptimizerStep:
+    """Applies Megatron's optimizer and counts its updates.
+
+    Args:
+        optimizer: Megatron's.
+        schedule: of the learning rate.
+        max_skipped_updates: how many updates in a row may be skipped.
+
+    Attributes:
+        num_updates: updates made so far in the run, skipped ones included.
+    """
+
+    def __init__(self, optimizer: Any, schedule: Any, *, max_skipped_updates: int) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._max_skipped_updates = max_skipped_updates
+        self.num_updates = 0
+        self._skipped_in_a_row = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The counters, for a checkpoint."""
+        return {"num_updates": self.num_updates, "skipped_in_a_row": self._skipped_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continues counting from ``state``."""
+        self.num_updates, self._skipped_in_a_row = state["num_updates"], state["skipped_in_a_row"]
+
+    def zero_grad(self) -> None:
+        """Clears the optimizer's gradients; Megatron's gradient buffers are the model chunks' to clear."""
+        self._optimizer.zero_grad()
+
+    def apply(self) -> dict[str, Metric]:
+        """Applies the gradients in Megatron's buffers, unless they are not finite.
+
+        Megatron's float32 optimizer does not check: one NaN would be in every weight after the step. The norm is over
+        all ranks, so all of them skip alike.
+
+        Returns:
+            Gradient norm, learning rate, and whether the update was skipped.
+
+        Raises:
+            NumericsError: too many skips in a row.
+
+        Collectives: Megatron's over the model-parallel ranks, for the norm.
+        """
+        self.num_updates += 1
+        self._schedule.step(1)
+        overflow = self._optimizer.prepare_grads()
+        grad_norm = float(self._optimizer.get_grad_norm())
+        is_usable = not overflow and math.isfinite(grad_norm)
+        if is_usable:
+            self._optimizer.step()
+            self._skipped_in_a_row = 0
+        else:
+            self._skipped_in_a_row += 1
+            logger.warning("update %d skipped: gradient norm %s", self.num_updates, grad_norm)
+            if self._skipped_in_a_row > self._max_skipped_updates:
+                raise NumericsError(
+                    f"update {self.num_updates}: gradient norm {grad_norm}; {self._skipped_in_a_row} updates in a row "
+                    f"were not finite, optimizer.max_skipped_updates={self._max_skipped_updates}; "
+                    f"lower the learning rate, or look at the last step's rollouts/"
+                )
+        return {
+            "optimizer/grad_norm": Max(grad_norm),
+            "optimizer/learning_rate": Max(float(self._optimizer.param_groups[0]["lr"])),
+            "optimizer/skipped_count": Max(float(not is_usable)),
+        }

@@ -1,0 +1,48 @@
+"""The divergence from a reference policy as a part of the reward."""
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.batch.checks import check_full_precision, check_shape
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
+from gtpo_megatron.algorithms.batch.tokens import Tokens
+from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
+from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
+from gtpo_megatron.algorithms.losses.ratios import LOG_RATIO_LIMIT
+from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate
+from gtpo_megatron.config.algorithm import ReferenceKLConfig
+from gtpo_megatron.errors import ShapeError
+
+
+def checked_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, tokens: Tokens) -> Tensor:
+    """The reference policy's log-probs at the tokens, ``[N]`` float64.
+
+    Raises:
+        ShapeError: there are none, or of another shape or dtype.
+        DataError: one is not finite, or above 0.
+    """
+    if ref_logprobs is None:
+        raise ShapeError(f"ref_logprobs: got None, needed for reference_kl.coef={config.coef}")
+    check_shape(tuple(tokens.mask.shape), ref_logprobs=ref_logprobs)
+    check_full_precision(ref_logprobs=ref_logprobs)
+    return -tokens.checked("ref_logprobs", ref_logprobs, sign=-1.0)
+
+
+def reference_penalties(config: ReferenceKLConfig, inputs: TokenInputs, reduction: Reduction) -> Tensor:
+    """``-coef * sum_t k(log pi_old(o_t) - log pi_ref(o_t))`` of every response of the batch, ``[R]`` float64.
+
+    It is added to the outcome as the length penalty is. With ``k1`` the expected reward then has the KL divergence of
+    whole responses in it, ``r - coef * log(pi / pi_ref)`` (arXiv 2203.02155, Eq. 2; 2402.14740), and the policy
+    gradient is unbiased; of the other estimators it is not (arXiv 2512.21852).
+
+    Args:
+        config: coefficient and estimator.
+        inputs: this rank's tokens.
+        reduction: the ranks. Collectives: one ``gather_values``.
+    """
+    assert inputs.old_logprobs is not None
+    assert inputs.ref_logprobs is not None
+    differences = (inputs.old_logprobs - inputs.ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    lengths = inputs.tokens.counts(None)
+    divergence = exact_sum(kl_estimate(differences, config.estimator), inputs.tokens.row, lengths, LocalReduction())
+    return -config.coef * significant(reduction.gather_values(divergence.total).to(torch.float64))

@@ -1,0 +1,94 @@
+"""The experts that tokens are sent to: from rows of a batch to what a rank's routers see, and back. Pure.
+
+A rank routes the tokens that it holds of a packed micro-batch: under context parallelism its two chunks of every
+sequence (``data/packing.py``), of which sequence parallelism gives each tensor-parallel rank an equal slice. Routing is
+kept per row and position instead, since the update packs the rows of a scoring pass into other micro-batches.
+
+Shapes: ``M`` routers, ``k`` experts per token, ``P`` packed tokens, ``s`` of them on this rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.data.packing import PackedMicroBatch, held_positions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingLayout:
+    """The routers of a rank, and how the tokens of a packed micro-batch are shared.
+
+    Attributes:
+        num_routers: ``M``, of the layers that this rank holds.
+        experts_per_token: ``k``.
+        num_experts: that a router has.
+        context_size: ranks that share every sequence.
+        sequence_size: ranks that share what a context-parallel rank holds; 1 without sequence parallelism.
+    """
+
+    num_routers: int
+    experts_per_token: int
+    num_experts: int
+    context_size: int = 1
+    sequence_size: int = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The smallest that holds an expert's number."""
+        return expert_dtype(self.num_experts)
+
+    def positions(self, batch: PackedMicroBatch, context_index: int, sequence_index: int) -> Tensor:
+        """``[s]`` int64, the packed positions whose tokens a rank routes, in the order of its routers' rows."""
+        bounds = batch.cu_seqlens.tolist()
+        held = torch.arange(bounds[-1])
+        if self.context_size > 1:
+            held = held_positions(bounds, self.context_size, context_index)
+        return held.chunk(self.sequence_size)[sequence_index]
+
+    def pack(self, rows: Sequence[Tensor], batch: PackedMicroBatch) -> tuple[Tensor, Tensor]:
+        """What the routers of all ranks together are told of a micro-batch.
+
+        Args:
+            rows: per row of the rank's batch ``[n, M, k]``, of its first ``n`` tokens.
+            batch: the micro-batch.
+
+        Returns:
+            ``[P, M, k]``, and ``[P]`` bool: which tokens have routing. Padding has none, nor has a sequence's last
+            token if the rows are the sampler's, which has not run it.
+        """
+        num_tokens = int(batch.cu_seqlens[-1])
+        packed = torch.zeros(num_tokens, self.num_routers, self.experts_per_token, dtype=self.dtype)
+        has_routing = torch.zeros(num_tokens, dtype=torch.bool)
+        for row, start in zip(batch.rows, batch.cu_seqlens.tolist(), strict=False):
+            end = start + len(rows[row])
+            packed[start:end], has_routing[start:end] = rows[row], True
+        return packed, has_routing
+
+
+def expert_dtype(num_experts: int) -> torch.dtype:
+    """The smallest that holds an expert's number: a byte for up to 256 experts."""
+    return torch.uint8 if num_experts <= 256 else torch.int16
+
+
+def unpack_routing(packed: Tensor, batch: PackedMicroBatch, lengths: Sequence[int]) -> list[Tensor]:
+    """Per row of a micro-batch ``[n, M, k]``, a copy.
+
+    Args:
+        packed: ``[P, M, k]``, of the whole micro-batch.
+        batch: the micro-batch.
+        lengths: tokens of every row of the rank's batch.
+    """
+    starts = batch.cu_seqlens.tolist()
+    return [packed[start : start + lengths[row]].clone() for row, start in zip(batch.rows, starts, strict=False)]
+
+
+def routing_mismatch(ours: Tensor, theirs: Tensor) -> Tensor:
+    """``[n, M]`` bool: the two sets of experts of a token differ, whatever their order.
+
+    Args:
+        ours: ``[n, M, k]``.
+        theirs: the same, of the same tokens.
+    """
+    return (ours.sort(-1).values != theirs.sort(-1).values).any(-1)

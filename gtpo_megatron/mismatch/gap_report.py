@@ -1,0 +1,180 @@
+"""Where the gaps of a step are: a rank's part of what is said when a run stops."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.batch import RolloutBatch
+
+NUM_WORST = 20
+"""Tokens that are written down."""
+
+CONTEXT_BEFORE, CONTEXT_AFTER = 16, 8
+"""Tokens on both sides of such a token, prompt included."""
+
+NOT_FINITE_NATS = 1e3
+"""What a gap counts as if it is NaN or infinite, so that it comes first and sums stay finite."""
+
+Share = tuple[int, float]
+"""Number of tokens, and the sum of their excess in nats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapToken:
+    """A token with a large gap.
+
+    Attributes:
+        row: of the response in the whole batch.
+        group_id: of its prompt.
+        position: in the response, from 0.
+        token_id: the token.
+        sampler_logprob: nats.
+        trainer_logprob: nats.
+        policy_version: of the weights that the sampler had.
+        prompt_length: tokens.
+        response_length: tokens.
+        before: tokens before it, of prompt and response, the nearest last.
+        after: tokens after it.
+    """
+
+    row: int
+    group_id: int
+    position: int
+    token_id: int
+    sampler_logprob: float
+    trainer_logprob: float
+    policy_version: int
+    prompt_length: int
+    response_length: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def gap(self) -> float:
+        """Absolute difference of the log-probs, nats."""
+        return _counted(torch.tensor(self.trainer_logprob - self.sampler_logprob, dtype=torch.float64)).item()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapReport:
+    """Gaps of some responses, summed by what they may have in common.
+
+    The excess of a token is what its gap is above the typical one.
+
+    Attributes:
+        worst: tokens with the largest gaps, largest first.
+        by_row: per response: its own tokens, by row in the whole batch.
+        by_position: per range of positions ``[2^k - 1, 2^(k+1) - 1)``, by ``k``.
+        by_token: by token id.
+        by_length: per range of sequence lengths (prompt and response) ``[2^k, 2^(k+1))``, by ``k``.
+        excess_below: part of the excess of tokens that the trainer finds less likely than the sampler does.
+    """
+
+    worst: tuple[GapToken, ...]
+    by_row: Mapping[int, Share]
+    by_position: Mapping[int, Share]
+    by_token: Mapping[int, Share]
+    by_length: Mapping[int, Share]
+    excess_below: float
+
+
+def gap_report(
+    rollouts: RolloutBatch, trainer_logprobs: Tensor, *, rows: Sequence[int], typical_nats: float
+) -> GapReport:
+    """Reports on this rank's responses.
+
+    Args:
+        rollouts: the responses, with the sampler's log-probs.
+        trainer_logprobs: ``[B, T]`` nats.
+        rows: of the responses in the whole batch.
+        typical_nats: gap up to which a token has no excess.
+
+    Communication: none.
+    """
+    mask = rollouts.loss_mask
+    place, position = mask.nonzero(as_tuple=True)
+    difference = (trainer_logprobs.double() - rollouts.rollout_logprobs.double())[mask]
+    gap = _counted(difference)
+    excess = (gap - typical_nats).clamp(min=0.0)
+    order = gap.argsort(descending=True, stable=True)[:NUM_WORST]
+    length = rollouts.prompt_lengths + rollouts.response_lengths
+    return GapReport(
+        worst=tuple(
+            _token(rollouts, trainer_logprobs, int(place[index]), int(position[index]), rows=rows)
+            for index in order.tolist()
+        ),
+        by_row=_shares(torch.tensor(list(rows), dtype=torch.int64)[place], excess),
+        by_position=_shares(_octave(position + 1), excess),
+        by_token=_shares(rollouts.response_ids[mask], excess),
+        by_length=_shares(_octave(length[place]), excess),
+        excess_below=float(excess[~(difference >= 0)].sum()),
+    )
+
+
+def merged(reports: Sequence[GapReport]) -> GapReport:
+    """The report on all responses of several ranks."""
+    worst = sorted(
+        (token for report in reports for token in report.worst),
+        key=lambda token: (-token.gap, token.row, token.position),
+    )
+    return GapReport(
+        worst=tuple(worst[:NUM_WORST]),
+        by_row=added([report.by_row for report in reports]),
+        by_position=added([report.by_position for report in reports]),
+        by_token=added([report.by_token for report in reports]),
+        by_length=added([report.by_length for report in reports]),
+        excess_below=sum(report.excess_below for report in reports),
+    )
+
+
+def added(parts: Sequence[Mapping[int, Share]]) -> dict[int, Share]:
+    """Sums of numbers and excess by key, in the order of the keys."""
+    totals: defaultdict[int, Share] = defaultdict(lambda: (0, 0.0))
+    for part in parts:
+        for key, (number, excess) in part.items():
+            before = totals[key]
+            totals[key] = (before[0] + number, before[1] + excess)
+    return dict(sorted(totals.items()))
+
+
+def _counted(difference: Tensor) -> Tensor:
+    return difference.abs().nan_to_num(nan=NOT_FINITE_NATS, posinf=NOT_FINITE_NATS).clamp(max=NOT_FINITE_NATS)
+
+
+def _octave(values: Tensor) -> Tensor:
+    """``floor(log2(v))`` of integers from 1."""
+    return torch.frexp(values.double())[1].long() - 1
+
+
+def _shares(keys: Tensor, excess: Tensor) -> dict[int, Share]:
+    found, index = torch.unique(keys, return_inverse=True)
+    numbers = torch.zeros(len(found), dtype=torch.int64).index_add_(0, index, torch.ones_like(index))
+    sums = torch.zeros(len(found), dtype=torch.float64).index_add_(0, index, excess)
+    return {
+        key: (number, total) for key, number, total in zip(found.tolist(), numbers.tolist(), sums.tolist(), strict=True)
+    }
+
+
+def _token(
+    rollouts: RolloutBatch, trainer_logprobs: Tensor, place: int, position: int, *, rows: Sequence[int]
+) -> GapToken:
+    prompt_length, response_length = int(rollouts.prompt_lengths[place]), int(rollouts.response_lengths[place])
+    response = rollouts.response_ids[place, :response_length].tolist()
+    before = rollouts.prompt_ids[place, :prompt_length].tolist() + response[:position]
+    versions = rollouts.token_versions
+    return GapToken(
+        row=rows[place],
+        group_id=int(rollouts.group_ids[place]),
+        position=position,
+        token_id=response[position],
+        sampler_logprob=float(rollouts.rollout_logprobs[place, position]),
+        trainer_logprob=float(trainer_logprobs[place, position]),
+        policy_version=rollouts.policy_version if versions is None else int(versions[place, position]),
+        prompt_length=prompt_length,
+        response_length=response_length,
+        before=tuple(before[-CONTEXT_BEFORE:]),
+        after=tuple(response[position + 1 : position + 1 + CONTEXT_AFTER]),
+    )

@@ -1,0 +1,69 @@
+"""Accuracy on the held-out sets, measured with the run's own sampler and graders."""
+
+from collections.abc import Callable, Sequence
+
+from gtpo_megatron.batch import PromptBatch, RewardBatch
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.evaluation.evaluator import HeldOutResult, HeldOutSet, evaluate
+from gtpo_megatron.observability.progress import TrainingDisplay
+from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
+from gtpo_megatron.orchestration.stages.protocols import Stages
+
+
+class HeldOutMeasurement:
+    """Measures all held-out sets, one after the other.
+
+    Args:
+        config: the run's configuration.
+        sets: the held-out sets.
+        stages: the engine and the rewards are used.
+        pipeline: drained before a measurement.
+        display: shows the results.
+        is_asked_to_stop: called before every set, since all sets together can take far longer than a batch system
+            warns before it ends a job.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        sets: Sequence[HeldOutSet],
+        stages: Stages,
+        pipeline: RolloutPipeline,
+        display: TrainingDisplay,
+        *,
+        is_asked_to_stop: Callable[[], bool],
+    ) -> None:
+        self._config = config.evaluation
+        self._threshold = config.algorithm.success_threshold
+        self._sets = sets
+        self._stages = stages
+        self._pipeline = pipeline
+        self._display = display
+        self._is_asked_to_stop = is_asked_to_stop
+
+    def measure(self) -> tuple[HeldOutResult, ...] | None:
+        """Accuracy on every set; None if the run was asked to stop before the last set was begun."""
+        self._pipeline.drain()  # no request in flight may use the prefix cache, which is emptied
+        results: list[HeldOutResult] = []
+        with self._stages.timers.stage("evaluation"):
+            for heldout in self._sets:
+                if self._is_asked_to_stop():
+                    return None
+                results.append(evaluate(heldout, self._config, self._sample_and_grade, threshold=self._threshold))
+            # a resumed run does not measure again, so a measurement must not change the sampler
+            self._stages.engine.forget_prefixes()
+        for result in results:
+            self._display.note(str(result))
+            if result.num_failed:
+                self._display.note(f"{result.num_failed} {result.label} responses have no verdict and count as wrong")
+        return tuple(results)
+
+    def contamination(self) -> dict[str, float]:
+        """Metrics: the number of problems of each set that are in the training set."""
+        return {f"eval/{heldout.label}_contaminated_count": float(heldout.num_contaminated) for heldout in self._sets}
+
+    def _sample_and_grade(self, prompts: PromptBatch) -> RewardBatch:
+        rollouts = self._stages.engine.generate(
+            prompts, self._config.sampling, samples_per_prompt=self._config.samples, seed=self._config.seed
+        )
+        return self._stages.reward.score(rollouts, prompts)

@@ -1,0 +1,82 @@
+"""Groups on the engines over Ray, in short calls.
+
+An engine's process executes one call at a time. A push therefore waits for one slice, not for the responses, and vLLM
+is used by one thread only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gtpo_megatron.batch import Problem, PromptBatch
+from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.orchestration.on_ray.collect import collect_next
+from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
+from gtpo_megatron.orchestration.on_ray.rollouts import received_groups
+from gtpo_megatron.orchestration.stages.protocols import Attempt, SliceEnd
+from gtpo_megatron.rollout.requests import requests_for
+
+SLICE_S = 0.25
+"""Seconds of sampling per call, and longest wait of a push besides vLLM's last step. A call costs some milliseconds."""
+
+
+class RayGroupSampler:
+    """The engines of a fleet, for the thread that samples.
+
+    Args:
+        fleet: the engines.
+        sampling: the distribution.
+        samples_per_prompt: responses of a group.
+        seed: of the run.
+    """
+
+    def __init__(self, fleet: EngineFleet, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int) -> None:
+        self._fleet = fleet
+        self._sampling = sampling
+        self._samples_per_prompt = samples_per_prompt
+        self._seed = seed
+        self._under_way: dict[int, tuple[Any, Any]] = {}  # by engine its process and the stream of its slice
+        self._refused: list[int] = []
+
+    def begin_slice(self, engine: int, begin: Mapping[Attempt, Problem], abort: Sequence[Attempt]) -> None:
+        """Starts a slice on an idle engine."""
+        process = self._fleet.processes([engine])[engine]
+        if self._fleet.is_without_weights(engine):  # after the process was read: a replacement is marked first
+            self._refused.append(engine)
+            return
+        requests = {
+            attempt: requests_for(
+                PromptBatch(problems=(problem,), group_ids=(attempt.group,)), self._samples_per_prompt
+            )
+            for attempt, problem in begin.items()
+        }
+        call = process.sample_slice.options(num_returns="streaming")
+        self._under_way[engine] = (process, call.remote(requests, list(abort), self._sampling, self._seed, SLICE_S))
+
+    def ended_slices(self) -> list[SliceEnd]:
+        """Waits until at least one slice has ended; dead engines are reported to the fleet."""
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return [SliceEnd(engine=engine, groups={}, is_lost=True) for engine in refused]
+        name_of = {engine: self._fleet.names[engine] for engine in self._under_way}
+        ended, dead = collect_next(
+            {name_of[engine]: stream.completed() for engine, (_, stream) in self._under_way.items()},
+            stage="rollout",
+            deadline_s=self._fleet.deadline_s,
+        )
+        ends = []
+        for engine, name in name_of.items():
+            if name in dead:
+                process, _ = self._under_way.pop(engine)
+                self._fleet.note_lost({engine: process})
+                ends.append(SliceEnd(engine=engine, groups={}, is_lost=True))
+            elif name in ended:
+                _, stream = self._under_way.pop(engine)
+                groups = {
+                    attempt: replace(handle, engines=torch.full_like(handle.group_ids, engine))
+                    for attempt, handle in received_groups(stream).items()
+                }
+                ends.append(SliceEnd(engine=engine, groups=groups))
+        return ends

@@ -1,0 +1,216 @@
+"""Calls reward functions of any form on some rows, and checks what they return."""
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, SupportsFloat
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.function import Form, RewardFunction
+from gtpo_megatron.rewards.request import Reward, RewardRequest
+from gtpo_megatron.sandbox.choose import LazySandbox
+from gtpo_megatron.untrusted.text import shown
+
+LARGEST_REWARD = 1e6
+"""Largest magnitude of a reward; beyond it, differences and squares in float32 lose precision."""
+
+INFO_CHARACTERS = 4_000
+"""Length to which the JSON of a reward's info is cut; it goes to the driver for every response."""
+
+REASON_CHARACTERS = 500
+"""Length to which an exception's text is cut; some contain the whole response."""
+
+OUT_OF_MEMORY = "MemoryError: the row needs more memory than its limit"
+
+_PART = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of one row.
+
+    Attributes:
+        kind: ``ok``; ``error``: the row failed; ``call``: the call failed for all its rows; ``memory``: it ran out of
+            memory.
+        reward: with ``ok``, else 0.
+        parts: by name.
+        info: JSON object, or "".
+        reason: of a failure.
+    """
+
+    kind: Literal["ok", "error", "call", "memory"]
+    reward: float = 0.0
+    parts: Mapping[str, float] | None = None
+    info: str = ""
+    reason: str = ""
+
+
+class RewardCaller:
+    """Calls the weighted functions of a run, in the process that grades.
+
+    Args:
+        functions: at least one.
+        timeout_s: limit per row of functions that are async; those that are not must be interrupted from outside.
+        sandbox: as in ``RewardConfig.sandbox``.
+    """
+
+    def __init__(self, functions: Sequence[RewardFunction], *, timeout_s: float, sandbox: str = "bubblewrap") -> None:
+        self._functions = functions
+        self._sandbox = LazySandbox(sandbox)
+        self._timeout_s = timeout_s
+        self._runner = asyncio.Runner()  # one event loop for all calls, so that a function may keep connections
+
+    def grade(self, requests: Sequence[RewardRequest]) -> list[Reply]:
+        """Grades rows; one reply per row, whatever the functions do."""
+        requests = [replace(request, limit_s=self._timeout_s, sandbox=self._sandbox) for request in requests]
+        columns = [self._called(function, requests) for function in self._functions]
+        if len(columns) == 1 and self._functions[0].weight == 1.0:
+            return columns[0]
+        return [_summed(self._functions, replies) for replies in zip(*columns, strict=True)]
+
+    def close(self) -> None:
+        """Ends the event loop and the sandbox."""
+        self._runner.close()
+        self._sandbox.close()
+
+    def _called(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
+        if function.form is Form.COLUMNS:
+            return self._called_on_columns(function, requests)
+        if function.is_async:
+            return self._runner.run(self._awaited(function, requests))
+        return [_reply(partial(_called_on_one, function, row)) for row in requests]
+
+    def _called_on_columns(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
+        returned: list[Any] = []
+
+        def call() -> Reward:
+            found = function.function(**function.arguments(requests))
+            if function.is_async:
+                found = self._runner.run(self._limited(found))
+            returned.extend(_as_many(found, len(requests)))
+            return Reward(0.0)
+
+        failed = _reply(call, kind="call")
+        if failed.kind != "ok":
+            return [failed] * len(requests)
+        return [_reply(partial(checked, value)) for value in returned]
+
+    async def _limited(self, awaitable: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await awaitable
+        except TimeoutError as error:
+            raise _LateError(f"took longer than {self._timeout_s:g} s") from error
+
+    async def _awaited(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
+        """All rows at the same time, each with its own limit."""
+        results = await asyncio.gather(
+            *(self._limited(function.function(*_of_one(function, row))) for row in requests), return_exceptions=True
+        )
+        return [_reply(partial(_checked_result, result)) for result in results]
+
+
+class _LateError(Exception):
+    """A row took too long; its text is the whole reason."""
+
+
+def checked(returned: object) -> Reward:
+    """What a function returned for one row, as a reward of finite numbers.
+
+    A number of numpy or torch is allowed.
+
+    Raises:
+        DataError: it returned something else, or a number of more than ``LARGEST_REWARD`` in magnitude.
+    """
+    if not isinstance(returned, Reward):
+        return Reward(_number(returned, "the reward function returned"))
+    value = _number(returned.value, "the reward function returned a Reward of value")
+    named: Any = returned.parts  # the user's, whatever the annotation says
+    info: Any = returned.info
+    if not isinstance(named, Mapping) or not isinstance(info, Mapping):
+        raise DataError(f"the reward function returned {shown(returned)}; expected mappings as parts and info")
+    parts: dict[str, float] = {}
+    for name, part in named.items():
+        if not isinstance(name, str) or not _PART.fullmatch(name):
+            raise DataError(f"the reward function named a part {shown(name)}; expected lower case letters, digits, _")
+        parts[name] = _number(part, f"the reward function returned in the part {name!r}")
+    return Reward(value, parts, info)
+
+
+def _number(returned: object, what: str) -> float:
+    reward = math.nan
+    if isinstance(returned, SupportsFloat) and not isinstance(returned, str):  # numpy's strings have __float__
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers, or too large
+            reward = float(returned)
+    if not math.isfinite(reward):
+        raise DataError(f"{what} {shown(returned)}; expected a finite number")
+    if abs(reward) > LARGEST_REWARD:
+        raise DataError(
+            f"{what} {shown(returned)}; expected a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}: scale it "
+            f"down"
+        )
+    return reward
+
+
+def _of_one(function: RewardFunction, request: RewardRequest) -> tuple[Any, ...]:
+    return (request,) if function.form is Form.REQUEST else (request.response, request.answer)
+
+
+def _as_many(returned: Any, num: int) -> list[Any]:
+    """What a batched function returned, as a list of one value per row."""
+    is_list = hasattr(returned, "__len__") and hasattr(returned, "__getitem__")  # arrays and tensors too
+    if isinstance(returned, str | bytes | Mapping) or not is_list:
+        raise DataError(f"the reward function returned {shown(returned)}; expected a list of {num} rewards")
+    if len(returned) != num:
+        raise DataError(f"the reward function returned {len(returned)} values for {num} completions; expected one each")
+    return [returned[index] for index in range(num)]
+
+
+def _called_on_one(function: RewardFunction, request: RewardRequest) -> Reward:
+    return checked(function.function(*_of_one(function, request)))
+
+
+def _checked_result(result: object) -> Reward:
+    if isinstance(result, BaseException):
+        raise result
+    return checked(result)
+
+
+def _reply(call: Callable[[], Reward], *, kind: Literal["error", "call"] = "error") -> Reply:
+    try:
+        reward = call()
+        info = json.dumps(dict(reward.info), default=str) if reward.info else ""
+    except MemoryError:
+        return Reply("memory", reason=OUT_OF_MEMORY)
+    except _LateError as error:
+        return Reply(kind, reason=str(error))
+    except Exception as error:  # noqa: BLE001 - any failure of the user's function fails these rows only
+        return Reply(kind, reason=f"{type(error).__name__}: {_shortened(str(error))}")
+    if len(info) > INFO_CHARACTERS:
+        info = json.dumps({"cut": info[:INFO_CHARACTERS]})
+    return Reply("ok", reward.value, dict(reward.parts), info)
+
+
+def _summed(functions: Sequence[RewardFunction], replies: Sequence[Reply]) -> Reply:
+    """The weighted sum of the replies to one row; each function's own value becomes a part."""
+    value = 0.0
+    parts: dict[str, float] = {}
+    infos: dict[str, Any] = {}
+    for function, reply in zip(functions, replies, strict=True):
+        if reply.kind != "ok":
+            return Reply(reply.kind, reason=f"{function.name}: {reply.reason}")
+        value += function.weight * reply.reward
+        label = function.label
+        parts |= {label: reply.reward} | {f"{label}_{name}": part for name, part in (reply.parts or {}).items()}
+        if reply.info:
+            infos[label] = json.loads(reply.info)
+    return Reply("ok", value, parts, json.dumps(infos) if infos else "")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}..."

@@ -1,0 +1,217 @@
+"""The tests of a programming problem, read from a row's columns in the shapes that data sets have.
+
+======================================  ===================================================================
+column                                  shape
+======================================  ===================================================================
+``tests``, ``test_cases``,              ``{"inputs": [...], "outputs": [...]}``, with ``fn_name`` for calls;
+``input_output``, ``ground_truth``,     or a list of ``{"input": ..., "output": ...}``; or a list of
+``reward_model.ground_truth``           assertions; each of them also as JSON text
+``public_tests``, ``private_tests``,    ``{"input": [...], "output": [...]}`` (CodeContests)
+``generated_tests``
+``public_test_cases``,                  as ``tests``, the second also packed as LiveCodeBench has it; ``metadata``
+``private_test_cases``                  has the function's name
+``test_list`` (with ``test_imports``,   assertions (MBPP)
+``test_setup_code``)
+``test`` with ``entry_point``           a function ``check`` (HumanEval)
+======================================  ===================================================================
+"""
+
+import base64
+import binascii
+import json
+import pickletools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.sandbox.protocol import Case
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import printable, shown
+
+COLUMNS = ("tests", "test_cases", "input_output", "ground_truth")
+GROUPS = ("public_tests", "private_tests", "generated_tests", "public_test_cases", "private_test_cases")
+
+MAX_UNPACKED_BYTES = 256 << 20
+
+_LANGUAGES = {"python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp", "cc": "cpp"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTest:
+    """One test.
+
+    Attributes:
+        case: what is done with the program.
+        output: expected standard output; None if something else is expected.
+        value: expected returned value as JSON; None if something else is expected.
+    """
+
+    case: Case
+    output: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTests:
+    """All tests of a problem.
+
+    Attributes:
+        tests: at least one.
+        language: of the programs.
+        entry_point: function that the tests call; "" if they use standard input.
+        stub: beginning of a program that the problem gives, for programs that lack it.
+        case_s: seconds per test; 0: not stated.
+    """
+
+    tests: tuple[ProgramTest, ...]
+    language: str = "python"
+    entry_point: str = ""
+    stub: str = ""
+    case_s: float = 0.0
+
+
+def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
+    """Reads the tests of a row.
+
+    Raises:
+        DataError: there are none, or they have another shape, or a language is unknown.
+    """
+    function = _function_name(columns)
+    found = _of_columns(columns, function)
+    if not found:
+        raise DataError(
+            f"no tests: expected one of the columns {', '.join((*COLUMNS, *GROUPS))}, test_list or test; the row has "
+            f"{printable(', '.join(columns)) or 'none'}"
+        )
+    language = str(columns.get("language") or "python").lower()
+    if language not in _LANGUAGES:
+        raise DataError(f"language is {shown(language)}; expected python or cpp")
+    if _LANGUAGES[language] == "cpp" and any(test.case.stdin is None for test in found):
+        raise DataError("tests of C++ programs must have input and output; calls and assertions are for Python")
+    limit = columns.get("time_limit")
+    called = next((test.case.function for test in found if test.case.function), "")
+    return ProgramTests(
+        tests=tuple(found),
+        language=_LANGUAGES[language],
+        entry_point=called or str(columns.get("entry_point") or ""),
+        stub=str(columns.get("stub") or columns.get("starter_code") or ""),
+        case_s=float(limit) if isinstance(limit, int | float) and limit > 0 else 0.0,
+    )
+
+
+def _of_columns(columns: Mapping[str, Any], function: str) -> list[ProgramTest]:
+    model = columns.get("reward_model")
+    truth = model.get("ground_truth") if isinstance(model, Mapping) else None
+    for name in COLUMNS:
+        if columns.get(name) not in (None, "", [], {}):
+            return _parsed(columns[name], name, function)
+    if truth is not None:
+        return _parsed(truth, "reward_model.ground_truth", function)
+    if columns.get("test_list"):
+        before = [*_texts(columns.get("test_imports"), "test_imports"), str(columns.get("test_setup_code") or "")]
+        setup = "\n".join(line for line in before if line)
+        return [_assertion(f"{setup}\n{code}") for code in _texts(columns["test_list"], "test_list")]
+    if isinstance(columns.get("test"), str) and columns.get("entry_point"):
+        return [_assertion(f"{columns['test']}\ncheck({columns['entry_point']})")]
+    return [test for name in GROUPS if columns.get(name) for test in _parsed(columns[name], name, function)]
+
+
+def _parsed(value: Any, name: str, function: str) -> list[ProgramTest]:
+    """The tests in one column."""
+    if isinstance(value, str):
+        value = _from_text(value, name)
+    if isinstance(value, Mapping):
+        return _of_lists(value, name, function)
+    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        return [_assertion(one) for one in value]
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+        return [_of_pair(one, f"{name}[{index}]", function) for index, one in enumerate(value)]
+    raise DataError(f"{name} is {shown(value)}; expected inputs with outputs, or assertions")
+
+
+def _from_text(text: str, name: str) -> Any:
+    """JSON, or assertions, or JSON that is packed as LiveCodeBench does."""
+    text = text.strip()
+    if text[:1] in ("[", "{"):
+        return parse_json(text, name, half_pairs=True)
+    if "assert" in text:
+        return [text]
+    try:
+        unpacker = zlib.decompressobj()
+        packed = unpacker.decompress(base64.b64decode(text, validate=True), MAX_UNPACKED_BYTES)
+        # a pickled text, which is read without executing the pickle
+        plain = next(one for _, one, _ in pickletools.genops(packed) if isinstance(one, str))
+        return parse_json(plain, name, half_pairs=True)
+    except (binascii.Error, zlib.error, ValueError, StopIteration) as error:
+        raise DataError(f"{name} is {shown(text)}; expected JSON or assertions") from error
+
+
+def _of_lists(value: Mapping[str, Any], name: str, function: str) -> list[ProgramTest]:
+    """``{"inputs": [...], "outputs": [...]}`` and its relatives."""
+    function = str(value.get("fn_name") or value.get("function") or function)
+    inputs = value.get("inputs", value.get("input"))
+    outputs = value.get("outputs", value.get("output"))
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise DataError(f"{name} has the keys {shown(', '.join(value))}; expected lists of inputs and outputs")
+    if len(inputs) != len(outputs):
+        raise DataError(f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; expected an output for each")
+    pairs = [{"input": given, "output": wanted} for given, wanted in zip(inputs, outputs, strict=True)]
+    return [_of_pair(pair, f"{name}[{index}]", function) for index, pair in enumerate(pairs)]
+
+
+def _of_pair(pair: Mapping[str, Any], where: str, function: str) -> ProgramTest:
+    """One test with ``input`` and ``output``, or ``function``, ``arguments`` and ``expected``."""
+    function = str(pair.get("function") or pair.get("fn_name") or function)
+    given = pair.get("input", pair.get("arguments", pair.get("args")))
+    wanted = pair.get("output", pair.get("expected", pair.get("expected_output")))
+    if wanted is None and not ("output" in pair and function):
+        raise DataError(f"{where} has no output; it has {shown(', '.join(pair))}")
+    is_call = bool(function) and pair.get("testtype", pair.get("type")) not in ("stdin", "stdin_stdout")
+    if not is_call:
+        return ProgramTest(case=Case(stdin=_joined(given, where)), output=_joined(wanted, where))
+    arguments = given if isinstance(given, list) else _lines_of_json(given, where)
+    expected = _lines_of_json(wanted, where)[0] if isinstance(wanted, str) and isinstance(given, str) else wanted
+    return ProgramTest(case=Case(function=function, arguments=json.dumps(arguments)), value=json.dumps(expected))
+
+
+def _lines_of_json(value: Any, where: str) -> list[Any]:
+    """Arguments as LiveCodeBench writes them: one line of JSON each."""
+    if not isinstance(value, str):
+        raise DataError(f"{where}: arguments are {shown(value)}; expected a list")
+    return [parse_json(line, where, half_pairs=True) for line in value.splitlines() if line.strip()] or [""]
+
+
+def _joined(value: Any, where: str) -> str:
+    """Standard input or output: text, or a list of lines."""
+    if isinstance(value, list) and all(isinstance(line, str | int | float) for line in value):
+        return "\n".join(map(str, value))
+    if isinstance(value, str | int | float):
+        return str(value)
+    if value is None:
+        return ""
+    raise DataError(f"{where} is {shown(value)}; expected text")
+
+
+def _texts(value: Any, name: str) -> Sequence[str]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        value = parse_json(value, name, half_pairs=True) if value.strip().startswith("[") else [value]
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise DataError(f"{name} is {shown(value)}; expected a list of texts")
+    return value
+
+
+def _assertion(code: str) -> ProgramTest:
+    return ProgramTest(case=Case(code=code))
+
+
+def _function_name(columns: Mapping[str, Any]) -> str:
+    """The function that tests call, where it is beside them."""
+    metadata = columns.get("metadata")
+    if isinstance(metadata, str) and metadata.strip().startswith("{"):
+        metadata = parse_json(metadata, "metadata", half_pairs=True)
+    named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+    return str(columns.get("fn_name") or named or "")

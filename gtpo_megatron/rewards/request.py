@@ -1,0 +1,88 @@
+"""What a reward function may see of a response, and what it may return."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from gtpo_megatron.errors import SandboxError
+from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
+
+PARSED_ROWS = 16
+"""Rows whose columns are kept parsed; the responses of a group follow one another and share their row."""
+
+
+class NoSandbox:
+    """The sandbox of a request that no grading process has taken yet."""
+
+    def run(self, job: Job) -> Outcome:
+        """Raises SandboxError."""
+        raise SandboxError(f"no sandbox for a program in {job.language}: the request was made without one")
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardRequest:
+    """One response, with the whole problem.
+
+    Attributes:
+        response: the sampled text, without special tokens.
+        answer: the reference answer; empty if the row has none.
+        prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``.
+        columns_json: the row's other columns as one JSON object; :attr:`columns` has them parsed.
+        ended: why the response ended: the model stopped, or the length limit cut it.
+        num_prompt_tokens: tokens of the rendered prompt.
+        num_response_tokens: tokens of the response.
+        limit_s: seconds that grading may take.
+        sandbox: runs programs, see :mod:`gtpo_megatron.sandbox`; it has no process before its first job.
+    """
+
+    response: str
+    answer: str = ""
+    prompt: str | tuple[Mapping[str, str], ...] = ""
+    columns_json: str = "{}"
+    ended: Literal["stop", "length"] = "stop"
+    num_prompt_tokens: int = 0
+    num_response_tokens: int = 0
+    limit_s: float = 10.0
+    sandbox: Sandbox = field(default_factory=NoSandbox, repr=False, compare=False)
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The row's columns but the prompt, as JSON has them; shared between responses, so do not change values."""
+        return _parsed(self.columns_json)
+
+    @property
+    def messages(self) -> tuple[Mapping[str, str], ...]:
+        """The prompt as chat messages; a text is one message of the user."""
+        return ({"role": "user", "content": self.prompt},) if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as text: the contents of its messages, with an empty line between."""
+        return self.prompt if isinstance(self.prompt, str) else "\n\n".join(one["content"] for one in self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What a reward function may return in place of a number.
+
+    Attributes:
+        value: the outcome reward.
+        parts: what it is made of, by name (lower case letters, digits, underscores); a metric and a column of the
+            report each.
+        info: anything else about the response, as JSON values; shown in the report.
+    """
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=PARSED_ROWS)
+def _parsed(columns_json: str) -> Mapping[str, Any]:
+    return MappingProxyType(json.loads(columns_json))

@@ -1,0 +1,74 @@
+"""``expert_load.json``: how many tokens each expert of each layer got, at the last step that was written down."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.json_text import read_json
+from gtpo_megatron.untrusted.text import printable
+
+EXPERT_LOAD_FILE = "expert_load.json"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLoad:
+    """Loads of one step.
+
+    Attributes:
+        step: number of the step.
+        layers: numbers of the layers that have experts, from 0.
+        tokens: per layer, per expert.
+    """
+
+    step: int
+    layers: Sequence[int]
+    tokens: Sequence[Sequence[int]]
+
+
+def write_expert_load(run_folder: Path, load: ExpertLoad) -> None:
+    """Replaces the file; if the disk fails, with a warning only."""
+    content = {"step": load.step, "layers": list(load.layers), "tokens": [list(row) for row in load.tokens]}
+    try:
+        write_file(run_folder / EXPERT_LOAD_FILE, json.dumps(content) + "\n")
+    except OSError as error:
+        _log.warning("loads of experts were not written, training goes on: %s", error)
+
+
+def read_expert_load(run_folder: Path) -> ExpertLoad | None:
+    """The file's content; None if there is no file: the model is dense.
+
+    Raises:
+        DataError: it cannot be read, or does not hold a table of counts.
+    """
+    path = run_folder / EXPERT_LOAD_FILE
+    if not path.exists():
+        return None
+    content: Any = read_json(path, error=DataError)
+    if not _is_load(content):
+        raise DataError(
+            f"{printable(path)}: no table of experts' loads; expected step, layers and a row of counts per layer; "
+            f"remove the file"
+        )
+    return ExpertLoad(step=content["step"], layers=content["layers"], tokens=content["tokens"])
+
+
+def _is_load(content: Any) -> bool:
+    if not isinstance(content, dict) or type(content.get("step")) is not int:
+        return False
+    layers, tokens = content.get("layers"), content.get("tokens")
+    if not _are_counts(layers) or not isinstance(tokens, list):
+        return False
+    return len(tokens) == len(layers) > 0 and (
+        all(_are_counts(row) and len(row) == len(tokens[0]) > 0 for row in tokens)
+    )
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)

@@ -1,0 +1,114 @@
+"""The sandbox of bubblewrap: namespaces of users, mounts, processes, network, IPC and names; see docs/security.md."""
+
+import os
+import shutil
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from gtpo_megatron.errors import SandboxError
+from gtpo_megatron.sandbox import seccomp
+from gtpo_megatron.sandbox.keeper import NOBODY, Keeper
+from gtpo_megatron.sandbox.protocol import Case, Job, Outcome
+
+INSTALL = (
+    "install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap), or name a "
+    "SandboxFusion service by --reward.sandbox http://HOST:PORT; --reward.sandbox unsafe runs programs unprotected"
+)
+
+FOLDER = "/tmp"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_SYSTEM = ("/bin", "/lib", "/lib64", "/lib32", "/sbin")
+_INSIDE_ID = "1000"
+
+
+class BubblewrapSandbox:
+    """Runs programs under bubblewrap, with one warm process between jobs.
+
+    Raises:
+        SandboxError: bubblewrap, or an interpreter that the sandbox may run, is not there.
+    """
+
+    def __init__(self) -> None:
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise SandboxError(f"bubblewrap is not installed: {INSTALL}")
+        if os.uname().machine != seccomp.MACHINE:
+            raise SandboxError(f"no seccomp filter for {os.uname().machine}, only for {seccomp.MACHINE}")
+        python = _interpreter()
+        self._keeper = Keeper([bwrap, *_options(python)], python=str(python), is_isolated=True, folder=FOLDER)
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job, see ``Sandbox``."""
+        return self._keeper.run(job)
+
+    def close(self) -> None:
+        """Ends all of its processes."""
+        self._keeper.close()
+
+
+@lru_cache(maxsize=1)
+def check_bubblewrap() -> None:
+    """Runs an empty program.
+
+    Raises:
+        SandboxError: programs cannot be run so on this machine; the message says how to change that.
+    """
+    sandbox = BubblewrapSandbox()
+    try:
+        [result] = sandbox.run(Job(source="", language="python", cases=(Case(stdin=""),))).results
+    except SandboxError as error:
+        raise SandboxError(
+            f"bubblewrap does not work here ({error}); user namespaces may be off (sysctl "
+            f"kernel.unprivileged_userns_clone, user.max_user_namespaces, the container's seccomp profile): {INSTALL}"
+        ) from error
+    finally:
+        sandbox.close()
+    if result.status != "ok":
+        raise SandboxError(f"bubblewrap ran an empty program, which ended with {result.status}: {result.detail}")
+
+
+def _options(python: Path) -> list[str]:
+    """Options of bwrap: what of the machine is there, read-only, and what is not."""
+    options = [
+        *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
+        *("--setenv", "PATH", "/usr/bin:/bin", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME", FOLDER),
+        *("--uid", _INSIDE_ID, "--gid", _INSIDE_ID),
+        # the keeper makes process namespaces; programs have no capabilities
+        *("--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"),
+        *("--ro-bind", "/usr", "/usr"),
+    ]
+    for path in map(Path, _SYSTEM):
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            options += ["--ro-bind", str(path), str(path)]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        options += ["--ro-bind-try", name, name]
+    for device in _DEVICES:
+        options += ["--dev-bind", device, device]
+    prefix = Path(sys.base_prefix)
+    if python.is_relative_to(prefix) and not prefix.is_relative_to("/usr"):
+        options += ["--ro-bind", str(prefix), str(prefix)]
+    return [*options, "--dir", FOLDER, "--remount-ro", "/", "--chdir", "/"]
+
+
+def _interpreter() -> Path:
+    """This Python, without its environment; another one if the sandbox's user cannot read it."""
+    own = Path(sys.executable).resolve()
+    candidates = [
+        own,
+        *(Path(found).resolve() for name in ("python3",) if (found := shutil.which(name, path="/usr/bin"))),
+    ]
+    for path in candidates:
+        if os.geteuid() != 0 or _is_open_to_all(path):
+            return path
+    raise SandboxError(
+        f"no interpreter that user {NOBODY} may run: {', '.join(map(str, candidates))} lie in folders that only their "
+        f"owner may read; install Debian's python3, or do not run as root"
+    )
+
+
+def _is_open_to_all(path: Path) -> bool:
+    """Whether every user may run a file, and enter the folders above it."""
+    return all(one.stat().st_mode & 0o005 == 0o005 for one in (path, *path.parents))

@@ -1,0 +1,50 @@
+"""The sandbox that ``reward.sandbox`` names, opened when the first program comes."""
+
+from gtpo_megatron.errors import ConfigError, SandboxError
+from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox, check_bubblewrap
+from gtpo_megatron.sandbox.http_service import HttpSandbox
+from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
+from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
+
+
+def open_sandbox(name: str) -> Sandbox:
+    """Opens ``bubblewrap``, ``unsafe``, or the service at a URL.
+
+    Raises:
+        SandboxError: bubblewrap is not installed.
+    """
+    if name == "bubblewrap":
+        return BubblewrapSandbox()
+    return UnsafeSandbox() if name == "unsafe" else HttpSandbox(name)
+
+
+def check_sandbox(name: str) -> None:
+    """Raises ConfigError if programs cannot be run so on this machine."""
+    if name == "bubblewrap":
+        try:
+            check_bubblewrap()
+        except SandboxError as error:
+            raise ConfigError(f"reward.sandbox={name!r}: {error}") from error
+
+
+class LazySandbox:
+    """A sandbox that is opened with its first job.
+
+    Args:
+        name: as in :func:`open_sandbox`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._sandbox: Sandbox | None = None
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job, see ``Sandbox``."""
+        if self._sandbox is None:
+            self._sandbox = open_sandbox(self._name)
+        return self._sandbox.run(job)
+
+    def close(self) -> None:
+        """Ends all of its processes."""
+        if self._sandbox is not None:
+            self._sandbox.close()

@@ -1,0 +1,181 @@
+"""The outer end of a keeper (``inside.py``): starts it, gives it jobs, and replaces it when it fails."""
+
+import base64
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from gtpo_megatron.errors import DataError, SandboxError
+from gtpo_megatron.sandbox import seccomp
+from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits, Outcome, Status
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import printable, shown
+
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = 60.0
+"""Time for the keeper to start; generous, because the machine may be busy."""
+
+ANSWER_PATIENCE_S = 15.0
+"""Time beyond a job's own limits after which the keeper is replaced."""
+
+MAX_ANSWER_BYTES = 64 << 20
+
+NOBODY = 65534
+"""User that the sandbox runs as if this process is root, whose processes no limit would count."""
+
+SOURCE = (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
+
+
+class Keeper:
+    """A keeper process, started with the first job and replaced after a failure.
+
+    Args:
+        command: what to start before ``PYTHON -c SOURCE SETTINGS``, such as bubblewrap with its options; given the
+            folder of programs.
+        python: the interpreter, as the keeper sees it.
+        is_isolated: the keeper has its own namespaces.
+        folder: where programs may write, as the keeper sees it; "": a temporary one of this process.
+    """
+
+    def __init__(self, command: Sequence[str], *, python: str, is_isolated: bool, folder: str = "") -> None:
+        self._command = command
+        self._python = python
+        self._is_isolated = is_isolated
+        self._own_folder = None if folder else tempfile.TemporaryDirectory(prefix="programs-")
+        self._folder = folder or str(self._own_folder and self._own_folder.name)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job.
+
+        Raises:
+            SandboxError: the keeper does not start or answer, or has no compiler for the language.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        plain = asdict(job)
+        limits = plain.pop("limits")
+        line = json.dumps(plain | limits).encode() + b"\n"
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            answer = self._answer(job.limits.total_s + job.limits.compile_s + ANSWER_PATIENCE_S)
+        except OSError as error:
+            self._end()
+            raise SandboxError(f"the sandbox has ended: {printable(error)}") from error
+        return _outcome(answer, len(job.cases))
+
+    def close(self) -> None:
+        """Ends the keeper with all below it."""
+        self._end()
+        if self._own_folder is not None:
+            self._own_folder.cleanup()
+
+    def _start(self) -> None:
+        self._end()
+        settings = {
+            "is_isolated": self._is_isolated,
+            "folder": self._folder,
+            "file_mib": Limits().file_mib,
+            "program_filter": base64.b64encode(seccomp.build_filter(may_fork=False)).decode(),
+            "compiler_filter": base64.b64encode(seccomp.build_filter(may_fork=True)).decode(),
+        }
+        command = [*self._command, self._python, "-I", "-S", "-B", "-c", SOURCE, json.dumps(settings)]
+        is_root = self._is_isolated and os.geteuid() == 0
+        user = NOBODY if is_root else None
+        with tempfile.TemporaryFile() as said:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    cwd="/",
+                    env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                    start_new_session=True,
+                    user=user,
+                    group=user,
+                    extra_groups=() if is_root else None,
+                )
+            except OSError as error:
+                raise SandboxError(f"the sandbox does not start: {printable(error)}") from error
+            try:
+                answer = self._answer(START_LIMIT_S)
+            except (SandboxError, OSError) as error:
+                said.seek(0)
+                words = printable(said.read(2000).decode("utf-8", "replace"))
+                raise SandboxError(f"the sandbox does not start: {words or error}") from error
+        if not isinstance(answer, dict) or answer.get("ready") is not True:
+            raise SandboxError(f"the sandbox does not start: it said {shown(answer)}")
+
+    def _answer(self, limit_s: float) -> Any:
+        """The next line of the keeper, parsed; it is replaced if there is none."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        parts: list[bytes] = []
+        size, deadline = 0, time.monotonic() + limit_s
+        while (
+            size <= MAX_ANSWER_BYTES and select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]
+        ):
+            part = os.read(descriptor, 1 << 20)
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+            if part.endswith(b"\n"):
+                try:
+                    return parse_json(b"".join(parts), "the sandbox's answer", half_pairs=True)
+                except DataError as error:
+                    self._end()
+                    raise SandboxError(str(error)) from error
+        self._end()
+        raise SandboxError("the sandbox gave no answer and was replaced")
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        process.wait()
+
+
+def _outcome(answer: Any, num_cases: int) -> Outcome:
+    """The keeper's answer, checked."""
+    if not isinstance(answer, dict):
+        raise SandboxError(f"the sandbox answered {shown(answer)}; expected an object")
+    if "failed" in answer:
+        raise SandboxError(printable(answer["failed"]))
+    if "compile_error" in answer:
+        return Outcome(compile_error=str(answer["compile_error"]))
+    results = answer.get("results")
+    if not isinstance(results, list) or len(results) != num_cases or not all(isinstance(one, dict) for one in results):
+        raise SandboxError(f"the sandbox answered {shown(answer)}; expected {num_cases} results")
+    return Outcome(results=tuple(_result(one) for one in results))
+
+
+def _result(plain: dict[str, Any]) -> CaseResult:
+    if plain.get("status") not in get_args(Status):
+        raise SandboxError(f"the sandbox answered the status {shown(plain.get('status'))}")
+    return CaseResult(
+        status=plain["status"], output=str(plain.get("output", "")), detail=printable(plain.get("detail", ""))
+    )

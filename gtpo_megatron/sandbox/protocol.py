@@ -1,0 +1,107 @@
+"""What a sandbox is given and what it answers."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Status = Literal["ok", "error", "timeout", "output", "not run"]
+"""How a case ended: ``ok``; ``error``: it raised, was killed or left with a status; ``timeout``; ``output``: it wrote
+more than it may; ``not run``: an earlier one used up the time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One thing to do with a program.
+
+    Attributes:
+        stdin: text on its standard input; None: the program is loaded, and the attributes below say what to do with it.
+        function: name of a function or of a method of its class ``Solution``, to be called.
+        arguments: of the call, as a JSON list.
+        code: Python to be run after the program, such as assertions.
+    """
+
+    stdin: str | None = None
+    function: str = ""
+    arguments: str = "[]"
+    code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a program may take.
+
+    Attributes:
+        case_s: seconds per case.
+        total_s: seconds for all cases, without compiling.
+        compile_s: seconds for the compiler.
+        memory_mib: address space.
+        output_bytes: written per case, to standard output and error together.
+        file_mib: size of a file, and of all its files together.
+    """
+
+    case_s: float = 5.0
+    total_s: float = 30.0
+    compile_s: float = 30.0
+    memory_mib: int = 1024
+    output_bytes: int = 1 << 20
+    file_mib: int = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A program with its cases.
+
+    Attributes:
+        source: the program.
+        language: of the program; C++ has cases of standard input only.
+        cases: run in order; the first one that takes too long ends the job.
+        limits: of all cases.
+    """
+
+    source: str
+    language: Literal["python", "cpp"]
+    cases: tuple[Case, ...]
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseResult:
+    """What became of a case.
+
+    Attributes:
+        status: how it ended.
+        output: standard output, or the returned value as JSON; bytes that are not UTF-8 are replaced.
+        detail: the exception or the end of standard error.
+    """
+
+    status: Status
+    output: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        results: one per case; empty if the program does not compile.
+        compile_error: what the compiler said; "" if it compiled.
+    """
+
+    results: tuple[CaseResult, ...] = ()
+    compile_error: str = ""
+
+
+class Sandbox(Protocol):
+    """Runs one job at a time."""
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job within its limits.
+
+        Raises:
+            SandboxError: the sandbox failed, or has no compiler for the language.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends all of its processes."""
+        ...

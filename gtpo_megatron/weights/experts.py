@@ -1,0 +1,167 @@
+"""The mixture of experts of a model: how many experts a layer has, and how its router chooses among them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gtpo_megatron.config.checks import divisors
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+
+MAX_EXPERTS = 1 << 14
+"""A name table has rows for each expert of each layer."""
+_SCORED_PER_GROUP = 2
+"""A group's score is the sum of its so many best experts' scores."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """Experts in the place of the MLP.
+
+    The router gives every expert a score ``s = softmax(z)`` or ``sigmoid(z)`` of its logit ``z``, chooses the
+    ``experts_per_token`` best by ``s + b`` (``b``: the expert bias, if there is one), and weighs their outputs by
+    ``s``, divided by the chosen experts' sum if ``normalised``, times ``scaling``.
+
+    Attributes:
+        num_experts: of a layer.
+        experts_per_token: experts that the router sends a token to.
+        ffn_size: width of one expert's gated MLP.
+        layers: per layer of the model whether it has experts; a layer without them has a dense MLP.
+        shared_ffn_size: width of the gated MLP that every token passes besides; 0: there is none.
+        score: what makes scores of logits.
+        normalised: the chosen experts' weights are divided by their sum.
+        scaling: factor of the weights.
+        has_bias: experts are chosen by their score plus a bias, which is balanced and not trained.
+        num_groups: groups of neighbouring experts; 1: experts are not grouped.
+        groups_per_token: groups that a token's experts are chosen from.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    ffn_size: int
+    layers: tuple[bool, ...]
+    shared_ffn_size: int = 0
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalised: bool = True
+    scaling: float = 1.0
+    has_bias: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+
+    def check_layout(self, parallel: ParallelConfig) -> None:
+        """Raises ConfigError unless the experts and the matrices of each expert split evenly over their ranks."""
+        if self.num_experts % parallel.expert_parallel_size:
+            raise ConfigError(
+                f"{parallel}: expert_parallel_size={parallel.expert_parallel_size} must divide "
+                f"num_experts={self.num_experts} of this model; choose from {divisors(self.num_experts)}"
+            )
+        if self.ffn_size % parallel.expert_tensor_parallel_size:
+            raise ConfigError(
+                f"{parallel}: expert_tensor_parallel_size={parallel.expert_tensor_parallel_size} must divide "
+                f"the experts' ffn_size={self.ffn_size} of this model; choose from {divisors(self.ffn_size)}"
+            )
+        if self.shared_ffn_size % parallel.tensor_parallel_size:
+            raise ConfigError(
+                f"{parallel}: tensor_parallel_size={parallel.tensor_parallel_size} must divide "
+                f"the shared experts' ffn_size={self.shared_ffn_size} of this model; choose from "
+                f"{divisors(self.shared_ffn_size)}"
+            )
+        if parallel.tensor_parallel_size > 1 and not parallel.sequence_parallel:
+            raise ConfigError(
+                f"{parallel}: experts with tensor_parallel_size > 1 need sequence_parallel=True, so that tensor ranks "
+                f"route different tokens; switch it on"
+            )
+
+
+def qwen3_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``Qwen3MoeForCausalLM``: softmax, no bias, no groups, no shared expert.
+
+    Args:
+        path: of ``config.json``, for messages.
+        fields: of ``config.json``.
+        num_layers: of the model.
+
+    Raises:
+        ConfigError: a key is missing or out of range, or the sizes do not fit each other.
+    """
+    step = fields.get("decoder_sparse_step", int, 1, at_least=1)
+    dense = set(fields.get("mlp_only_layers", list[int], []))
+    layers = tuple(number not in dense and (number + 1) % step == 0 for number in range(num_layers))
+    return _checked(
+        path,
+        Experts(
+            num_experts=_num_experts(path, fields, "num_experts"),
+            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
+            ffn_size=fields.get("moe_intermediate_size", int, at_least=1),
+            layers=layers,
+            normalised=fields.get("norm_topk_prob", bool, False),
+        ),
+    )
+
+
+def glm4_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``Glm4MoeForCausalLM``: sigmoid, expert bias, groups, shared experts; arguments as above."""
+    ffn_size = fields.get("moe_intermediate_size", int, at_least=1)
+    first = fields.get("first_k_dense_replace", int, 1, at_least=0)
+    return _checked(
+        path,
+        Experts(
+            num_experts=_num_experts(path, fields, "n_routed_experts"),
+            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
+            ffn_size=ffn_size,
+            layers=tuple(number >= first for number in range(num_layers)),
+            shared_ffn_size=ffn_size * fields.get("n_shared_experts", int, 1, at_least=1),
+            score="sigmoid",
+            normalised=fields.get("norm_topk_prob", bool, True),
+            scaling=fields.get("routed_scaling_factor", float, 1.0),
+            has_bias=True,
+            num_groups=fields.get("n_group", int, 1, at_least=1),
+            groups_per_token=fields.get("topk_group", int, 1, at_least=1),
+        ),
+    )
+
+
+def _num_experts(path: Path, fields: Fields, key: str) -> int:
+    """Hub folders have the model's own key, transformers 5 may write ``num_local_experts``."""
+    found = {
+        name: fields.get(name, int, at_least=1, at_most=MAX_EXPERTS)
+        for name in (key, "num_local_experts")
+        if fields.has(name)
+    }
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"{path}: {key}={found[key]} and num_local_experts={found['num_local_experts']} differ")
+    return next(iter(found.values())) if found else fields.get(key, int)
+
+
+def _checked(path: Path, experts: Experts) -> Experts:
+    """Raises ConfigError unless the router can choose as many experts as it must."""
+    total, chosen = experts.num_experts, experts.experts_per_token
+    groups, open_groups = experts.num_groups, experts.groups_per_token
+    if not any(experts.layers):
+        raise ConfigError(f"{path}: no layer has experts; give the folder of the dense model's own class")
+    if chosen > total:
+        raise ConfigError(f"{path}: num_experts_per_tok={chosen} exceeds the {total} experts of a layer")
+    if experts.normalised != (chosen > 1) and (chosen == 1 or experts.score == "sigmoid"):
+        raise ConfigError(
+            f"{path}: norm_topk_prob={str(experts.normalised).lower()} with num_experts_per_tok={chosen} and "
+            f"{experts.score} scores is not supported; expected {str(chosen > 1).lower()}: Megatron divides sigmoid "
+            f"scores of several experts by their sum, and the score of a single expert by nothing"
+        )
+    if total % groups or open_groups > groups:
+        raise ConfigError(
+            f"{path}: n_group={groups} must divide the {total} experts of a layer, and topk_group={open_groups} must "
+            f"not exceed it"
+        )
+    if groups > 1 and chosen != _SCORED_PER_GROUP * open_groups:
+        raise ConfigError(
+            f"{path}: num_experts_per_tok={chosen} with topk_group={open_groups} of n_group={groups} is not supported; "
+            f"expected {_SCORED_PER_GROUP} experts per group: Megatron scores a group by its best experts_per_token / "
+            f"topk_group experts, the model by its best {_SCORED_PER_GROUP}"
+        )
+    if chosen > open_groups * (total // groups):
+        raise ConfigError(
+            f"{path}: num_experts_per_tok={chosen} exceeds the {open_groups * (total // groups)} experts of "
+            f"topk_group={open_groups} groups"
+        )
+    return experts

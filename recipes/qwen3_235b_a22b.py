@@ -1,0 +1,26 @@
+"""Qwen3-235B-A22B, a mixture of experts, in the paper's setting on 128 GPUs of 80 GB. Model and GPUs are ours.
+
+``recipes/math_run.py`` has what is not said here, each value marked as the paper's or ours.
+"""
+
+from gtpo_megatron.config.run import RunConfig
+from recipes.math_run import Method, OnGPUs, by_method, math_run
+
+ON_128_GPUS = OnGPUs(
+    num_gpus=128,
+    tensor_parallel_size=4,
+    pipeline_parallel_size=2,  # its 94 layers are 2 x 47
+    context_parallel_size=2,
+    expert_parallel_size=64,  # two experts of each layer on every rank
+    engine_size=8,
+    max_concurrent_sequences=64,
+    kv_cache_gib=8,
+)
+
+
+def math_128gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
+    """One of the paper's methods."""
+    return math_run("Qwen/Qwen3-235B-A22B", method, ON_128_GPUS, num_steps=num_steps, seed=seed)
+
+
+gtpo_128gpu, grpo_s_128gpu, dapo_128gpu, grpo_128gpu = by_method(math_128gpu)

@@ -1,0 +1,61 @@
+"""Tiny random mixtures of experts, saved as transformers saves them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.distributed.tiny_world import VOCAB
+
+EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "decoder_sparse_step": 1},
+    ),
+    # the first layer is dense; sigmoid, expert bias, groups, scaling, a shared expert, half of every head rotated
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+}
+"""Family -> its classes in transformers, less ``Config`` and ``ForCausalLM``; changes to the shared configuration."""
+
+
+def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes: int) -> Any:
+    """Saves the model and returns it; logits of its routers are so far apart that no rounding changes a choice."""
+    torch.manual_seed(13)
+    name, changes = EXPERT_FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        rms_norm_eps=1e-6,
+        **{"moe_intermediate_size": 16, "head_dim": 8, "max_position_embeddings": 64, **changes, **sizes},
+    )
+    config._experts_implementation = "eager"
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn_like(buffer))
+    model.save_pretrained(folder)
+    return model

@@ -1,0 +1,93 @@
+"""One step on any layout of ranks, held against transformers: what tests of layouts share."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.observability.metrics import merge, to_scalars
+from tests.dist_utils import run_processes
+from tests.distributed.model_file import read_tensors, write_slices
+from tests.distributed.tiny_world import dense_step, make_rewards, make_rollouts, own_tokens
+from tests.reference.expert_balance import load_statistics
+
+DEALINGS = {
+    ("one", 1): [list(range(8))],
+    # groups are split over replicas, and replicas make different numbers of micro-batches
+    ("split", 2): [[0, 3, 5], [1, 2, 4, 6, 7]],
+    ("split", 4): [[0, 3], [5], [1, 2, 4], [6, 7]],
+    # the first replica has nothing and must run backward all the same
+    ("uneven", 2): [[], list(range(8))],
+    ("uneven", 4): [[], list(range(8)), [], []],
+}
+"""By name and number of replicas."""
+
+
+def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts):
+    """What every rank does in a step, and what it can tell of it."""
+    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+
+    actor = MegatronActor(config, global_rank=rank, init_method=init_method)
+    rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.place.data_index]
+    scored = actor.score_tokens(RolloutShard.of(rollouts, rows))
+    actor.assign_credit(make_rewards(failed))
+    metrics = scored | actor.update(1)
+    write_slices(buffer_path, actor, config)
+    found = {"place": actor.place, "metrics": metrics, "rows": rows}
+    if actor.place.has_logits:
+        found |= {
+            "logprobs": actor.held.batch.scored.scores.old_logprobs,
+            "entropy": actor.held.batch.scored.scores.token_entropy,
+            "ref_logprobs": actor.held.batch.scored.scores.ref_logprobs,
+            "advantages": actor.held.batch.credit.advantages,
+        }
+    actor.close()
+    return found
+
+
+def compare(
+    tmp_path,
+    model,
+    config,
+    failed=(),
+    dealing=None,
+    *,
+    routed_experts=None,
+    scores_atol=2e-5,
+    scores_rtol=1e-4,
+    norm_rtol=1e-4,
+    ref_model=None,
+):
+    """Runs the layout and holds everything it computed against the answer of one process of transformers.
+
+    Returns:
+        The merged metrics.
+    """
+    # Adam's first step is lr * g / (|g| + eps): with the usual eps, the sign of g however small
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, adam_eps=1e-4))
+    reference = copy.deepcopy(model)
+    rollouts = make_rollouts(loss_mask=own_tokens(), routed_experts=routed_experts)
+    expected = dense_step(reference, config, rollouts, make_rewards(failed), ref_model)
+    path = tmp_path / "buffer"
+    dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
+    ranks = run_processes(
+        one_update, config.parallel.num_ranks, config, str(path), failed, dealing, rollouts, timeout_s=120
+    )
+    for found in ranks:
+        for name in ("logprobs", "entropy", "advantages", "ref_logprobs"):
+            if found.get(name) is not None:
+                wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
+                torch.testing.assert_close(found[name], wanted, rtol=scores_rtol, atol=scores_atol)
+    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
+    assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
+    assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=norm_rtol)
+    if expected["loads"]:
+        loads = [scalars[f"experts/{name}"] for name in ("load_max_over_mean", "dead_frac", "load_entropy_frac")]
+        assert loads == pytest.approx(load_statistics(expected["loads"]), rel=1e-12)
+    for name, tensor in read_tensors(path, config.model.path).items():
+        # a step is up to 1e-2
+        wanted = expected["weights"][name]
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}")
+    return scalars

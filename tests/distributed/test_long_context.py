@@ -1,0 +1,120 @@
+"""Sequences of 32,768 tokens, packed and scored by real Megatron, equal transformers; the output layer stays small."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import RolloutBatch, RolloutShard, mask_of_lengths
+from gtpo_megatron.config.optimizer import UpdateConfig
+from gtpo_megatron.data.packing import micro_batches
+from gtpo_megatron.distributed.vocab_parallel import linear_token_scores
+from tests.dist_utils import run_processes
+from tests.distributed.family_models import VOCAB, FamilyModel, make_family_model
+from tests.distributed.tiny_world import dense_scores, make_config
+from tests.unit.planner.test_output_layer import LiveBytes
+
+LENGTHS = [(8, 32760), (5, 100), (7, 3000), (40, 12)]
+"""Tokens of prompt and response."""
+TOTAL = 32768
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192, "rope_theta": 1e5}
+
+
+def long_rollouts():
+    generator = torch.Generator().manual_seed(1)
+    prompts, responses = (torch.tensor(lengths) for lengths in zip(*LENGTHS, strict=True))
+    width = int(responses.max())
+    return RolloutBatch(
+        prompt_ids=torch.randint(0, VOCAB, (4, 40), generator=generator),
+        prompt_lengths=prompts,
+        response_ids=torch.randint(0, VOCAB, (4, width), generator=generator),
+        response_lengths=responses,
+        loss_mask=mask_of_lengths(responses, width),
+        rollout_logprobs=torch.zeros(4, width),
+        group_ids=torch.zeros(4, dtype=torch.int64),
+        truncated=torch.zeros(4, dtype=torch.bool),
+        policy_version=0,
+    )
+
+
+def log_probs(rank, world_size, init_method, config, budgets):
+    """By budget of a micro-batch: a long sequence in one of its own, and all of them in one."""
+    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+
+    found = []
+    for budget in budgets:
+        changed = dataclasses.replace(config, update=UpdateConfig(micro_batch_tokens=budget))
+        actor = MegatronActor(changed, global_rank=rank, init_method=f"{init_method}_{budget}")
+        actor.score_tokens(RolloutShard.of(long_rollouts(), range(4)))
+        found.append(actor.held.batch.scores.old_logprobs)
+        actor.close()
+    return found
+
+
+@pytest.mark.megatron
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
+def test_scores_of_32k_tokens_equal_those_of_transformers(tmp_path):
+    """With YaRN, four times its original context."""
+    changes = {
+        "rope_parameters": YARN,
+        "max_position_embeddings": TOTAL,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 1,
+        "num_attention_heads": 2,
+    }
+    model = make_family_model(tmp_path, FamilyModel("Qwen2", changes))
+    config = make_config(tmp_path, {"num_ranks": 1})
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, max_sequence_tokens=TOTAL, head_chunk_tokens=1024)
+    )
+    [found] = run_processes(log_probs, 1, config, (4096, 2 * TOTAL), timeout_s=300)
+    with torch.no_grad():
+        expected, _ = dense_scores(model, long_rollouts())
+    for logprobs in found:
+        torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_sequence_is_packed_as_it_is():
+    """In a micro-batch of its own if it fills one, else beside short ones; every token once, in its place."""
+    rollouts = long_rollouts()
+    for budget, expected in ((4096, 2), (2 * TOTAL, 1)):
+        batches = micro_batches(rollouts, range(4), budget_tokens=budget)
+        assert len(batches) == expected
+        assert max(batch.max_sequence_tokens for batch in batches) == TOTAL
+        for batch in batches:
+            for place, row in enumerate(batch.rows):
+                start, (prompt, response) = int(batch.cu_seqlens[place]), LENGTHS[row]
+                ids = batch.input_ids[start : start + prompt + response]
+                assert torch.equal(ids[prompt:], rollouts.response_ids[row, :response])
+                positions = batch.position_ids[start : start + prompt + response]
+                assert torch.equal(positions, torch.arange(prompt + response))
+
+
+def peak_bytes(tokens, vocab, *, with_backward):
+    """Live bytes that the output layer makes at most, its inputs not counted."""
+    hidden, weight = torch.randn(tokens, 8, requires_grad=with_backward), torch.randn(vocab, 8)
+    targets = torch.randint(0, vocab, (tokens,))
+    with LiveBytes() as seen, torch.set_grad_enabled(with_backward):
+        scores = linear_token_scores(hidden, weight, targets, chunk_tokens=512)
+        if with_backward:
+            scores.logprobs.sum().backward()
+    return seen.peak
+
+
+@pytest.mark.parametrize("with_backward", [False, True])
+def test_the_output_layers_memory_is_one_chunk_however_long_the_sequence(with_backward):
+    """What grows with the tokens is a few numbers each, whatever the vocabulary."""
+    short, long = 2048, 32768
+    by_vocab = {
+        vocab: [peak_bytes(tokens, vocab, with_backward=with_backward) for tokens in (short, long)]
+        for vocab in (3000, 6000)
+    }
+    for vocab, (least, most) in by_vocab.items():
+        per_token = (most - least) / (long - short)
+        assert per_token < 8 * 4 * 4 + 128  # hidden states, their gradient, sums and results
+        assert most - per_token * long < 4 * 512 * vocab * 4  # a chunk's logits and what is made of them
+        assert most < long * vocab * 4 / 10  # all logits

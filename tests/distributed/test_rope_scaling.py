@@ -1,0 +1,123 @@
+"""Stretched rotary embeddings of every family equal those of transformers, beyond the original context too."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.weights.architecture import read_architecture
+from tests.dist_utils import run_processes
+from tests.distributed.expert_models import EXPERT_FAMILIES, make_expert_model
+from tests.distributed.family_models import FamilyModel, make_family_model
+from tests.distributed.tiny_world import dense_scores, make_config, make_rollouts
+
+pytestmark = [
+    pytest.mark.megatron,
+    pytest.mark.distributed,
+    pytest.mark.usefixtures("megatron"),
+    pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
+]
+
+ORIGINAL = 6
+"""Tokens; most sequences of the batch are longer, up to 15."""
+KINDS = {
+    # bases so small that 15 positions are many turns
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL, "rope_theta": 20.0},
+    "yarn_with_factor": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": ORIGINAL,
+        "rope_theta": 50.0,
+        "attention_factor": 1.7,
+        "beta_fast": 2.0,
+        "beta_slow": 0.1,
+        "truncate": False,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 0.2,
+        "high_freq_factor": 0.9,
+        "original_max_position_embeddings": ORIGINAL,
+        "rope_theta": 20.0,
+    },
+}
+DENSE = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+LAYOUTS = {
+    "one": {"num_ranks": 1},
+    "tp2_sp_cp2": {
+        "num_ranks": 4,
+        "tensor_parallel_size": 2,
+        "context_parallel_size": 2,
+        "sequence_parallel": True,
+    },
+    "pp2": {"num_ranks": 2, "pipeline_parallel_size": 2},
+}
+
+
+def make(folder, family, rope):
+    if family in DENSE:
+        is_old = family == "llama"  # rope_scaling beside rope_theta, as transformers 4 wrote it
+        changes = {"rope_parameters": dict(rope), "max_position_embeddings": 24, "head_dim": 8}
+        return make_family_model(folder, FamilyModel(DENSE[family], changes, is_old=is_old))
+    # every head of GLM rotates half of its elements, and only these are multiplied
+    partial = {"partial_rotary_factor": 0.5} if family == "glm4_moe" else {}
+    return make_expert_model(
+        folder, family, num_layers=2, rope_parameters={**rope, **partial}, max_position_embeddings=24
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    names = [(family, kind) for family in (*DENSE, *EXPERT_FAMILIES) for kind in KINDS]
+    return {name: (folder / "_".join(name), make(folder / "_".join(name), name[0], KINDS[name[1]])) for name in names}
+
+
+def log_probs(rank, world_size, init_method, configs):
+    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+
+    found = {}
+    for name, config in configs.items():
+        actor = MegatronActor(config, global_rank=rank, init_method=f"{init_method}_{'_'.join(name)}")
+        actor.score_tokens(RolloutShard.of(make_rollouts(), range(8)))
+        found[name] = actor.held.batch.scores.old_logprobs if actor.place.has_logits else None
+        actor.close()
+    return found
+
+
+def unscaled(folder):
+    """The architecture without its stretching: what a config.json says whose ``rope_scaling`` is lost."""
+    return dataclasses.replace(read_architecture(folder), rope_scaling=None)
+
+
+@pytest.mark.parametrize(
+    "layout", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tp2_sp_cp2", "pp2"))]
+)
+def test_log_probs_equal_those_of_transformers(models, layout):
+    configs = {name: make_config(folder, LAYOUTS[layout]) for name, (folder, _) in models.items()}
+    ranks = run_processes(log_probs, LAYOUTS[layout]["num_ranks"], configs, timeout_s=300)
+    batch = make_rollouts()
+    assert int((batch.prompt_lengths + batch.response_lengths).max()) > 2 * ORIGINAL
+    for name, (_, model) in models.items():
+        with torch.no_grad():
+            expected, _ = dense_scores(model, batch)
+        for found in ranks:
+            if found[name] is not None:
+                torch.testing.assert_close(
+                    found[name], expected, rtol=1e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stretching_shows_in_these_log_probs(models, kind, monkeypatch):
+    """Or the test above would prove nothing."""
+    from gtpo_megatron.actor import actor
+
+    folder, model = models["qwen2", kind]
+    monkeypatch.setattr(actor, "read_architecture", unscaled)
+    [found] = run_processes(log_probs, 1, {("qwen2", kind): make_config(folder, LAYOUTS["one"])})
+    with torch.no_grad():
+        expected, _ = dense_scores(model, make_rollouts())
+    assert (found["qwen2", kind] - expected).abs().max() > 0.05

@@ -1,0 +1,74 @@
+"""Operations of a forward pass, against torch's own count of the transformers model."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gtpo_megatron.actor.model.flops import forward_flops
+from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from tests.distributed.expert_models import make_expert_model
+
+ARCH = Architecture(
+    family="qwen2",
+    num_layers=3,
+    hidden_size=64,
+    ffn_size=160,
+    num_heads=4,
+    num_query_groups=2,
+    head_size=16,
+    vocab_size=97,
+    max_positions=128,
+    norm_eps=1e-6,
+    rope_theta=1e4,
+    tied_embeddings=False,
+    qkv_bias=True,
+)
+
+
+def counted(length):
+    """Torch counts attention without its causal half and the output layer at every position."""
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=97,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            attn_implementation="eager",
+        )
+    )
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, length, dtype=torch.int64))
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("prompt", "response"), [(1, 40), (20, 20)])
+def test_one_sequence(prompt, response):
+    length = prompt + response
+    square = 4 * ARCH.num_layers * ARCH.num_heads * ARCH.head_size * length * length
+    causal = 2 * ARCH.num_layers * ARCH.num_heads * ARCH.head_size * length * (length + 1)
+    unscored = 2 * ARCH.hidden_size * ARCH.vocab_size * prompt
+    assert forward_flops(ARCH, [(prompt, response)]) == counted(length) - square + causal - unscored
+
+
+def test_sequences_add_up():
+    sequences = [(3, 9), (1, 0), (7, 30)]
+    assert forward_flops(ARCH, sequences) == sum(forward_flops(ARCH, [one]) for one in sequences)
+    assert forward_flops(ARCH, []) == 0
+
+
+def test_a_mixture_of_experts_counts_what_a_token_meets(tmp_path):
+    """Of eight experts four, the shared one and the router; torch counts the same, as its experts run one by one."""
+    model = make_expert_model(tmp_path, "glm4_moe", num_layers=3)
+    arch = read_architecture(tmp_path)
+    prompt, response = 1, 19
+    length = prompt + response
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, length, dtype=torch.int64))
+    attention = arch.num_layers * arch.num_heads * arch.head_size
+    square, causal = 4 * attention * length * length, 2 * attention * length * (length + 1)
+    unscored = 2 * arch.hidden_size * arch.vocab_size * prompt
+    assert forward_flops(arch, [(prompt, response)]) == counter.get_total_flops() - square + causal - unscored

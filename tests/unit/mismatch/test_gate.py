@@ -1,0 +1,121 @@
+"""The gate over planted distributions of gaps."""
+
+import json
+
+import pytest
+import torch
+
+from gtpo_megatron.config.mismatch import GivenLimits, LearntLimits
+from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.mismatch.gate import MismatchGate
+from gtpo_megatron.mismatch.limits import BEYOND, CEILINGS, NUM_SAMPLES
+from gtpo_megatron.mismatch.statistics import gap_metrics
+from gtpo_megatron.observability.metrics import to_scalars
+
+TIGHT = GivenLimits(
+    scaled_nats=5e-5, mean_nats=5e-6, median_nats=5e-6, p99_nats=5e-5, kl_nats=1e-9, bound_nats=5e-4, beyond_frac=0.0
+)
+
+
+def step(scale, num=2000, seed=0, *, tail=0.0, hit=0.0, hit_nats=0.0):
+    """Figures of a step: gaps like rounding's, of which a share has a heavy tail and a share is hit by a fault."""
+    generator = torch.Generator().manual_seed(seed)
+    sampler = -torch.rand(num, generator=generator, dtype=torch.float64) * 8
+    gap = torch.randn(num, generator=generator, dtype=torch.float64) * scale
+    gap = torch.where(torch.rand(num, generator=generator) < tail, gap * 8, gap)
+    gap[: int(hit * num)] += hit_nats
+    return gap_metrics(sampler + gap, sampler)
+
+
+def gate(limits=None, dtype="bfloat16", *, has_other_routing=False):
+    return MismatchGate(limits or LearntLimits(), coarser_dtype=dtype, has_other_routing=has_other_routing)
+
+
+@pytest.mark.parametrize("num", [30, 500, 20_000])
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 3e-7), ("bfloat16", 0.005), ("bfloat16", 0.2)])
+def test_steps_that_differ_by_chance_never_stop_a_run(dtype, scale, num):
+    judge = gate(dtype=dtype)
+    for index in range(40):
+        verdict = judge.judge(step(scale, num, index, tail=0.01), is_verified=index % 10 == 0)
+        assert verdict.broken == ()
+
+
+def test_the_largest_gap_stops_nothing():
+    judge = gate()
+    judge.judge(step(0.1), is_verified=True)
+    verdict = judge.judge(step(0.1, hit=0.0006, hit_nats=2.1), is_verified=False)
+    assert verdict.broken == ()
+    assert to_scalars(verdict.metrics)[BEYOND] > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "figure"),
+    [
+        ({"scale": 0.5}, "sync/logprob_gap_mean"),  # everything five times as far
+        ({"scale": 0.1, "hit": 0.05, "hit_nats": 2.0}, "sync/logprob_gap_p99"),  # five tokens of a hundred
+        ({"scale": 0.1, "hit": 0.008, "hit_nats": 4.0}, "tokens beyond"),  # fewer than the 99th percentile sees
+    ],
+)
+def test_what_a_fault_moves_stops_the_run(fault, figure):
+    judge = gate()
+    assert judge.judge(step(0.1, 20_000), is_verified=True).broken == ()
+    assert any(figure in phrase for phrase in judge.judge(step(num=20_000, **fault), is_verified=True).broken)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sampler_that_is_wrong_from_the_first_step_is_not_learnt_from(dtype):
+    judge = gate(dtype=dtype)
+    assert judge.judge(step(5 * CEILINGS[dtype].mean_nats), is_verified=True).broken
+    assert not judge.has_learnt
+
+
+def test_limits_follow_verified_steps_only_and_never_one_that_stops():
+    judge = gate()
+    judge.judge(step(0.02), is_verified=True)
+    before = judge.state_dict()
+    judge.judge(step(0.04), is_verified=False)
+    assert judge.judge(step(0.2), is_verified=True).broken
+    assert judge.state_dict() == before
+    for scale in (0.04, 0.08, 0.15):  # what grows slowly while bytes are verified is the policy's, up to the ceiling
+        assert judge.judge(step(scale), is_verified=True).broken == ()
+    assert judge.judge(step(0.2), is_verified=False).broken == ()
+    for seed in range(NUM_SAMPLES):
+        judge.judge(step(0.02, seed=seed), is_verified=True)
+    assert judge.judge(step(0.2), is_verified=False).broken  # and what shrank again is watched closely again
+
+
+def test_given_limits_are_taken_as_they_are():
+    judge = gate(TIGHT, "float32")
+    assert judge.judge(step(3e-7), is_verified=True).broken == ()
+    one = judge.judge(step(3e-7, hit=0.0005, hit_nats=6e-4), is_verified=True)  # a single token
+    assert one.broken == ("0.050% of the tokens beyond 0.0005 nats (limit 0.000%)",)
+    assert judge.judge(step(2e-5), is_verified=True).broken[0].startswith("sync/logprob_gap_mean 1.6e-05 (limit 5e-06)")
+
+
+def test_experts_that_are_chosen_anew_get_more_room_at_the_first_step():
+    metrics = step(0.75)
+    assert gate().judge(metrics, is_verified=True).broken
+    assert gate(has_other_routing=True).judge(metrics, is_verified=True).broken == ()
+
+
+def test_a_nan_is_the_first_that_is_named_and_no_token_is_no_reason_to_stop():
+    broken = gap_metrics(torch.tensor([-1.0, float("nan")]), torch.tensor([-1.0, -1.0]))
+    verdict = gate().judge(broken, is_verified=True)
+    assert "nan" in verdict.broken[0]
+    assert gate().judge(gap_metrics(torch.empty(0), torch.empty(0)), is_verified=True).broken == ()
+
+
+def test_what_was_learnt_survives_a_checkpoint():
+    first, second = gate(), gate()
+    first.judge(step(0.02), is_verified=True)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.has_learnt
+    metrics = step(0.05, seed=9)
+    assert first.judge(metrics, is_verified=True) == second.judge(metrics, is_verified=True)
+    assert first.state_dict() == second.state_dict()
+
+
+@pytest.mark.parametrize("state", [{}, {"samples": 3}, {"samples": [{"num_tokens": "many"}]}])
+def test_damaged_state_is_one_line(state):
+    with pytest.raises(CheckpointError, match="mismatch"):
+        gate().load_state_dict(state)

@@ -1,0 +1,46 @@
+"""A checkpoint keeps what was sampled ahead whole: problems with their columns, rewards with their parts."""
+
+import io
+
+import torch
+
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.observability.metrics import Mean
+from gtpo_megatron.orchestration.loop.sampling import Sampled
+from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
+
+CHAT = ({"role": "user", "content": "1+1?"},)
+
+
+def test_columns_and_parts_survive_a_checkpoint():
+    problem = Problem(
+        problem_id="a", prompt_ids=(1, 2), answer="", prompt=CHAT, columns_json='{"tests":[{"input":"1"}]}'
+    )
+    rollouts = RolloutBatch(
+        prompt_ids=torch.ones(1, 2, dtype=torch.int64),
+        prompt_lengths=torch.tensor([2]),
+        response_ids=torch.ones(1, 1, dtype=torch.int64),
+        response_lengths=torch.tensor([1]),
+        loss_mask=mask_of_lengths(torch.tensor([1]), 1),
+        rollout_logprobs=torch.zeros(1, 1),
+        group_ids=torch.tensor([5]),
+        truncated=torch.zeros(1, dtype=torch.bool),
+        policy_version=0,
+    )
+    rewards = RewardBatch(
+        rewards=torch.ones(1), failed=torch.zeros(1, dtype=torch.bool), parts={"t": torch.ones(1)}, info=('{"a":1}',)
+    )
+    sampled = Sampled(
+        prompts=PromptBatch(problems=(problem,), group_ids=(5,)),
+        rollouts=rollouts,
+        rewards=rewards,
+        metrics={"reward/t_mean": Mean(1.0, 1)},
+    )
+    file = io.BytesIO()
+    torch.save(to_plain(sampled, rollouts), file)
+    file.seek(0)
+    found = from_plain(torch.load(file, weights_only=True), lambda batch: batch)
+    assert found.prompts == sampled.prompts
+    assert found.rewards.info == rewards.info
+    assert torch.equal(found.rewards.parts["t"], rewards.parts["t"])
+    assert found.metrics == sampled.metrics
