@@ -20,6 +20,9 @@ NUM_CONCURRENT = 8
 NUM_STEPS = 20
 """Of vLLM before the push."""
 
+STEPS_OF_ABORTED = 8
+"""Of them, before the group that is wanted most of all is aborted."""
+
 
 def main(folder: Path, sampler_tp: int) -> None:
     from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
@@ -60,9 +63,10 @@ def main(folder: Path, sampler_tp: int) -> None:
     late = engine.begin(requests[half:], sampling, seed=3, priority=2)  # begun first, but wanted last
     tickets = [engine.begin(requests[:half], sampling, seed=3, priority=1), late]
     aborted = engine.begin(requests[:2], sampling, seed=9, priority=0)
-    for _ in range(NUM_STEPS):
+    for step in range(NUM_STEPS):
         assert not engine.advance(limit_s=0)
-    engine.abort(aborted)
+        if step == STEPS_OF_ABORTED - 1:
+            engine.abort(aborted)  # its two places go to the half that is wanted last
     with ThreadPoolExecutor(2) as pool:
         sent, received = link.push(new, pool, 1)
     try:
@@ -103,7 +107,8 @@ def compared(batch, old, new):
                 logits = model(ids[None]).logits[0, PROMPT_TOKENS - 1 : -1].double()
             logprobs = logits.log_softmax(-1).gather(1, ids[PROMPT_TOKENS:, None])[:, 0]
             gaps.append((batch.rollout_logprobs[i, :length] - logprobs).abs())
-        versions = torch.zeros(length) if batch.token_versions is None else batch.token_versions[i, :length]
+        of_batch = torch.full((length,), batch.policy_version)
+        versions = of_batch if batch.token_versions is None else batch.token_versions[i, :length]
         switch = int((versions == 0).sum())
         yield {
             "switch": switch,

@@ -182,6 +182,7 @@ class GroupScheduler:
         """
         group = self._current(attempt, "sampling")
         if group is None:
+            self._forget_abort(attempt)
             return False
         self._on_engine[group.engine] -= 1
         group.place, group.version = "grading", version
@@ -334,6 +335,11 @@ class GroupScheduler:
     def _current(self, attempt: Attempt, place: str) -> _Group | None:
         group = self._groups.get(attempt.group)
         return group if group is not None and group.attempt == attempt and group.place == place else None
+
+    def _forget_abort(self, attempt: Attempt) -> None:
+        """A try that ended before its abort was sent is no longer known to its engine."""
+        remaining = {engine: [other for other in tries if other != attempt] for engine, tries in self._to_abort.items()}
+        self._to_abort = {engine: tries for engine, tries in remaining.items() if tries}
 
     def _again(self, group: _Group, reason: str) -> None:
         """Back to the waiting ones, with its label and so before all that were drawn later."""

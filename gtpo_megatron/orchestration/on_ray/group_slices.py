@@ -39,12 +39,18 @@ class RayGroupSampler:
         self._seed = seed
         self._under_way: dict[int, tuple[Any, Any]] = {}  # by engine its process and the stream of its slice
         self._refused: list[int] = []
+        self._holders: dict[int, Any] = {}  # by engine the process that has its groups
 
     def begin_slice(self, engine: int, begin: Mapping[Attempt, Problem], abort: Sequence[Attempt]) -> None:
-        """Starts a slice on an idle engine."""
+        """Starts a slice on an idle engine.
+
+        A push may have found it dead and replaced it between two slices; its groups are lost then, too.
+        """
         process = self._fleet.processes([engine])[engine]
-        if self._fleet.is_without_weights(engine):  # after the process was read: a replacement is marked first
+        is_replaced = self._holders.setdefault(engine, process) is not process
+        if is_replaced or self._fleet.is_without_weights(engine):  # marked before the process is replaced
             self._refused.append(engine)
+            del self._holders[engine]
             return
         requests = {
             attempt: requests_for(
@@ -71,6 +77,7 @@ class RayGroupSampler:
             if name in dead:
                 process, _ = self._under_way.pop(engine)
                 self._fleet.note_lost({engine: process})
+                del self._holders[engine]
                 ends.append(SliceEnd(engine=engine, groups={}, is_lost=True))
             elif name in ended:
                 _, stream = self._under_way.pop(engine)

@@ -107,6 +107,19 @@ def test_a_group_that_would_be_too_old_for_the_next_step(stragglers, is_ready):
         assert found.take(2) == [4, 5, 6, 7]
 
 
+def test_a_group_that_ends_before_its_abort_arrives_is_not_aborted():
+    """The engine no longer knows it."""
+    found = scheduler(num_engines=1, max_staleness=0, over_sample=1.5, stragglers="abort")
+    Prompts(found).top_up()
+    begun = found.dispatch(0)
+    finish(found, begun[:4])
+    found.take(1)
+    assert not found.sampled(begun[4], 0)
+    assert found.to_abort(0) == begun[5:]
+    assert not found.sampled(begun[5], 0)
+    assert not found.has_aborts
+
+
 def test_a_dead_engine_loses_no_prompt():
     found = scheduler()
     Prompts(found).top_up()
@@ -200,6 +213,8 @@ class RandomRun:
         taken = self.found.take(step)
         assert len(taken) == 4
         assert all(step - 1 - self.max_staleness <= self.versions[group] <= step - 1 for group in taken)
+        for _ in range(self.chance.randrange(4)):
+            self.ends(self.chance.randrange(self.num_engines), step, oldest=step - self.max_staleness)
         for engine, attempts in self.inside.items():
             for attempt in self.found.to_abort(engine):
                 self.late.append(attempt)
@@ -216,12 +231,16 @@ class RandomRun:
         assert account.dropped == self.num_dropped
         assert account.under_way <= math.ceil(self.over_sample * 4)
 
-    def ends(self, engine, _step):
+    def ends(self, engine, _step, oldest=0):
+        """A group is complete; after a step has taken its groups, perhaps one that was given up at that moment."""
         if self.inside[engine]:
             attempt = self.chance.choice(sorted(self.inside[engine]))
-            self.versions[attempt.group] = self.inside[engine].pop(attempt)
-            assert self.found.sampled(attempt, self.versions[attempt.group])
-            self.ungraded.append(attempt)
+            version = self.inside[engine].pop(attempt)
+            is_wanted = version >= oldest
+            assert self.found.sampled(attempt, version) is is_wanted
+            if is_wanted:
+                self.versions[attempt.group] = version
+                self.ungraded.append(attempt)
 
     def is_graded(self, _engine, _step):
         if self.ungraded:
