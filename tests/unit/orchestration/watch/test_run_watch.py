@@ -69,6 +69,12 @@ def watches(keeper_pid, pid):
     return any(f"Pid:\t{pid}\n" in info for info in infos)
 
 
+def stop(pid):
+    """Stops a process and waits for it: a signal takes effect when its process is next scheduled."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is stopped")
+
+
 @pytest.fixture
 def started():
     processes = []
@@ -173,8 +179,8 @@ def test_a_stop_that_is_seen_late_is_not_blamed_on_a_later_stage(watch, started)
     watch.stage("weight_sync")
     wait_until(lambda: watches(watch._keeper.pid, process.pid), "met")
     time.sleep(3 * NAMES_EVERY_S)
-    os.kill(watch._keeper.pid, signal.SIGSTOP)  # busy elsewhere
-    process.send_signal(signal.SIGSTOP)
+    stop(watch._keeper.pid)  # busy elsewhere
+    stop(process.pid)
     watch.stage("reward")
     os.kill(watch._keeper.pid, signal.SIGCONT)
     wait_until(lambda: watch._deaths, "the stop is seen")
@@ -187,9 +193,7 @@ def test_a_death_that_is_seen_late_is_not_blamed_on_a_later_stage(watch, started
     watch.knows("reward process", process.pid)
     watch.stage("checkpoint")
     watch._ask()
-    os.kill(watch._keeper.pid, signal.SIGSTOP)
-    keeper = psutil.Process(watch._keeper.pid)
-    wait_until(lambda: keeper.status() == psutil.STATUS_STOPPED, "it looks no more")
+    stop(watch._keeper.pid)
     process.kill()
     process.wait()
     watch.stage("rollout")
@@ -258,7 +262,7 @@ def test_a_keeper_that_is_killed_is_replaced(watch, started):
     process.kill()
     wait_until(lambda: watch._deaths, "the other keeper sees the death")
     assert watch._deaths[0].name == "rank 0"
-    os.kill(watch._keeper.pid, signal.SIGSTOP)
+    stop(watch._keeper.pid)
     watch.closing()
     watch.end()
     assert not watch.temp_folder.exists()
@@ -274,7 +278,7 @@ def test_a_driver_that_is_killed_leaves_nothing(started, tmp_path, is_stopped):
     keeper = keeper_of(driver)
     wait_until(lambda: watches(keeper, int(child)), "met")
     if is_stopped:
-        os.kill(int(child), signal.SIGSTOP)
+        stop(int(child))
     driver.kill()
     driver.wait()
     wait_until(lambda: not Path(folder).exists() and not shared.exists(), "swept")
@@ -310,7 +314,7 @@ def test_what_dies_with_a_killed_driver_is_not_blamed_for_it(tmp_path):
     folder, child, _ = driver.stdout.readline().split()
     keeper = keeper_of(driver)
     wait_until(lambda: watches(keeper, child), "met")
-    os.kill(keeper, signal.SIGSTOP)  # busy elsewhere: it finds both dead
+    stop(keeper)  # busy elsewhere: it finds both dead
     driver.kill()
     dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     wait_until(lambda: not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() in dead, "both died")
