@@ -15,6 +15,7 @@ from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
@@ -26,7 +27,7 @@ from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.report.page import write_report
-from gtpo_megatron.rewards.function import check_threshold, resolve_rewards
+from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
 from gtpo_megatron.run_folder.folder import RunFolder
@@ -58,6 +59,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             last checkpoint stays valid.
     """
     inputs = check_inputs(config)
+    if any(one.statement.needs_judge for one in run_rewards(config.reward)):
+        check_judge(config.reward.judge)
     folder = RunFolder(run_dir)
     folder.open(config, resume=resume)
     with ExitStack() as stack:
@@ -201,7 +204,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     algorithm_of(config.algorithm)
     check_loggers(config.logging)
     check_host(config.cluster, config.rollout, architecture)
-    rewards = resolve_rewards(config.reward.function)
+    rewards = run_rewards(config.reward)
     check_threshold(rewards, config.algorithm.success_threshold, option="--algorithm.success-threshold")
     if any(one.statement.needs_sandbox for one in rewards):
         check_sandbox(config.reward.sandbox)

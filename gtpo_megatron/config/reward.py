@@ -1,9 +1,10 @@
 """How a response is judged."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
+from gtpo_megatron.config.judge import JudgeConfig
 from gtpo_megatron.errors import ConfigError
 
 
@@ -22,6 +23,7 @@ class RewardConfig:
             same time, per process.
         sandbox: where programs in responses are run: ``bubblewrap``, the URL of a SandboxFusion service, or ``unsafe``:
             as this user, without protection.
+        judge: the model that ``gtpo_megatron.rewards.judge:judge`` and ``reward_model`` ask.
     """
 
     function: str = "gtpo_megatron.rewards.math_answer:math_answer"
@@ -30,6 +32,7 @@ class RewardConfig:
     memory_limit_mib: int = 4096
     rows_per_call: int = 16
     sandbox: str = "bubblewrap"
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
 
     def __post_init__(self) -> None:
         require_types(self)

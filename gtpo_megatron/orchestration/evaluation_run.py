@@ -29,12 +29,13 @@ from gtpo_megatron.evaluation.model_folder import check_length, check_model_fold
 from gtpo_megatron.evaluation.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
 from gtpo_megatron.evaluation.table import results_table
 from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, MeasuredSet, VerdictFile
+from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
-from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, resolve_rewards
+from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.rollout.response_stream import ResponseSource
@@ -67,10 +68,12 @@ def evaluate_model(
         RolloutError, WorkerError: sampling or grading failed.
     """
     check_request(config)
-    rewards = resolve_rewards(config.reward.function)
+    rewards = run_rewards(config.reward)
     check_threshold(rewards, config.success_threshold, option="--success-threshold")
     if any(one.statement.needs_sandbox for one in rewards):
         check_sandbox(config.reward.sandbox)
+    if any(one.statement.needs_judge for one in rewards):
+        check_judge(config.reward.judge)
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
     final_answer = resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
@@ -126,8 +129,13 @@ def check_request(config: EvaluateConfig) -> None:
             read_records(ref.path)  # checks that the file exists, before a checkpoint is converted
 
 
+SAYS_SCORE = ("model", "template", "score_pattern", "full_score", "temperature", "max_tokens")
+"""Settings of a judge that its scores depend on."""
+
+
 def identity(config: EvaluateConfig, fingerprint: str) -> dict[str, Any]:
-    """All that a response depends on besides its problem, as JSON values."""
+    """All that a response and its verdict depend on besides the problem, as JSON values."""
+    judged = any(one.statement.needs_judge for one in run_rewards(config.reward))
     return {
         "model": fingerprint,
         "sampling": to_plain(config.sampling),
@@ -137,6 +145,7 @@ def identity(config: EvaluateConfig, fingerprint: str) -> dict[str, Any]:
         "verbatim_text": config.verbatim_text,
         "dtype": config.engine.dtype,
         "reward": config.reward.function,
+        **({"judge": {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}} if judged else {}),
     }
 
 
@@ -147,7 +156,7 @@ def _load(dataset: DatasetRef, tokenizer: PreTrainedTokenizerBase, config: Evalu
         max_prompt_tokens=config.max_prompt_tokens,
         verbatim_text=config.verbatim_text,
         template=config.prompt_template,
-        graded_by=rows_needed(resolve_rewards(config.reward.function), drops=False),
+        graded_by=rows_needed(run_rewards(config.reward), drops=False),
     )
 
 
@@ -210,7 +219,7 @@ def _measure(
     if without_verdict:
         console.print(f"of these, without a verdict and graded again: {len(without_verdict)}", highlight=False)
     with ExitStack() as stack:
-        scorer = stack.enter_context(RewardScorer(config.reward))
+        scorer = stack.enter_context(RewardScorer(config.reward, folder=file.path.parent))
         engine = None
         if missing:
             console.print(f"loading {model.folder} into vLLM", highlight=False)

@@ -229,7 +229,7 @@ def local_stages(config: RunConfig, run_folder: Path, timers: StageTimers) -> It
             seed=config.seed,
             num_threads=config.cluster.engine_threads,
         )
-        grader = build_grader(config)
+        grader = build_grader(config, run_folder)
         engine, actor = LocalEngine(sampler), LocalActor(trainer)
         connect(config, actor, engine, has_gpus=torch.cuda.is_available())
         try:

@@ -5,12 +5,12 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar, cast, get_type_hints
 
 from gtpo_megatron.config.named_function import named_function
-from gtpo_megatron.config.reward import weighted_names
+from gtpo_megatron.config.reward import RewardConfig, weighted_names
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.untrusted.text import printable
@@ -46,12 +46,16 @@ class Statement:
         columns: columns that every row must have.
         complaint: takes the columns of a row; why it cannot be graded, or "".
         needs_sandbox: it runs programs, so a sandbox must be there before the run starts.
+        needs_judge: it asks ``reward.judge``, which must answer before the run starts.
+        fills_template: it asks with ``reward.judge.template``, so rows must have what is named there.
     """
 
     success_threshold: float | None = None
     columns: tuple[str, ...] = ()
     complaint: Callable[[Mapping[str, Any]], str] | None = None
     needs_sandbox: bool = False
+    needs_judge: bool = False
+    fills_template: bool = False
 
 
 def states(
@@ -60,10 +64,17 @@ def states(
     columns: tuple[str, ...] = (),
     complaint: Callable[[Mapping[str, Any]], str] | None = None,
     needs_sandbox: bool = False,
+    needs_judge: bool = False,
+    fills_template: bool = False,
 ) -> Callable[[Function], Function]:
     """A decorator with which a reward function says what decides success and what it needs, see :class:`Statement`."""
     statement = Statement(
-        success_threshold=success_threshold, columns=columns, complaint=complaint, needs_sandbox=needs_sandbox
+        success_threshold=success_threshold,
+        columns=columns,
+        complaint=complaint,
+        needs_sandbox=needs_sandbox,
+        needs_judge=needs_judge,
+        fills_template=fills_template,
     )
 
     def decorate(function: Function) -> Function:
@@ -85,6 +96,7 @@ class RewardFunction:
         weight: factor in a sum of rewards.
         columns: columns that it needs; of the form ``COLUMNS``, its parameters without a default value.
         accepts: of the form ``COLUMNS``: names that it takes; None: any.
+        needs_answer: every row must have a reference answer.
         statement: what it says about itself.
     """
 
@@ -95,6 +107,7 @@ class RewardFunction:
     weight: float
     columns: tuple[str, ...]
     accepts: frozenset[str] | None
+    needs_answer: bool
     statement: Statement
 
     @property
@@ -132,6 +145,34 @@ def resolve_rewards(text: str) -> tuple[RewardFunction, ...]:
     return tuple(_resolved(name, weight) for weight, name in weighted_names(text))
 
 
+def run_rewards(config: RewardConfig) -> tuple[RewardFunction, ...]:
+    """The functions of a run, with what the judge's template needs of a row.
+
+    Raises:
+        ConfigError: as :func:`resolve_rewards`; or a function needs a judge, and none is configured.
+    """
+    return tuple(_with_judge(one, config) for one in resolve_rewards(config.function))
+
+
+def _with_judge(function: RewardFunction, config: RewardConfig) -> RewardFunction:
+    judge = config.judge
+    if not function.statement.needs_judge:
+        return function
+    if not judge.url:
+        raise ConfigError(
+            f"reward function {function.name!r} asks a judge: set reward.judge.url, such as http://HOST:8000/v1"
+        )
+    if judge.timeout_s > config.timeout_s:
+        raise ConfigError(
+            f"reward.judge.timeout_s={judge.timeout_s:g} exceeds reward.timeout_s={config.timeout_s:g}, the limit of a "
+            f"response with all of its retries: raise the second, to 300 for instance"
+        )
+    if not function.statement.fills_template:
+        return function
+    columns = tuple(dict.fromkeys((*function.columns, *judge.columns)))
+    return replace(function, columns=columns, needs_answer=function.needs_answer or "answer" in judge.names)
+
+
 def _resolved(name: str, weight: float) -> RewardFunction:
     function = named_function(name, what="reward function", example="gtpo_megatron.rewards.math_answer:math_answer")
     statement: Statement = getattr(function, _STATEMENT, Statement())
@@ -144,6 +185,7 @@ def _resolved(name: str, weight: float) -> RewardFunction:
         weight=weight,
         columns=tuple(dict.fromkeys((*columns, *statement.columns))),
         accepts=accepts,
+        needs_answer=form is Form.ANSWER,
         statement=statement,
     )
 
@@ -218,7 +260,7 @@ def takes_several(functions: Sequence[RewardFunction]) -> bool:
 
 def needs_answer(functions: Sequence[RewardFunction]) -> bool:
     """Whether every row must have a reference answer."""
-    return any(one.form is Form.ANSWER for one in functions)
+    return any(one.needs_answer for one in functions)
 
 
 def complaint(functions: Sequence[RewardFunction], columns_json: str) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, SupportsFloat
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.judge.client import Judge, JudgeSetup
 from gtpo_megatron.rewards.function import Form, RewardFunction
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.choose import LazySandbox
@@ -57,24 +58,36 @@ class RewardCaller:
         functions: at least one.
         timeout_s: limit per row of functions that are async; those that are not must be interrupted from outside.
         sandbox: as in ``RewardConfig.sandbox``.
+        judge: as in ``RewardConfig.judge``.
     """
 
-    def __init__(self, functions: Sequence[RewardFunction], *, timeout_s: float, sandbox: str = "bubblewrap") -> None:
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        *,
+        timeout_s: float,
+        sandbox: str = "bubblewrap",
+        judge: JudgeSetup | None = None,
+    ) -> None:
         self._functions = functions
         self._sandbox = LazySandbox(sandbox)
+        self._judge = Judge(judge or JudgeSetup())
         self._timeout_s = timeout_s
         self._runner = asyncio.Runner()  # one event loop for all calls, so that a function may keep connections
 
     def grade(self, requests: Sequence[RewardRequest]) -> list[Reply]:
         """Grades rows; one reply per row, whatever the functions do."""
-        requests = [replace(request, limit_s=self._timeout_s, sandbox=self._sandbox) for request in requests]
+        requests = [
+            replace(request, limit_s=self._timeout_s, sandbox=self._sandbox, judge=self._judge) for request in requests
+        ]
         columns = [self._called(function, requests) for function in self._functions]
         if len(columns) == 1 and self._functions[0].weight == 1.0:
             return columns[0]
         return [_summed(self._functions, replies) for replies in zip(*columns, strict=True)]
 
     def close(self) -> None:
-        """Ends the event loop and the sandbox."""
+        """Ends the event loop, the sandbox and the judge's connection."""
+        self._runner.run(self._judge.close())
         self._runner.close()
         self._sandbox.close()
 

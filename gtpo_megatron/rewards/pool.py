@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from gtpo_megatron.errors import ConfigError, WorkerError
+from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.rewards.budget import BatchBudget
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.worker_process import OVER_BUDGET, Limits, Verdict, WorkerProcess
@@ -31,6 +32,7 @@ class RewardPool:
             verdict. 0: no limit.
         most_rows: rows that a batched or async function is given at once.
         sandbox: as in ``RewardConfig.sandbox``.
+        judge: as in ``RewardConfig.judge``.
 
     Raises:
         ConfigError: the function cannot be imported, or a number is out of range.
@@ -46,13 +48,20 @@ class RewardPool:
         memory_limit_mib: int = DEFAULT_MEMORY_LIMIT_MIB,
         most_rows: int = DEFAULT_ROWS_PER_CALL,
         sandbox: str = "bubblewrap",
+        judge: JudgeSetup | None = None,
     ) -> None:
         if num_workers < 1 or timeout_s <= 0 or memory_limit_mib < 0:
             raise ConfigError(
                 f"num_workers={num_workers}, timeout_s={timeout_s}, memory_limit_mib={memory_limit_mib}: need at least "
                 f"1 worker, more than 0 s and at least 0 MiB"
             )
-        limits = Limits(function=function, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib, sandbox=sandbox)
+        limits = Limits(
+            function=function,
+            timeout_s=timeout_s,
+            memory_limit_mib=memory_limit_mib,
+            sandbox=sandbox,
+            judge=judge or JudgeSetup(),
+        )
         self._waiting: deque[_Waiting] = deque()
         self._workers = [WorkerProcess(limits) for _ in range(num_workers)]
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="reward")

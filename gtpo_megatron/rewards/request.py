@@ -1,13 +1,15 @@
 """What a reward function may see of a response, and what it may return."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gtpo_megatron.errors import SandboxError
+from gtpo_megatron.config.judge import JudgeConfig
+from gtpo_megatron.errors import DataError, SandboxError
+from gtpo_megatron.judge.client import Answer, Judge
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
 
 PARSED_ROWS = 16
@@ -25,6 +27,20 @@ class NoSandbox:
         """Does nothing."""
 
 
+class NoJudge:
+    """The judge of a request that no grading process has taken yet."""
+
+    config = JudgeConfig()
+
+    async def chat(self, messages: Sequence[Mapping[str, str]]) -> Answer:
+        """Raises DataError."""
+        raise DataError(f"no judge for a question of {len(messages)} messages: the request was made without one")
+
+    async def classify(self, messages: Sequence[Mapping[str, str]]) -> Answer:
+        """Raises DataError."""
+        return await self.chat(messages)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardRequest:
     """One response, with the whole problem.
@@ -39,6 +55,7 @@ class RewardRequest:
         num_response_tokens: tokens of the response.
         limit_s: seconds that grading may take.
         sandbox: runs programs, see :mod:`gtpo_megatron.sandbox`; it has no process before its first job.
+        judge: asks the model of ``reward.judge``, in functions that are async.
     """
 
     response: str
@@ -50,6 +67,7 @@ class RewardRequest:
     num_response_tokens: int = 0
     limit_s: float = 10.0
     sandbox: Sandbox = field(default_factory=NoSandbox, repr=False, compare=False)
+    judge: Judge | NoJudge = field(default_factory=NoJudge, repr=False, compare=False)
 
     @property
     def columns(self) -> Mapping[str, Any]:

@@ -4,11 +4,14 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import torch
 
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.judge.client import JudgeSetup
+from gtpo_megatron.judge.store import STORE_FILE, begin_session
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several
 from gtpo_megatron.rewards.grade import RewardCaller
 from gtpo_megatron.rewards.pool import RewardPool
@@ -25,13 +28,28 @@ class RewardScorer:
         config: functions and limits; without workers they are called in this process, without limits (tests,
             debugging).
         budget_s: wall-clock limit per batch, in child processes; None: none.
+        folder: where the judge's answers are kept; None: nowhere, and each child process has a budget of its own.
+        responses_per_step: of the run, for the judge's budget; 0: the budget is for all responses.
 
     Raises:
         ConfigError: a function cannot be imported, or has another signature.
+        DataError: the file of the judge's answers cannot be used.
     """
 
-    def __init__(self, config: RewardConfig, *, budget_s: float | None = None) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        budget_s: float | None = None,
+        folder: Path | None = None,
+        responses_per_step: int = 0,
+    ) -> None:
         self._budget_s = budget_s
+        store = ""
+        if config.judge.url and folder is not None:
+            store = str(folder / STORE_FILE)
+            begin_session(folder / STORE_FILE)
+        judge = JudgeSetup(config=config.judge, store=store, responses_per_step=responses_per_step)
         self._pool: RewardPool | None = None
         self._caller: RewardCaller | None = None
         if config.num_workers:
@@ -42,11 +60,12 @@ class RewardScorer:
                 memory_limit_mib=config.memory_limit_mib,
                 most_rows=config.rows_per_call,
                 sandbox=config.sandbox,
+                judge=judge,
             )
         else:
             functions = resolve_rewards(config.function)
             self._rows_per_call = config.rows_per_call if takes_several(functions) else 1
-            self._caller = RewardCaller(functions, timeout_s=config.timeout_s, sandbox=config.sandbox)
+            self._caller = RewardCaller(functions, timeout_s=config.timeout_s, sandbox=config.sandbox, judge=judge)
 
     def submit(self, request: RewardRequest) -> "Future[Verdict]":
         """Queues one response for the child processes; without them it is graded at once."""

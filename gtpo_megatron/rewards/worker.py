@@ -13,7 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gtpo_megatron.config.judge import JudgeConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several
 from gtpo_megatron.rewards.grade import RewardCaller
 
@@ -63,7 +65,8 @@ def main() -> None:
     if told["memory_limit_mib"]:
         limit_memory(told["memory_limit_mib"])
     connection.send(("ready", Ready(os.getpid(), takes_several(functions), any(one.is_async for one in functions))))
-    serve(connection, RewardCaller(functions, timeout_s=told["timeout_s"], sandbox=told["sandbox"]))
+    judge = JudgeSetup(**told["judge"] | {"config": JudgeConfig(**told["judge"]["config"])})
+    serve(connection, RewardCaller(functions, timeout_s=told["timeout_s"], sandbox=told["sandbox"], judge=judge))
 
 
 def limit_memory(mib: int) -> None:

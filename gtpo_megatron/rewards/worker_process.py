@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError, WorkerError
+from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.rewards.budget import BatchBudget
 from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Reply
 from gtpo_megatron.rewards.process_tree import END_PATIENCE_S, is_stopped, memory_bytes
@@ -94,12 +95,14 @@ class Limits:
         timeout_s: seconds per row, or per call of several rows.
         memory_limit_mib: per row, or per call, beyond the memory after import.
         sandbox: as in ``RewardConfig.sandbox``.
+        judge: as in ``RewardConfig.judge``.
     """
 
     function: str
     timeout_s: float
     memory_limit_mib: int
     sandbox: str = "bubblewrap"
+    judge: JudgeSetup = field(default_factory=JudgeSetup)
 
 
 class WorkerProcess:
@@ -270,6 +273,7 @@ class WorkerProcess:
                 "timeout_s": self._limits.timeout_s,
                 "memory_limit_mib": self._limits.memory_limit_mib,
                 "sandbox": self._limits.sandbox,
+                "judge": asdict(self._limits.judge),
             }
             try:
                 self._process = subprocess.Popen(

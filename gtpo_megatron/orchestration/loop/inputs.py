@@ -10,7 +10,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
-from gtpo_megatron.rewards.function import RewardFunction, complaint, needs_answer, resolve_rewards
+from gtpo_megatron.rewards.function import RewardFunction, complaint, needs_answer, run_rewards
 from gtpo_megatron.run_folder.data_file import TRAIN, DataContent, heldout_name
 
 SHOWN_MATCHES = 3
@@ -44,7 +44,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
         DataError: a data set is missing, empty or malformed.
     """
     data, evaluation = config.data, config.evaluation
-    graded_by = rows_needed(resolve_rewards(config.reward.function), drops=data.ungradable_rows == "drop")
+    graded_by = rows_needed(run_rewards(config.reward), drops=data.ungradable_rows == "drop")
     training = load_problems(
         data.train,
         tokenizer,

@@ -275,7 +275,7 @@ class RewardProcess(_Process):
         """Loads the tokenizer and starts the grading workers."""
         from gtpo_megatron.orchestration.stages.grading import build_grader
 
-        self._grader = build_grader(self._config)
+        self._grader = build_grader(self._config, self._run_folder)
 
     def grade(self, rollouts: RolloutParts, prompts: PromptBatch) -> RewardBatch:
         """Grades every response, with one piece of the responses in memory at a time."""

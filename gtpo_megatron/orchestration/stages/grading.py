@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -85,7 +86,12 @@ def _request(response: DecodedResponse, problems: Mapping[int, Problem]) -> Rewa
     )
 
 
-def build_grader(config: RunConfig) -> RewardGrader:
-    """Builds the grader of a run's configuration."""
-    scorer = RewardScorer(config.reward, budget_s=GRADING_SHARE * config.cluster.stage_deadline_s)
+def build_grader(config: RunConfig, run_folder: Path | None) -> RewardGrader:
+    """Builds the grader of a run; in its folder, the judge's answers are kept."""
+    scorer = RewardScorer(
+        config.reward,
+        budget_s=GRADING_SHARE * config.cluster.stage_deadline_s,
+        folder=run_folder,
+        responses_per_step=config.data.prompts_per_step * config.rollout.group_size,
+    )
     return RewardGrader(load_tokenizer(config.model.path), scorer)

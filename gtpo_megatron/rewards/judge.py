@@ -1,0 +1,63 @@
+"""A model as the judge: one that writes a score, or a reward model with a classification head."""
+
+import re
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.function import states
+from gtpo_megatron.rewards.request import Reward, RewardRequest
+from gtpo_megatron.untrusted.text import shown
+
+
+@states(needs_judge=True, fills_template=True)
+async def judge(request: RewardRequest) -> Reward:
+    """The score that a chat model writes, divided by ``reward.judge.full_score``.
+
+    Raises:
+        DataError: the judge fails, writes no score, or one outside of 0 to the full score.
+    """
+    config = request.judge.config
+    values = {
+        "prompt": request.prompt_text,
+        "response": request.response,
+        "answer": request.answer,
+        "ended": request.ended,
+        "num_prompt_tokens": str(request.num_prompt_tokens),
+        "num_response_tokens": str(request.num_response_tokens),
+    }
+    for name in config.columns:
+        if name not in request.columns:
+            raise DataError(f"judge.template has {{{name}}}, and the row has {', '.join(request.columns) or 'none'}")
+        values[name] = _as_text(request.columns[name])
+    answer = await request.judge.chat([{"role": "user", "content": config.filled(values)}])
+    found = re.findall(config.score_pattern, answer.text)
+    if not found:
+        raise DataError(f"the judge wrote no score: ...{shown(answer.text[-200:])}")
+    try:
+        score = float(found[-1])
+    except ValueError:
+        raise DataError(f"the judge wrote the score {shown(found[-1])}; expected a number") from None
+    if not 0 <= score <= config.full_score:
+        raise DataError(f"the judge wrote a score of {score:g}; expected 0 to {config.full_score:g}")
+    parts = {"judge_score": score, "judge_tokens": float(answer.tokens)}
+    return Reward(score / config.full_score, parts=parts, info={"judge": answer.text})
+
+
+@states(needs_judge=True)
+async def reward_model(request: RewardRequest) -> Reward:
+    """The score of a model with a classification head and one label, before any activation.
+
+    Raises:
+        DataError: the endpoint fails, or the model has several labels.
+    """
+    messages = [*request.messages, {"role": "assistant", "content": request.response}]
+    answer = await request.judge.classify(messages)
+    if len(answer.scores) != 1:
+        raise DataError(f"the reward model gave {len(answer.scores)} scores; expected 1, of a model with one label")
+    return Reward(answer.scores[0], parts={"judge_tokens": float(answer.tokens)})
+
+
+def _as_text(value: object) -> str:
+    """A column's value for the template: text as it is, lists one item per line."""
+    if isinstance(value, list):
+        return "\n".join(f"- {_as_text(one)}" for one in value)
+    return value if isinstance(value, str) else str(value)

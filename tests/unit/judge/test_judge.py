@@ -1,0 +1,251 @@
+"""A judge over HTTP: what it is asked, what becomes of every bad answer, its budget and its memory."""
+
+import dataclasses
+import json
+import re
+import time
+
+import pytest
+
+from gtpo_megatron.config.judge import JudgeConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.judge.store import STORE_FILE
+from gtpo_megatron.rewards.function import complaint, needs_answer, run_rewards
+from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward import RewardScorer
+from tests.unit.judge.endpoint import BROKEN, BUSY, Reply, says, scores, serving
+
+JUDGE = "gtpo_megatron.rewards.judge:judge"
+MODEL = "gtpo_megatron.rewards.judge:reward_model"
+TEMPLATE = "{prompt}|{response}|{answer}|{rubric}|{ended}|{num_response_tokens}|{{x}} {1}"
+
+
+def rows(*responses, **changes):
+    return [RewardRequest(response=one, answer="7", prompt="3+4?", **changes) for one in responses]
+
+
+def setting(endpoint, function=JUDGE, *, num_workers=0, limit_s=20.0, rows_per_call=16, **judge):
+    return RewardConfig(
+        function=function,
+        num_workers=num_workers,
+        timeout_s=limit_s,
+        rows_per_call=rows_per_call,
+        judge=JudgeConfig(**{"url": endpoint.url, "timeout_s": 5.0, "template": "{response}"} | judge),
+    )
+
+
+def scored(config, requests, **more):
+    with RewardScorer(config, **more) as scorer:
+        return scorer.score(requests)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_template_is_filled_and_the_last_score_counts(num_workers):
+    columns = json.dumps({"rubric": ["short", "{answer}"], "answer": "7"})
+    with serving(says("Score: 1 is too low.\n**Score:** 7.5", total_tokens=31)) as endpoint:
+        config = setting(endpoint, template=TEMPLATE, num_workers=num_workers)
+        batch = scored(config, rows("it is {rubric}", columns_json=columns, num_response_tokens=4))
+    assert batch.rewards.tolist() == [0.75]
+    assert {name: part.tolist() for name, part in batch.parts.items()} == {
+        **{"judge_score": [7.5], "judge_tokens": [31.0]},
+    }
+    assert json.loads(batch.info[0])["judge"].endswith("7.5")
+    [(path, body, key)] = endpoint.asked
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [
+        {"role": "user", "content": "3+4?|it is {rubric}|7|- short\n- {answer}|stop|4|{{x}} {1}"}
+    ]
+    assert (body["model"], body["temperature"], body["max_tokens"], key) == ("m", 0.0, 512, "Bearer none")
+
+
+def test_a_reward_model_is_asked_with_the_conversation_for_its_raw_score():
+    with serving(scores(-3.25)) as endpoint:
+        batch = scored(setting(endpoint, MODEL), rows("seven"))
+    assert batch.rewards.tolist() == [-3.25]
+    [(path, body, _)] = endpoint.asked
+    assert path == "/classify"
+    assert body["messages"] == [{"role": "user", "content": "3+4?"}, {"role": "assistant", "content": "seven"}]
+    assert body["use_activation"] is False
+
+
+HTML = Reply(body="<html>login</html>", kind="text/html")
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (HTML, "the judge answered '<html>login</html>'"),
+        (Reply(body="<html>", kind="application/json"), "judge at http://127"),
+        (Reply(body=""), "judge at http://127"),
+        (Reply(body="{}"), "the judge answered {}; expected a chat completion"),
+        (Reply(body="[]"), r"the judge answered \[\]; expected a chat completion"),
+        (says(None), "expected a chat completion with a text"),
+        (says("I can't say."), 'the judge wrote no score: ..."I can\'t say."'),
+        (says("Score: 11"), "a score of 11; expected 0 to 10"),
+        (says("Score: -1"), "a score of -1; expected 0 to 10"),
+        (Reply(status=401, body='{"error": {"message": "no key"}}'), "AuthenticationError: .*no key"),
+        (Reply(status=404, body='{"error": "no such model"}'), "NotFoundError: .*no such model"),
+        (Reply(status=302, headers={"location": "/v1/chat/completions"}), "expected a chat completion"),
+        (Reply(status=None), "APIConnectionError: Connection error.*Server disconnected"),
+        (BUSY, "RateLimitError: .*slow down"),
+        (BROKEN, "InternalServerError: oops"),
+        (Reply(wait_s=60.0), "APITimeoutError: Request timed out"),
+    ],
+)
+def test_what_is_no_score_is_a_failure_that_is_said_and_counted(reply, said, caplog):
+    with serving(reply) as endpoint:
+        start = time.monotonic()
+        batch = scored(setting(endpoint, max_retries=1, timeout_s=1.0), rows("a"))
+        assert time.monotonic() - start < 15.0
+    assert batch.failed.tolist() == [True]
+    [record] = [one for one in caplog.records if one.name == "gtpo_megatron.rewards.reward"]
+    assert re.search(said, record.getMessage()), record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "reply", [scores(), scores(1.0, 2.0), says("Score: 3"), Reply(body='{"data":[{"probs":[NaN]}]}')]
+)
+def test_what_is_no_single_score_of_a_reward_model_is_a_failure(reply):
+    with serving(reply) as endpoint:
+        assert scored(setting(endpoint, MODEL), rows("a")).failed.tolist() == [True]
+
+
+@pytest.mark.parametrize("trouble", [BUSY, BROKEN, Reply(status=None), Reply(wait_s=60.0)])
+def test_a_judge_that_is_in_trouble_for_a_moment_is_asked_again(trouble):
+    with serving(trouble, trouble, says("score=5")) as endpoint:
+        batch = scored(setting(endpoint, timeout_s=0.5), rows("a"))
+    assert batch.rewards.tolist() == [0.5]
+    assert len(endpoint.asked) == 3
+
+
+def test_a_judge_that_never_answers_costs_a_response_its_limit_and_others_nothing():
+    with serving(Reply(wait_s=60.0)) as endpoint:
+        start = time.monotonic()
+        batch = scored(setting(endpoint, num_workers=1, limit_s=3.0), rows("a", "b", "c"))
+        assert time.monotonic() - start < 20.0
+    assert batch.failed.tolist() == [True] * 3
+
+
+def test_so_many_are_asked_at_once_as_rows_are_given_to_a_process_and_no_more():
+    replies = [replace_wait(says("Score: 1"), 0.2)]
+    with serving(*replies) as endpoint:
+        scored(setting(endpoint, rows_per_call=4), rows(*"abcdefghij"))
+    assert endpoint.most_at_once == 4
+
+
+def replace_wait(reply, wait_s):
+    return dataclasses.replace(reply, wait_s=wait_s)
+
+
+def test_an_equal_question_is_asked_once_also_at_the_same_time_and_in_a_later_run(tmp_path):
+    with serving(says("Score: 2"), says("Score: 9")) as endpoint:
+        first = scored(setting(endpoint, num_workers=2), rows("a", "a", "a"), folder=tmp_path)
+        assert {round(reward, 6) for reward in first.rewards.tolist()} <= {0.2, 0.9}
+        num_first = len(endpoint.asked)
+        again = scored(setting(endpoint, num_workers=2), rows("a"), folder=tmp_path)
+        assert again.rewards.item() in first.rewards.tolist()
+        assert len(endpoint.asked) == num_first <= 2  # once per process at most
+        scored(setting(endpoint, cache=False), rows("a"), folder=tmp_path)
+        scored(setting(endpoint, max_tokens=5), rows("a"), folder=tmp_path)
+        assert len(endpoint.asked) == num_first + 2
+    with serving(says("Score: 4")) as other:
+        scored(setting(other, num_workers=1), rows("a", "a", "a"))
+        assert len(other.asked) == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_has_a_budget_for_all_processes_and_the_next_one_has_it_again(num_workers, tmp_path, caplog):
+    with serving(says("Score: 2")) as endpoint:
+        config = setting(endpoint, num_workers=num_workers, calls_per_step=3)
+        with RewardScorer(config, folder=tmp_path, responses_per_step=5) as scorer:
+            first, second = scorer.score(rows(*"abcde")), scorer.score(rows(*"fghij"))
+        assert (int(first.failed.sum()), int(second.failed.sum())) == (2, 2)
+        assert "the judge's budget for this step, 3 answers, is used up: raise reward.judge" in caplog.text
+        known = [response for response, failed in zip("abcde", first.failed.tolist(), strict=True) if not failed]
+        again = scored(config, rows(*known, "x", "y", "z"), folder=tmp_path, responses_per_step=100)
+        assert not again.failed.any(), "a resumed run has a new budget, and what is known costs nothing"
+
+
+def test_a_file_that_is_no_database_is_one_line(tmp_path):
+    (tmp_path / STORE_FILE).write_text("not a database, and long enough to be looked at as one" * 50)
+    with serving(says("Score: 2")) as endpoint, pytest.raises(DataError, match=r"judge.sqlite: cannot be .*delete it"):
+        scored(setting(endpoint), rows("a"), folder=tmp_path)
+
+
+def test_answers_that_cannot_be_kept_cost_no_verdict(tmp_path, monkeypatch, caplog):
+    with serving(says("Score: 2")) as endpoint, RewardScorer(setting(endpoint), folder=tmp_path) as scorer:
+        assert scorer.score(rows("a")).rewards.tolist() == pytest.approx([0.2])
+        scorer._caller._judge._store._database.execute("DROP TABLE answers")
+        assert not scorer.score(rows("b", "c")).failed.any()
+    assert caplog.text.count("judge: could not") == 1
+
+
+def test_the_key_comes_from_a_file_and_not_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of-somebody-else")
+    (tmp_path / "key").write_text(" secret \n")
+    with serving(says("Score: 2")) as endpoint:
+        scored(setting(endpoint, api_key_file=str(tmp_path / "key")), rows("a"))
+        assert endpoint.asked[0][2] == "Bearer secret"
+        with pytest.raises(ConfigError, match="api_key_file=.*No such file"):
+            check_judge(setting(endpoint, api_key_file=str(tmp_path / "none")).judge)
+
+
+def test_before_a_run_the_endpoint_must_answer_and_have_the_model():
+    with serving(says("Score: 2")) as endpoint:
+        check_judge(setting(endpoint).judge)
+        check_judge(setting(endpoint, model="m").judge)
+        with pytest.raises(ConfigError, match=r"model='n': http://127.* has m$"):
+            check_judge(setting(endpoint, model="n").judge)
+        endpoint.models = ["a", "b"]
+        with pytest.raises(ConfigError, match="model is needed: .* has 2 models: a, b"):
+            check_judge(setting(endpoint).judge)
+        gone = setting(endpoint, max_retries=0).judge
+    with pytest.raises(ConfigError, match="Connection refused.*is the judge running") as refused:
+        check_judge(gone)
+    assert "\n" not in str(refused.value)
+
+
+def test_rows_need_what_the_template_names():
+    class At:
+        url = "http://h/v1"
+
+    [found] = run_rewards(setting(At, template="{response} {rubric} {level}"))
+    assert not needs_answer([found])
+    assert "needs the column 'level'" in complaint([found], '{"rubric": "x"}')
+    assert complaint([found], '{"rubric": "x", "level": 0}') == ""
+    assert needs_answer(run_rewards(setting(At, template="{response} {answer}")))
+    assert not needs_answer(run_rewards(setting(At, MODEL, template="{response} {answer}")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"url": "judge:8000"}, "must be such as http://HOST:8000/v1"),
+        ({"url": "https://user:secret@host/v1"}, "a key belongs into judge.api_key_file"),
+        ({"template": "grade it"}, r"must have \{response\}"),
+        ({"template": " "}, "template is empty"),
+        ({"score_pattern": "("}, "score_pattern='\\('"),
+        ({"score_pattern": "Score"}, "has 0 groups; expected 1"),
+        ({"full_score": 0.0}, "full_score"),
+        ({"max_retries": -1}, "max_retries"),
+    ],
+)
+def test_bad_settings_are_one_line(changes, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        JudgeConfig(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_without_a_judge_or_with_too_short_a_limit_is_refused():
+    with pytest.raises(ConfigError, match="asks a judge: set reward.judge.url"):
+        run_rewards(RewardConfig(function=JUDGE))
+    with pytest.raises(ConfigError, match=r"timeout_s=60 exceeds reward.timeout_s=10"):
+        run_rewards(RewardConfig(function=JUDGE, judge=JudgeConfig(url="http://h/v1")))
+
+
+def test_a_reward_of_ones_own_asks_the_judge():
+    with serving(says("yes")) as endpoint:
+        assert scored(setting(endpoint, "tests.unit.judge.rewards:agrees"), rows("a")).rewards.tolist() == [1.0]
