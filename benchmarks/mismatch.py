@@ -38,7 +38,7 @@ STEPS = {"tiny": 66, "14m": 18}
 PROMPTS = {"tiny": 8, "14m": 4}
 FAULTS = (*ON_PUSH, *ON_SAMPLING, TEMPERATURE)
 FIGURES = (f"{GAP}_mean", f"{GAP}_p50", f"{GAP}_p99", f"{GAP}_max", SCALED, KL)
-LONGEST_CELL_S = 330.0
+LONGEST_CELL_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,8 @@ class JudgeConfig:
         model: its name at the endpoint; empty: the only one that the endpoint lists.
         api_key_file: file whose content is the API key; empty: none is sent.
         template: the question, as a message of the user; ``{prompt}``, ``{response}``, ``{answer}``, ``{ended}``,
-            ``{num_prompt_tokens}``, ``{num_response_tokens}`` and ``{column}`` are replaced; other braces, also doubled ones, stay.
+            ``{num_prompt_tokens}``, ``{num_response_tokens}`` and ``{column}`` are replaced; other braces stay, doubled
+            ones too.
         score_pattern: regular expression with one group; its last match in the answer is the score.
         full_score: the score that is a reward of 1; scores outside of 0 to this are failures.
         temperature: of the judge's sampling.

@@ -202,7 +202,9 @@ class BenchmarkRun:
                 broken = broken or error
                 continue
             found = verdict.result()
-            done = replace(response, reward=found.reward, failure=found.failure)
+            done = replace(
+                response, reward=found.reward, failure=found.failure, parts=dict(found.parts), info=found.info
+            )
             if self.file.verdicts.get(done.key) != done:  # not written again if it failed for the same reason
                 self.file.append(done)
             self.on_verdict(done)

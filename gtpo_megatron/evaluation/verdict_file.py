@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class GradedResponse:
         num_tokens: its length in tokens.
         answer: the final answer in it, or None.
         response: its text; in memory only for responses without a verdict, which are graded again.
+        parts: parts of the reward by name.
+        info: what the reward function said about it, as a JSON object; in the file only.
     """
 
     benchmark: str
@@ -56,6 +58,8 @@ class GradedResponse:
     num_tokens: int
     answer: str | None
     response: str
+    parts: dict[str, float] = field(default_factory=dict)
+    info: str = ""
 
     @property
     def key(self) -> VerdictKey:
@@ -141,7 +145,8 @@ class VerdictFile:
 
     def append(self, verdict: GradedResponse) -> None:
         """Appends a verdict, which replaces an earlier one of the response."""
-        self._write(asdict(verdict))
+        record = asdict(verdict)
+        self._write({name: value for name, value in record.items() if value or name not in ("parts", "info")})
         self._remember(verdict)
 
     def has_verdict(self, key: VerdictKey) -> bool:
@@ -195,7 +200,7 @@ class VerdictFile:
         self.sets |= sets
 
     def _remember(self, verdict: GradedResponse) -> None:
-        self.verdicts[verdict.key] = verdict if verdict.failure is not None else replace(verdict, response="")
+        self.verdicts[verdict.key] = verdict if verdict.failure is not None else replace(verdict, response="", info="")
 
     def _write(self, record: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")

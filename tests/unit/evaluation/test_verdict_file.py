@@ -169,3 +169,14 @@ def test_half_a_surrogate_pair_is_written_and_read_again(tmp_path):
     written(tmp_path, graded(f"x-{half}", 0, answer=half), graded("x-b", 0, answer="é"))
     assert open_file(tmp_path).verdicts["x", f"x-{half}", 0].answer == half
     assert [one.answer for one in verdicts(tmp_path)] == [half, "é"]
+
+
+def test_parts_and_what_the_reward_said_are_in_the_file(tmp_path):
+    file = open_file(tmp_path)
+    file.append(graded("x-0", parts={"tests_passed": 0.5}, info='{"said": "half"}'))
+    file.append(graded("x-1"))
+    file.close()
+    first, second = (json.loads(line) for line in file.path.read_text().splitlines()[1:])
+    assert (first["parts"], first["info"]) == ({"tests_passed": 0.5}, '{"said": "half"}')
+    assert "parts" not in second
+    assert open_file(tmp_path).verdicts["x", "x-0", 0].parts == {"tests_passed": 0.5}
