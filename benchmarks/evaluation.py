@@ -20,7 +20,7 @@ import tyro
 from rich.console import Console
 
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig
-from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel

@@ -24,12 +24,12 @@ from gtpo_megatron.config.algorithm.length_penalty import (
 )
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.config.data import DataConfig
-from gtpo_megatron.config.evaluation import EvaluationConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.prompt import DAPO_TEMPLATE
+from gtpo_megatron.config.problems.data import DataConfig
+from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.config.problems.prompt import DAPO_TEMPLATE
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 

@@ -19,14 +19,14 @@ from gtpo_megatron.config.algorithm import (
 from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.config.data import DataConfig
-from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.mismatch import GivenLimits
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.problems.data import DataConfig
+from gtpo_megatron.config.problems.evaluation import EvaluationConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 

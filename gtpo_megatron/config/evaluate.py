@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
-from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
-from gtpo_megatron.config.evaluation import HELDOUT
-from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
-from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
+from gtpo_megatron.config.problems.evaluation import HELDOUT
+from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError

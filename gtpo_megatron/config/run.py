@@ -9,14 +9,14 @@ from gtpo_megatron.config.balance import BalanceConfig
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.checks import require_positive, require_seed, require_text, require_types
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.config.data import DataConfig
-from gtpo_megatron.config.evaluation import EvaluationConfig, metric_names
+from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.problems.data import DataConfig
+from gtpo_megatron.config.problems.evaluation import EvaluationConfig, metric_names
 from gtpo_megatron.config.profile import ProfileConfig
-from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
 

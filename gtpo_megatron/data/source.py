@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from gtpo_megatron.config.dataset import DatasetRef
+from gtpo_megatron.config.problems.dataset import DatasetRef
 from gtpo_megatron.data.adapters import ADAPTERS, adapter_of
 from gtpo_megatron.data.records import HubPlace, read_hub, read_records
 from gtpo_megatron.data.rows import Row, generic_row

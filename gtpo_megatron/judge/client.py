@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.config.judge import JudgeConfig
+from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.judge.store import JudgeStore, question_key
 from gtpo_megatron.untrusted.text import printable, shown

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.config.dataset import DatasetRef
 from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.problems.dataset import DatasetRef
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import Questions, find_contamination

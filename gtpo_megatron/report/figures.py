@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gtpo_megatron.config.evaluation import HELDOUT
+from gtpo_megatron.config.problems.evaluation import HELDOUT
 from gtpo_megatron.observability.measured_sets import mean_metric
 from gtpo_megatron.report.expert_figures import expert_figures
 from gtpo_megatron.report.run_data import RunData, measured_sets

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from gtpo_megatron.config.evaluation import HELDOUT
+from gtpo_megatron.config.problems.evaluation import HELDOUT
 from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, mean_metric
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.report.run_data import RunData, measured_sets

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gtpo_megatron.config.judge import JudgeConfig
+from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.judge.client import Answer, Judge
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox

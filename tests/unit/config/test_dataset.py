@@ -1,8 +1,8 @@
 import pytest
 
-from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
-from gtpo_megatron.config.evaluation import EvaluationConfig
-from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template, fill_template
+from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
+from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template, fill_template
 from gtpo_megatron.errors import ConfigError
 
 

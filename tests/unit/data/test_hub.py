@@ -1,6 +1,6 @@
 import pytest
 
-from gtpo_megatron.config.dataset import parse_dataset
+from gtpo_megatron.config.problems.dataset import parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.source import read_rows
 from gtpo_megatron.errors import DataError

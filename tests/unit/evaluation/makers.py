@@ -4,7 +4,7 @@ import json
 from concurrent.futures import Future
 
 from gtpo_megatron.batch import Problem
-from gtpo_megatron.config.dataset import DatasetRef
+from gtpo_megatron.config.problems.dataset import DatasetRef
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.evaluation.verdict_file import GradedResponse, MeasuredSet, VerdictFile
 from gtpo_megatron.rewards.worker_process import Verdict

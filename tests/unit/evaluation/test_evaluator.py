@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
-from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.problems.evaluation import EvaluationConfig
 from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(4)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
-from gtpo_megatron.config.evaluation import EvaluationConfig
+from gtpo_megatron.config.problems.evaluation import EvaluationConfig
 from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 from gtpo_megatron.evaluation.scores import score, vote
 from tests.unit.evaluation.makers import graded

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gtpo_megatron.config.judge import JudgeConfig
-from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.grading.judge import JudgeConfig
+from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.judge.store import STORE_FILE

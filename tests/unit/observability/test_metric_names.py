@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gtpo_megatron.config.evaluation import HELDOUT, metric_names
+from gtpo_megatron.config.problems.evaluation import HELDOUT, metric_names
 from gtpo_megatron.observability.metrics import check_name
 from gtpo_megatron.report import figures as report_figures
 from gtpo_megatron.report import headline as report_headline

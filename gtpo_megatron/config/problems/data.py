@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
-from gtpo_megatron.config.dataset import DatasetRef, parse_dataset
-from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
+from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset
+from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
-from gtpo_megatron.config.dataset import DatasetRef, parse_dataset, parse_datasets
-from gtpo_megatron.config.prompt import BOXED_TEMPLATE, check_template
+from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
+from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
-from gtpo_megatron.config.judge import JudgeConfig
+from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.errors import ConfigError
 
 

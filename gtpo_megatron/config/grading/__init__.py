@@ -1,0 +1,1 @@
+"""How responses are graded: reward functions, their processes, the judge."""
