@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import tyro
 
-from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
 
 SHARE = "gtpo_megatron.rewards.code_tests:share_of_tests"

@@ -25,7 +25,7 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.evaluation_run import evaluate_model
-from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
 from recipes.tiny_cpu import ASSETS
 

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import tyro
 
-from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
 
 MATH = "gtpo_megatron.rewards.math_answer:math_answer"

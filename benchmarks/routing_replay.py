@@ -271,7 +271,7 @@ def train(part: Part) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron warns of every optional kernel it lacks
         from gtpo_megatron.actor.actor import MegatronActor
-        from gtpo_megatron.actor.routing_replay import RoutingReplay
+        from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 
         with tempfile.TemporaryDirectory() as folder:
             actor = MegatronActor(rank_config(part), global_rank=0, init_method=f"file://{folder}/store")

@@ -20,7 +20,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from gtpo_megatron.actor import megatron_init, optimizer
 from gtpo_megatron.actor.checkpoint import rank_checkpoint as checkpoint
 from gtpo_megatron.actor.checkpoint.model_folder import load_model_folder
-from gtpo_megatron.actor.expert_balance import ExpertBalance
+from gtpo_megatron.actor.experts.balance import ExpertBalance
+from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.held_batch import HeldBatch
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
@@ -31,7 +32,6 @@ from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torc
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.policy_update import PolicyUpdate
 from gtpo_megatron.actor.reference import first_reference
-from gtpo_megatron.actor.routing_replay import RoutingReplay
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import (

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtpo_megatron.actor.expert_balance import ExpertBalance
+from gtpo_megatron.actor.experts.balance import ExpertBalance
+from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import run_micro_batches
 from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
 from gtpo_megatron.actor.micro_batching import MicroBatching
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
-from gtpo_megatron.actor.routing_replay import RoutingReplay
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.algorithms.assign_credit import Credit
 from gtpo_megatron.algorithms.losses.loss_terms import SumCount

@@ -15,8 +15,8 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.evaluation.verdict_file import GradedResponse, VerdictFile, VerdictKey
+from gtpo_megatron.rewards.processes.worker_process import Verdict
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.worker_process import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import ResponseSource, SampledResponse
 

@@ -45,6 +45,6 @@ def name_of_child(parent: str, command: Sequence[str]) -> str:
     if parent.startswith("rollout engine") and title.startswith("VLLM::Worker"):
         number = "".join(character for character in title.rpartition("TP")[2] if character.isdigit())
         return f"worker {number or '0'} of {parent}"
-    if parent == "reward process" and any("rewards.worker" in argument for argument in command):
+    if parent == "reward process" and any("rewards.processes.worker" in argument for argument in command):
         return "grading worker"
     return ""

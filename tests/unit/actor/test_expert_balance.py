@@ -18,7 +18,7 @@ pytestmark = [
     [[[5, 5, 5, 5]], [[8, 0, 0, 0], [2, 2, 2, 2]], [[3, 0, 1], [0, 7, 2], [1, 1, 1]], [[0, 0]], [[1 << 40, 1]], [[4]]],
 )
 def test_statistics_equal_the_loops(loads):
-    from gtpo_megatron.actor.expert_balance import load_metrics
+    from gtpo_megatron.actor.experts.balance import load_metrics
 
     found = to_scalars(load_metrics(torch.tensor(loads)))
     wanted = load_statistics(loads) if len(loads[0]) > 1 else (1.0, 0.0, 0.0)

@@ -9,7 +9,7 @@ import pytest
 from gtpo_megatron.config.grading.reward import RewardConfig, weighted_names
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import Form, check_threshold, complaint, needs_answer, resolve_rewards
-from gtpo_megatron.rewards.pool import RewardPool
+from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 

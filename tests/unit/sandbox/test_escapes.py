@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.errors import SandboxError
-from gtpo_megatron.rewards.process_tree import descendants
+from gtpo_megatron.rewards.processes.process_tree import descendants
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 from tests.sandboxes import needs_bubblewrap

@@ -90,7 +90,11 @@ def test_names_of_rays_own(command, name):
         ("rank 1", ["python", "-c", "from multiprocessing.resource_tracker import main"], ""),
         ("rollout engine 0", ["VLLM::Worker_TP1"], "worker 1 of rollout engine 0"),
         ("rollout engine 0", ["python", "-c", "resource_tracker"], ""),
-        ("reward process", ["python", "-c", "from gtpo_megatron.rewards.worker import main; main()"], "grading worker"),
+        (
+            "reward process",
+            ["python", "-c", "from gtpo_megatron.rewards.processes.worker import main; main()"],
+            "grading worker",
+        ),
         ("", ["anything"], ""),
     ],
 )

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.judge.client import JudgeSetup
-from gtpo_megatron.rewards.budget import BatchBudget
+from gtpo_megatron.rewards.processes.budget import BatchBudget
+from gtpo_megatron.rewards.processes.worker_process import OVER_BUDGET, Limits, Verdict, WorkerProcess
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.worker_process import OVER_BUDGET, Limits, Verdict, WorkerProcess
 
 DEFAULT_MEMORY_LIMIT_MIB = 4096
 DEFAULT_ROWS_PER_CALL = 16

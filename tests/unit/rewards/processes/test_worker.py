@@ -3,8 +3,8 @@ from multiprocessing import Pipe
 
 from gtpo_megatron.rewards.function import resolve_rewards
 from gtpo_megatron.rewards.grade import Reply, RewardCaller
+from gtpo_megatron.rewards.processes.worker import serve
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.worker import serve
 
 
 def test_serve_answers_row_by_row_until_the_other_end_closes():

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gtpo_megatron.rewards.pool import RewardPool
-from gtpo_megatron.rewards.process_tree import descendants
+from gtpo_megatron.rewards.processes.pool import RewardPool
+from gtpo_megatron.rewards.processes.process_tree import descendants
 from gtpo_megatron.rewards.request import RewardRequest
 
 OBEY = "tests.unit.rewards.reward_functions:obey"

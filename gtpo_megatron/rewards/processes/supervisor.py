@@ -10,7 +10,7 @@ import resource
 import select
 import signal
 
-from gtpo_megatron.rewards.process_tree import end_descendants
+from gtpo_megatron.rewards.processes.process_tree import end_descendants
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -17,11 +17,11 @@ from typing import Any
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.judge.client import JudgeSetup
-from gtpo_megatron.rewards.budget import BatchBudget
 from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Reply
-from gtpo_megatron.rewards.process_tree import END_PATIENCE_S, is_stopped, memory_bytes
+from gtpo_megatron.rewards.processes.budget import BatchBudget
+from gtpo_megatron.rewards.processes.process_tree import END_PATIENCE_S, is_stopped, memory_bytes
+from gtpo_megatron.rewards.processes.worker import Ready
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.worker import Ready
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ _BOOTSTRAP = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 told = json.loads(sys.argv[1])
-from gtpo_megatron.rewards.supervisor import supervise
+from gtpo_megatron.rewards.processes.supervisor import supervise
 supervise(control=told["control"], connection=told["descriptor"], parent=told["parent"])
-from gtpo_megatron.rewards.worker import main
+from gtpo_megatron.rewards.processes.worker import main
 main()
 """
 """Sets the parent's module path in the child, so that it can import the same functions."""
