@@ -47,7 +47,7 @@ def begin_session(path: Path) -> None:
     except sqlite3.Error as error:
         raise DataError(
             f"{printable(path)}: cannot be used for the judge's answers: {printable(error)}; delete it, and the judge "
-            f"is asked again"
+            f"is asked again; where files cannot be locked, use --reward.judge.no-cache without calls_per_step"
         ) from error
 
 

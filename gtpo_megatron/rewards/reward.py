@@ -46,7 +46,7 @@ class RewardScorer:
     ) -> None:
         self._budget_s = budget_s
         store = ""
-        if config.judge.url and folder is not None:
+        if config.judge.url and folder is not None and (config.judge.cache or config.judge.calls_per_step):
             store = str(folder / STORE_FILE)
             begin_session(folder / STORE_FILE)
         judge = JudgeSetup(config=config.judge, store=store, responses_per_step=responses_per_step)

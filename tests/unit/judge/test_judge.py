@@ -175,6 +175,14 @@ def test_a_file_that_is_no_database_is_one_line(tmp_path):
         scored(setting(endpoint), rows("a"), folder=tmp_path)
 
 
+def test_without_memory_and_budget_there_is_no_file(tmp_path):
+    with serving(says("Score: 2")) as endpoint:
+        assert scored(setting(endpoint, cache=False), rows("a"), folder=tmp_path).rewards.tolist() == pytest.approx(
+            [0.2]
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_answers_that_cannot_be_kept_cost_no_verdict(tmp_path, monkeypatch, caplog):
     with serving(says("Score: 2")) as endpoint, RewardScorer(setting(endpoint), folder=tmp_path) as scorer:
         assert scorer.score(rows("a")).rewards.tolist() == pytest.approx([0.2])
