@@ -31,9 +31,10 @@ from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
 from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.logged_errors import logged_cause
 from gtpo_megatron.run_folder.manifest import RunFacts, check_model, layout_changes, run_facts
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
-from gtpo_megatron.run_folder.provenance import log_provenance
+from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.weights.architecture import check_same_model, read_architecture
@@ -70,6 +71,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         log_provenance(config)
         logger.info("algorithm: %s, %s", algorithm_name(type(config.algorithm)), algorithm_of(config.algorithm).about)
         ending = stack.enter_context(run_state.recorded_end(run_dir))
+        stack.enter_context(logged_cause(run_dir / LOG_FILE))
         stop = stack.enter_context(StopRequest(run_dir))
         architecture = read_architecture(Path(config.model.path))
         facts = run_facts(config, architecture)
@@ -81,7 +83,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
             check_metrics(run_dir / METRICS_FILE)
         folder.record_run(config, inputs.contents, goes_on=checkpoint is not None)
-        last_row = checkpoint.last_row if checkpoint else -1 if resume else None
+        # rows that an earlier start left, measured before its first step, give way to this run's
+        has_rows = (run_dir / METRICS_FILE).exists()
+        last_row = checkpoint.last_row if checkpoint else -1 if resume or has_rows else None
         sinks = stack.enter_context(open_sinks(run_dir, config.logging, run_config=to_plain(config), last_row=last_row))
         display = stack.enter_context(
             TrainingDisplay(

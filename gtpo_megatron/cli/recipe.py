@@ -1,4 +1,4 @@
-"""Parses a recipe, ``module:function``, and overrides of its fields."""
+"""Parses a recipe, ``module:function`` or ``FILE.py:function``, and overrides of its fields."""
 
 import sys
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class RecipeOptions:
 
 Options = TypeVar("Options", bound=RecipeOptions)
 
-_ALGORITHM_HELP = "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or module:Class of your own."
+_ALGORITHM_HELP = "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or module:Class or FILE.py:Class of your own."
 
 
 def parse(command: str, options: type[Options], arguments: Sequence[str], *, program: str = "gtpo-megatron") -> Options:
@@ -50,7 +50,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
     if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(
             f"usage: {program} RECIPE [options]\n\n"
-            "RECIPE is module:function, or the config.yaml of a run; "
+            "RECIPE is module:function, FILE.py:function, or the config.yaml of a run; "
             f"{program} recipes.tiny_cpu:gtpo --help lists every field.\n"
             f"{_ALGORITHM_HELP}\n"
         )
@@ -85,7 +85,7 @@ def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def load_recipe(name: str) -> RunConfig:
-    """Calls the recipe ``module:function``, or reads a resolved configuration from a ``.yaml`` file.
+    """Calls the recipe ``module:function`` or ``FILE.py:function``, or reads a resolved configuration, a ``.yaml`` file.
 
     Raises:
         ConfigError: no such module, function or file, or it does not give a RunConfig.

@@ -1,6 +1,6 @@
 """What ``gtpo-megatron evaluate`` measures, and how."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
@@ -58,7 +58,8 @@ class EvaluateConfig:
         sampling: the distribution that answers are drawn from.
         seed: of the samples and of the bootstrap.
         num_problems: how many of each benchmark, from the first; 0 takes all.
-        max_prompt_tokens: longer prompts are dropped, counted and reported.
+        max_prompt_tokens: longer prompts are dropped, counted and reported. If it is not given, nor the response limit,
+            both are made to fit a model folder's positions.
         prompt_template: put around the bare questions of benchmarks; ``{problem}`` stands for the question.
         verbatim_text: take text prompts as they are, without the model's chat template (base models).
         success_threshold: a response is correct where its reward is at least this.
@@ -133,6 +134,32 @@ class EvaluateConfig:
     def max_sequence_tokens(self) -> int:
         """Prompt and response."""
         return self.max_prompt_tokens + self.sampling.max_response_tokens
+
+
+PROMPT_SHARE = 4
+"""Of a model with few positions, prompts are given one part in so many: most of the room is the response's."""
+
+
+def fit_to_model(config: EvaluateConfig, positions: int, *, keeps_prompt: bool, keeps_response: bool) -> EvaluateConfig:
+    """Shortens default limits that a model has too few positions for; limits that were asked for stay.
+
+    Args:
+        config: the request.
+        positions: longest sequence of the model.
+        keeps_prompt: ``max_prompt_tokens`` was asked for.
+        keeps_response: ``sampling.max_response_tokens`` was.
+    """
+    prompt, response = config.max_prompt_tokens, config.sampling.max_response_tokens
+    if config.max_sequence_tokens <= positions or (keeps_prompt and keeps_response):
+        return config
+    if not keeps_prompt:
+        prompt = min(prompt, positions - response if keeps_response else positions // PROMPT_SHARE)
+    if not keeps_response:
+        response = min(response, positions - prompt)
+    if prompt < 1 or response < 1:
+        return config  # what was asked for is too long by itself, which the check of the length says
+    sampling = replace(config.sampling, max_response_tokens=response)
+    return replace(config, max_prompt_tokens=prompt, sampling=sampling)
 
 
 def defaults_of_run(run: RunConfig) -> EvaluateConfig:

@@ -32,7 +32,7 @@ from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, MeasuredSet, Ve
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
-from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
+from gtpo_megatron.orchestration.host import check_attention, check_cache, is_cpu_build
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
@@ -42,6 +42,7 @@ from gtpo_megatron.rollout.response_stream import ResponseSource
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
 from gtpo_megatron.sandbox.choose import check_sandbox
+from gtpo_megatron.weights.architecture import read_architecture
 
 
 def evaluate_model(
@@ -75,6 +76,9 @@ def evaluate_model(
     if any(one.statement.needs_judge for one in rewards):
         check_judge(config.reward.judge)
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
+    architecture = read_architecture(model.folder)
+    if is_cpu_build():
+        check_attention(architecture, where=f"model {model.folder}")
     final_answer = resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))
