@@ -11,7 +11,7 @@ from rich.console import Console
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.config.serialize import load_config, to_plain
 from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
@@ -26,11 +26,12 @@ from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
+from gtpo_megatron.orchestration.pinned_data import pin_data_sets
 from gtpo_megatron.report.page import write_report
 from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
-from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
 from gtpo_megatron.run_folder.logged_errors import logged_cause
 from gtpo_megatron.run_folder.manifest import RunFacts, check_model, layout_changes, run_facts
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
@@ -59,6 +60,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
             last checkpoint stays valid.
     """
+    recorded = run_dir / CONFIG_FILE
+    config = pin_data_sets(config, load_config(recorded) if resume and recorded.exists() else None)
     inputs = check_inputs(config)
     if any(one.statement.needs_judge for one in run_rewards(config.reward)):
         check_judge(config.reward.judge)

@@ -68,7 +68,7 @@ def _fitted(config: EvaluateConfig, folder: Path, arguments: Sequence[str], cons
     )
     if fitted != config:
         console.print(
-            f"the model has {positions} positions: prompts have at most {fitted.max_prompt_tokens} tokens and responses "
+            f"the model has {positions} positions: prompts have at most {fitted.max_prompt_tokens} tokens, responses "
             f"{fitted.sampling.max_response_tokens}; --max-prompt-tokens and --sampling.max-response-tokens choose",
             highlight=False,
         )

@@ -53,6 +53,8 @@ class EvaluateConfig:
 
     Attributes:
         benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them.
+        prompt_column: of rows of one's own, if its name is none of the usual ones; known benchmarks have theirs.
+        answer_column: likewise.
         samples: responses a problem.
         ks: of pass@k, best@k and maj@k; empty: the powers of two up to ``samples``, and ``samples``.
         sampling: the distribution that answers are drawn from.
@@ -72,6 +74,8 @@ class EvaluateConfig:
     """
 
     benchmarks: tuple[str, ...] = ()
+    prompt_column: str = ""
+    answer_column: str = ""
     samples: int = 32
     ks: tuple[int, ...] = ()
     sampling: SamplingConfig = SamplingConfig()
@@ -117,12 +121,17 @@ class EvaluateConfig:
     def sets(self) -> dict[str, DatasetRef]:
         """Every benchmark by its label."""
         texts = tuple(text for part in self.benchmarks for text in part.split(",") if text.strip())
-        return {ref.label: ref for ref in parse_datasets(texts, "benchmarks")}
+        return {
+            ref.label: replace(ref, prompt_column=self.prompt_column, answer_column=self.answer_column)
+            for ref in parse_datasets(texts, "benchmarks")
+        }
 
     @property
     def training_set(self) -> DatasetRef | None:
         """What ``against`` names."""
-        return parse_dataset(self.against, "against") if self.against else None
+        if not self.against:
+            return None
+        return replace(parse_dataset(self.against, "against"), prompt_column=self.prompt_column)
 
     @property
     def resolved_ks(self) -> tuple[int, ...]:
@@ -167,9 +176,11 @@ def defaults_of_run(run: RunConfig) -> EvaluateConfig:
     evaluation = run.evaluation
     heldout = parse_dataset(evaluation.path, "path") if evaluation.path.strip() else None
     if heldout is not None and heldout.path and not heldout.is_named:
-        heldout = DatasetRef(name=HELDOUT, path=heldout.path)
+        heldout = DatasetRef(name=HELDOUT, path=heldout.path, split=heldout.split)
     return EvaluateConfig(
         benchmarks=(*([str(heldout)] if heldout else []), *evaluation.benchmarks),
+        prompt_column=evaluation.prompt_column,
+        answer_column=evaluation.answer_column,
         samples=evaluation.samples,
         sampling=evaluation.sampling,
         seed=evaluation.seed,

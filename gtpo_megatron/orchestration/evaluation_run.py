@@ -17,8 +17,7 @@ from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
-from gtpo_megatron.data.records import read_records
-from gtpo_megatron.data.source import origin_of
+from gtpo_megatron.data.source import check_source
 from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError, GTPOError
@@ -128,9 +127,7 @@ def check_request(config: EvaluateConfig) -> None:
     if is_cpu_build():
         check_cache(config.engine.rollout(config.sampling), where="engine")
     for ref in config.sets.values():
-        origin_of(ref)
-        if ref.path:
-            read_records(ref.path)  # checks that the file exists, before a checkpoint is converted
+        check_source(ref)  # before a checkpoint is converted
 
 
 SAYS_SCORE = ("model", "template", "score_pattern", "full_score", "temperature", "max_tokens")

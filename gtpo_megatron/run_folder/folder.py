@@ -18,6 +18,8 @@ from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.data_file import DATA_FILE, TRAIN, DataContent, contents_text, read_contents
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 
+CONFIG_FILE = "config.yaml"
+
 SAME_NUMBERS = (
     "num_steps:",
     "logging.",
@@ -39,7 +41,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_file = path / "config.yaml"
+        self.config_file = path / CONFIG_FILE
         self.hf_folder = path / "hf"
         self.report_file = path / "report.html"
         self.checkpoints = CheckpointFolder(path / "checkpoints")
