@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
 from gtpo_megatron.errors import ConfigError
@@ -28,6 +29,15 @@ REQUEST_FIELDS = ("prompt", "response", "answer", "ended", "num_prompt_tokens", 
 """Names in a template that are not columns of the row."""
 
 _NAME = re.compile(r"(?<!\{)\{([A-Za-z_]\w*)\}(?!\})")
+
+
+def _is_base_url(url: str) -> bool:
+    """Whether it is a URL of http without a user, a query or a fragment, of characters that a terminal can show."""
+    try:
+        has_port = urlsplit(url).port != 0
+    except ValueError:  # no number, too large, or an open bracket
+        return False
+    return has_port and url.isprintable() and re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +83,7 @@ class JudgeConfig:
         require_non_negative(
             temperature=self.temperature, max_retries=self.max_retries, calls_per_step=self.calls_per_step
         )
-        if self.url and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", self.url):
+        if self.url and not _is_base_url(self.url):
             raise ConfigError(
                 f"judge.url={self.url!r}: must be such as http://HOST:8000/v1; a key belongs into judge.api_key_file"
             )
