@@ -45,7 +45,7 @@ class JudgeConfig:
     """An OpenAI-compatible endpoint that ``rewards/judge.py`` asks.
 
     Attributes:
-        url: base URL, such as ``http://judge:8000/v1``; empty: there is no judge.
+        url: base URL, such as ``http://judge:8000/v1``, without a user, query or fragment; empty: there is no judge.
         model: its name at the endpoint; empty: the only one that the endpoint lists.
         api_key_file: file whose content is the API key; empty: none is sent.
         template: the question, as a message of the user; ``{prompt}``, ``{response}``, ``{answer}``, ``{ended}``,
@@ -55,9 +55,9 @@ class JudgeConfig:
         full_score: the score that is a reward of 1; scores outside of 0 to this are failures.
         temperature: of the judge's sampling.
         max_tokens: longest answer.
-        timeout_s: limit per request; ``reward.timeout_s`` is the limit per response, retries included.
+        timeout_s: limit per request, to the last byte of the answer; ``reward.timeout_s`` is the limit per response, retries included.
         max_retries: further attempts if the endpoint cannot be reached, is too busy (429) or fails (5xx), with waits
-            that double from 0.5 to 8 s.
+            that double from 0.5 to 8 s, or that it asks for, if they are at most 2 minutes.
         calls_per_step: most answers that are asked for per ``prompts_per_step * group_size`` graded responses, or per
             ``gtpo-megatron evaluate``; responses beyond it have no verdict. 0: no limit.
         cache: answers are kept in the run folder, and equal questions are asked once.
