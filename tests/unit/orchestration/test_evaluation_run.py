@@ -16,7 +16,7 @@ def grader(monkeypatch):
     """Grades in this process; the engine must not start."""
 
     class Scorer(Grader):
-        def __init__(self, config):
+        def __init__(self, config, *, folder):
             super().__init__()
             opened.append(self)
 
