@@ -45,9 +45,15 @@ def begin_session(path: Path) -> None:
         with closing(_opened(path)) as database, database:
             database.execute("DELETE FROM paid")
     except sqlite3.Error as error:
+        is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+        advice = (
+            "delete it, and the judge is asked again"
+            if is_damaged
+            else "its folder must be writable, with space left, on a file system with locks; or use "
+            "--reward.judge.no-cache without calls_per_step"
+        )
         raise DataError(
-            f"{printable(path)}: cannot be used for the judge's answers: {printable(error)}; delete it, and the judge "
-            f"is asked again; where files cannot be locked, use --reward.judge.no-cache without calls_per_step"
+            f"{printable(path)}: cannot be used for the judge's answers: {printable(error)}; {advice}"
         ) from error
 
 

@@ -55,7 +55,8 @@ class JudgeConfig:
         full_score: the score that is a reward of 1; scores outside of 0 to this are failures.
         temperature: of the judge's sampling.
         max_tokens: longest answer.
-        timeout_s: limit per request, to the last byte of the answer; ``reward.timeout_s`` is the limit per response, retries included.
+        timeout_s: limit per request, to the last byte of the answer; ``reward.timeout_s`` is the
+            limit per response, retries included.
         max_retries: further attempts if the endpoint cannot be reached, is too busy (429) or fails (5xx), with waits
             that double from 0.5 to 8 s, or that it asks for, if they are at most 2 minutes.
         calls_per_step: most answers that are asked for per ``prompts_per_step * group_size`` graded responses, or per

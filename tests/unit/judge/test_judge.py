@@ -261,6 +261,15 @@ def test_a_file_that_is_no_database_is_one_line(tmp_path):
         scored(setting(endpoint), rows("a"), folder=tmp_path)
 
 
+def test_a_folder_in_which_nothing_can_be_written_is_another_line(tmp_path):
+    (tmp_path / STORE_FILE).mkdir()
+    with pytest.raises(
+        DataError, match=r"judge.sqlite: cannot be .*; its folder must be writable, with space left"
+    ) as refused:
+        begin_session(tmp_path / STORE_FILE)
+    assert "delete" not in str(refused.value)
+
+
 def test_without_memory_and_budget_there_is_no_file(tmp_path):
     with serving(says("Score: 2")) as endpoint:
         assert scored(setting(endpoint, cache=False), rows("a"), folder=tmp_path).rewards.tolist() == pytest.approx(
