@@ -222,7 +222,7 @@ def _found(record: Record, value: object, option: str = "") -> str:
     """The columns that a row has, for a message about one that is missing, and the option that names another one."""
     if value is not None:
         return ""
-    hint = f"; name another: data.{option}_column, of held-out rows evaluation.{option}_column" if option else ""
+    hint = f"; {option}_column names another one" if option else ""
     return f"; the row has the columns {printable(', '.join(map(str, record)) or 'none')}{hint}"
 
 

@@ -56,13 +56,15 @@ def origin_of(dataset: DatasetRef) -> str:
 
 
 def check_source(dataset: DatasetRef) -> None:
-    """Looks whether a data set is there, without reading rows.
+    """Looks whether a data set is there, and, where columns are named, whether its first row has them.
 
     Raises:
         ConfigError: the name is unknown.
-        DataError: no such file or folder, or its files cannot be read.
+        DataError: no such file or folder, its files cannot be read, or the first row lacks a column that is named.
     """
-    if dataset.path:
+    if dataset.path and (dataset.prompt_column or dataset.answer_column):
+        next(read_rows(dataset, needs_answer=bool(dataset.answer_column)))
+    elif dataset.path:
         _records(dataset)
     elif not dataset.repository:
         adapter_of(dataset.name)

@@ -24,7 +24,9 @@ WEIGHT_BYTES = 2
 
 def names_model(name: str) -> bool:
     """Whether a text names a model and no recipe: a model folder, or a name of the hub."""
-    return (Path(name) / "config.json").is_file() or (":" not in name and "/" in name and not name.endswith(".yaml"))
+    if ":" in name or name.endswith((".yaml", ".yml")):
+        return False
+    return "/" in name or (Path(name) / "config.json").is_file()
 
 
 def paper_setting(model: str, *, num_gpus: int, gpu_memory_gib: float, gpus_per_node: int) -> RunConfig:

@@ -149,15 +149,23 @@ def _is_of_hub(text: str) -> bool:
     """Whether a text without ``hub:`` is a name of the hub: nothing on this machine is called so."""
     if text.startswith((".", "/", "~")) or text.endswith(ENDINGS) or _HUB.fullmatch(text) is None:
         return False
-    return not (Path(text).exists() or Path(_folder_and_split(text)[0]).exists())
+    return not (_exists(text) or _exists(_folder_and_split(text)[0]))
 
 
 def _folder_and_split(path: str) -> tuple[str, str]:
     """``FOLDER`` and ``SPLIT`` of ``FOLDER:SPLIT``; files have no splits."""
     found = _SPLIT_OF_FOLDER.fullmatch(path)
-    if found is None or path.endswith(ENDINGS) or Path(path).exists():
+    if found is None or path.endswith(ENDINGS) or _exists(path):
         return path, ""
     return found["path"], found["split"]
+
+
+def _exists(path: str) -> bool:
+    """Whether there is such a file or folder; what cannot be a path is none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, no permission, a null character
+        return False
 
 
 def _stem(path: str) -> str:

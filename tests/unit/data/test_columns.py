@@ -113,10 +113,15 @@ def test_columns_of_any_name(tmp_path):
     assert (found.prompt, found.is_bare, found.answer) == ("1+1?", True, "2")
     [found] = source.read_rows(replace(ref, prompt_column="extra_info.chat"))
     assert (found.prompt, found.is_bare) == (tuple(CHAT), False)
-    with pytest.raises(DataError, match=r"prompt_column|; the row has the columns query, extra_info, answer; name"):
+    with pytest.raises(
+        DataError, match=r"question is missing; .*; the row has the columns query, extra_info, answer; prompt_column"
+    ):
         list(source.read_rows(replace(ref, prompt_column="question")))
-    with pytest.raises(DataError, match=r"in extra_info.label; the row has the columns query, .*data.answer_column"):
-        list(source.read_rows(replace(ref, answer_column="extra_info.label")))
+    source.check_source(ref)
+    with pytest.raises(
+        DataError, match=r"in extra_info.label; the row has the columns query, .*; answer_column names another one"
+    ):
+        source.check_source(replace(ref, answer_column="extra_info.label"))
 
 
 @pytest.mark.parametrize(
