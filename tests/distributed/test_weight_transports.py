@@ -10,7 +10,7 @@ import torch
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push.plan import plan_push
+from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import WeightSender
 from gtpo_megatron.weights.push.transports.process_group import (
@@ -43,7 +43,8 @@ class Ends:
 
     def __init__(self, transport, arch, layout, deadline_s):
         self.transport, self.arch, self.layout = transport, arch, layout
-        self.streams = plan_push(arch, layout)
+        self.plan = PushPlan(arch, layout)
+        self.streams = [self.plan.stream(target.worker) for target in layout.targets]
         if transport in ("shared_memory", "relay"):
             writers = len(layout.sources) if transport == "shared_memory" else 1
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=writers, deadline_s=deadline_s)
@@ -66,6 +67,11 @@ class Ends:
             case "process_group":
                 return ProcessGroupSender(rank, self.meeting)
         return RelaySender(rank, self.meeting, self.slots)
+
+    def sender(self, rank, dtype):
+        columns = {name: as_matrix(tensor).shape[1] for name, tensor in numbered_tensors(self.arch).items()}
+        shares = self.plan.shares(rank, passes_on=self.transport == "relay")
+        return WeightSender(rank, shares, self.sending(rank), dtype=dtype, columns=columns)
 
     def receiving(self, worker):
         match self.transport:
@@ -100,8 +106,7 @@ def push_and_check(index, _, __, ends):
     num_ranks = len(ends.layout.sources)
     if index < num_ranks:
         plan = load_plan(ends.arch, ends.layout.sources[index].place, ends.layout.padded_vocab_size)
-        columns = {name: as_matrix(tensor).shape[1] for name, tensor in tensors.items()}
-        sender = WeightSender(index, ends.streams, ends.sending(index), dtype=torch.bfloat16, columns=columns)
+        sender = ends.sender(index, torch.bfloat16)
         sums = []
         for number in range(1, NUM_PUSHES + 1):
             shards = filled(plan, {name: (number * tensor).double() for name, tensor in tensors.items()})
@@ -140,7 +145,7 @@ def test_pushes_arrive_whole(transport, workers, make_ends):
         for worker in range(workers):
             received, sent = answers[2 + worker][push], {}
             for rank in range(2):
-                for name, share in answers[rank][push][worker].items():
+                for name, share in answers[rank][push].get(worker, {}).items():
                     sent[name] = (sent.get(name, 0) + share) % 2**64
             assert received == sent
             assert len(received) == len(ends.streams[worker].kept)
@@ -219,8 +224,7 @@ def test_a_worker_that_does_not_read_is_named(make_ends):
     arch = architecture()
     ends = make_ends("shared_memory", arch, push_layout(arch, bucket_bytes=256), deadline_s=0.2)
     tensors = numbered_tensors(arch)
-    columns = {name: as_matrix(tensor).shape[1] for name, tensor in tensors.items()}
-    sender = WeightSender(0, ends.streams, ends.sending(0), dtype=torch.float32, columns=columns)
+    sender = ends.sender(0, torch.float32)
     with pytest.raises(WeightSyncError, match="transport shared_memory, rank 0: worker 0 .* within 0.2 s"):
         sender.push(filled(load_plan(arch, ends.layout.sources[0].place, 13), tensors), with_checksums=False)
 

@@ -96,11 +96,6 @@ class ProcessGroupSender:
         """Joins the group at the first push."""
         self.group()
 
-    def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank has a part of the bucket."""
-        del worker
-        return self._rank in spans
-
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """A buffer of this process whose previous contents have been sent."""
         del worker, sequence

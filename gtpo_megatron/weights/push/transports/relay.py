@@ -41,10 +41,6 @@ class RelaySender:
         """Joins the ranks' group at the first push."""
         self._outgoing.start()
 
-    def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank has a part of the bucket or hosts the worker."""
-        return worker == self._rank or self._outgoing.is_needed(worker, spans)
-
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """For the host a view of the worker's slot, which others' parts come into meanwhile; else memory to send."""
         if worker != self._rank:
