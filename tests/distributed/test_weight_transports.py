@@ -10,13 +10,14 @@ import torch
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push.plan import PushPlan
+from gtpo_megatron.weights.push.plan import PushPlan, relay_partners
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import WeightSender
 from gtpo_megatron.weights.push.transports.process_group import (
     Meeting,
     ProcessGroupReceiver,
     ProcessGroupSender,
+    join,
     open_store,
 )
 from gtpo_megatron.weights.push.transports.relay import RelayReceiver, RelaySender
@@ -65,8 +66,10 @@ class Ends:
             case "shared_memory":
                 return SharedMemorySender(rank, self.slots)
             case "process_group":
-                return ProcessGroupSender(rank, self.meeting)
-        return RelaySender(rank, self.meeting, self.slots)
+                workers = {share.worker for share in self.plan.shares(rank)}
+                return ProcessGroupSender(rank, self.meeting, {self.meeting.member_for(one) for one in workers})
+        partners = relay_partners(rank, self.plan.shares(rank, passes_on=True))
+        return RelaySender(rank, self.meeting, self.slots, partners)
 
     def sender(self, rank, dtype):
         columns = {name: as_matrix(tensor).shape[1] for name, tensor in numbered_tensors(self.arch).items()}
@@ -176,6 +179,29 @@ def test_who_does_not_send_is_named_by_the_deadline(transport, make_ends):
         answers[0] if transport == "relay" else answers[2]
     )  # the worker sees its own rank only, which says who it missed
     assert re.search(r"worker 0:? (bucket \d+ )?did not come from rank 1 within 6 s.*must not be used", told), answers
+
+
+def rank_1_joins_only(index, _, __, ends):
+    """Rank 1 is in the group and opens no connection."""
+    if index == 1:
+        ends.absent = join(ends.meeting, 1)
+        return "absent"
+    try:
+        push_and_check(index, _, __, ends)
+    except WeightSyncError as error:
+        return str(error)
+    return "nothing raised"
+
+
+@pytest.mark.parametrize("transport", ["process_group", "relay"])
+def test_who_does_not_open_a_connection_is_named_by_the_deadline(transport, make_ends):
+    arch = architecture()
+    layout = push_layout(arch, tp=2, workers=1, bucket_bytes=256, itemsize=2, padded_vocab_size=14)
+    ends = make_ends(transport, arch, layout, deadline_s=4.0)
+    told = run_processes(rank_1_joins_only, 3, ends, timeout_s=60)[0 if transport == "relay" else 2]
+    who, num = ("rank 0", 1) if transport == "relay" else ("worker 0", 2)
+    expected = rf"transport {transport} \(gloo\), {who}: no connection with rank 1 within 4 s, \d of {num} are open"
+    assert re.search(expected, told), told
 
 
 class KilledInMidPush:

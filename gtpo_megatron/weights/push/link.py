@@ -8,7 +8,7 @@ import torch
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.push.layout import PushLayout
-from gtpo_megatron.weights.push.plan import PushPlan, Share, Stream
+from gtpo_megatron.weights.push.plan import PushPlan, Share, Stream, relay_partners
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import Checksums, WeightSender
 from gtpo_megatron.weights.push.transports.channel import ReceivingEnd, SendingEnd
@@ -83,9 +83,9 @@ class WeightLink:
     def _sending_end(self, rank: int, shares: Sequence[Share]) -> SendingEnd:
         match self.endpoint:
             case Meeting() as meeting:
-                return ProcessGroupSender(rank, meeting)
+                return ProcessGroupSender(rank, meeting, {meeting.member_for(share.worker) for share in shares})
             case Relay(meeting=meeting, slots=slots):
-                return RelaySender(rank, meeting, slots)
+                return RelaySender(rank, meeting, slots, relay_partners(rank, shares))
         return SharedMemorySender(rank, {share.worker: self.endpoint[share.worker] for share in shares})
 
     def _receiving_end(self, stream: Stream) -> ReceivingEnd:

@@ -14,7 +14,7 @@ Every process knows both layouts and applies the rules to what concerns it: a wo
 own pieces. No process ever makes the whole plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.weights.architecture import Architecture
@@ -86,6 +86,12 @@ class Share:
     worker: int
     num_buckets: int
     buckets: dict[int, Bucket]
+
+
+def relay_partners(rank: int, shares: Sequence[Share]) -> set[int]:
+    """The ranks that a rank sends to or receives from, if each passes on what the worker of its number wants."""
+    senders = {one for share in shares for bucket in share.buckets.values() for one in bucket.spans}
+    return ({share.worker for share in shares} | senders) - {rank}
 
 
 @dataclass(frozen=True, slots=True)
