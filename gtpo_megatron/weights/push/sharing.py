@@ -64,6 +64,8 @@ class Sharing:
         self._lines: dict[tuple[bool, str], list[TargetWorker]] = {}
         self._seats: dict[int, int] = {}
         self._found: dict[tuple[Shard, int], Shares] = {}
+        self._own: dict[Shard, dict[int, int]] = {}
+        self._begins: dict[tuple[bool, str, tuple[int, ...]], tuple[dict[int, int], int]] = {}
         self._wanted: dict[Shard, dict[WorkerPlace, int]] = {}
         self._check_cover()
 
@@ -90,14 +92,13 @@ class Sharing:
         """Who serves a worker with a shard; none if the worker wants nothing of it."""
         key = (shard, target.worker)
         if key not in self._found:
-            line = self._shares_of_line(shard, self._region(target), only=target.worker)
-            self._found[key] = next((shares for one, shares in line if one.worker == target.worker), ())
+            self._found[key] = self._shares(shard, target)
         return self._found[key]
 
     def served(self, shard: Shard, source: SourceRank) -> Iterator[tuple[TargetWorker, Shares]]:
         """The workers that a rank serves with its shard, with all that serve them."""
-        region = source.host if self._layout.reach == "same_host" else ""
-        for target, shares in self._shares_of_line(shard, region):
+        for target in self._line(shard.has_experts, source.host if self._layout.reach == "same_host" else ""):
+            shares = self._shares(shard, target)
             if any(rank == source.rank for rank, _ in shares):
                 yield target, shares
 
@@ -132,30 +133,44 @@ class Sharing:
             }
         return self._wanted[shard]
 
-    def _shares_of_line(
-        self, shard: Shard, region: str, *, only: int | None = None
-    ) -> Iterator[tuple[TargetWorker, Shares]]:
-        demand = self._demand(shard)
-        holders = self._holders[shard]
-        own = {source.rank for source in holders} if self._layout.reach == "own_rank_first" else set()
-        members: list[tuple[TargetWorker, int, int]] = []
-        total = 0
-        for target in self._line(shard.has_experts, region):
-            if not (wanted := demand[target.place]):
-                continue
-            if target.worker in own:
-                yield target, ((target.worker, wanted),)
-                continue
-            members.append((target, total, wanted))
-            total += wanted
-        if not members:
-            return
-        able = [source.rank for source in holders if self._layout.reach != "same_host" or source.host == region]
+    def _shares(self, shard: Shard, target: TargetWorker) -> Shares:
+        wanted, region = self._demand(shard)[target.place], self._region(target)
+        if not wanted:
+            return ()
+        own = self._served_by_own_rank(shard)
+        if target.worker in own:
+            return ((target.worker, wanted),)
+        able = [
+            source.rank for source in self._holders[shard] if self._layout.reach != "same_host" or source.host == region
+        ]
         if not able:
-            raise WeightMappingError(self._out_of_reach(shard, members[0][0]))
-        for target, start, wanted in members:
-            if only is None or target.worker == only:
-                yield target, _segments(able, start, wanted, total)
+            raise WeightMappingError(self._out_of_reach(shard, target))
+        starts, total = self._starts(shard, region)
+        start = starts[target.worker]
+        before = sum(size for worker, size in own.items() if starts[worker] < start)
+        return _segments(able, start - before, wanted, total - sum(own.values()))
+
+    def _served_by_own_rank(self, shard: Shard) -> dict[int, int]:
+        """Workers that are not in a shard's line, since their own ranks have it, and the bytes that they want."""
+        if self._layout.reach != "own_rank_first":
+            return {}
+        if shard not in self._own:
+            ranks, demand = {source.rank for source in self._holders[shard]}, self._demand(shard)
+            members = self._line(shard.has_experts, "")
+            self._own[shard] = {one.worker: demand[one.place] for one in members if one.worker in ranks}
+        return self._own[shard]
+
+    def _starts(self, shard: Shard, region: str) -> tuple[dict[int, int], int]:
+        """Where each worker's demand begins if all of them are in the line, and the length of that line."""
+        demand = self._demand(shard)
+        key = (shard.has_experts, region, tuple(demand.values()))  # equal for most shards
+        if key not in self._begins:
+            total, starts = 0, {}
+            for target in self._line(shard.has_experts, region):
+                starts[target.worker] = total
+                total += demand[target.place]
+            self._begins[key] = starts, total
+        return self._begins[key]
 
     def _check_cover(self) -> None:
         """Raises WeightMappingError if a shard that somebody wants is on no rank."""
