@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart check
+.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart resolve check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -75,10 +75,13 @@ types: setup
 arch: setup
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
+resolve: setup  ## the packages of a GPU cluster and of the image can be resolved
+	tools/resolve_gpu.sh
+
 golden: setup  ## rewrites the golden curve; say why in the commit
 	$(PYTEST) tests/golden -m megatron --rewrite-golden
 
 bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
 	$(BIN)/python -m benchmarks.quickstart --output benchmarks/results/quickstart.json
 
-check: lint types arch test test-rest  ## what CI runs
+check: lint types arch resolve test test-rest  ## what CI runs

@@ -1,7 +1,7 @@
 """Tells Megatron-core that there is no CUDA. Does nothing on a machine with CUDA.
 
 Megatron-core (0.16.1 and 0.19.2) asks for the current CUDA device, names ``device="cuda"`` in places, and keeps its
-random states on the GPU. Each function below answers one of those questions for the CPU, ``experts/on_cpu.py`` those of
+random states on the GPU. Each function below answers one of those questions for the CPU, ``cpu_experts.py`` those of
 a mixture of experts; none changes a number. Nothing else in the package knows about devices. docs/adr/0006 says why
 these are the only changes made to another library at run time.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from gtpo_megatron.actor.experts import on_cpu
+from gtpo_megatron.actor import cpu_experts
 
 _FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "empty_like", "zeros_like", "rand", "randn")
 
@@ -34,7 +34,7 @@ _LITERAL_MODULES = (
 )
 """Modules with ``device="cuda"`` written out."""
 
-_STREAM = on_cpu.FinishedWork()
+_STREAM = cpu_experts.FinishedWork()
 """The one stream: code that compares streams must find them equal."""
 
 
@@ -58,7 +58,7 @@ def install() -> None:
     _keep_random_states_on_cpu()
     _name_cpu_tensors_as_megatron_expects()
     _fix_distributed_optimizer_loading()
-    on_cpu.install(_STREAM)
+    cpu_experts.install(_STREAM)
 
 
 def _answer_device_questions() -> None:

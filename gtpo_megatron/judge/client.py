@@ -1,23 +1,30 @@
-"""Asks the judge: an OpenAI-compatible endpoint, through the ``openai`` client, which retries and backs off."""
+"""Asks the judge: each question once, within a budget."""
 
 import asyncio
+import importlib
 import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.judge.store import JudgeStore, question_key
-from gtpo_megatron.untrusted.text import printable, shown
+from gtpo_megatron.untrusted.text import shown
 
-NO_KEY = "none"
-"""Sent in place of a key: the client needs one, and would else read one from the environment."""
+if TYPE_CHECKING:  # it imports openai, which takes seconds
+    from gtpo_megatron.judge.endpoint import Endpoint
 
 ENDPOINT_PATIENCE_S = 30.0
-"""Longest wait for an endpoint before a run starts."""
+"""Longest wait for an endpoint before a run starts, retries included."""
+
+SHOWN_MODELS = 10
+"""Names in a message; an endpoint may list thousands."""
+
+MOST_TOKENS = 1_000_000
+"""An endpoint that counts more has not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +34,10 @@ class JudgeSetup:
     Attributes:
         config: of the judge.
         store: path of the shared database; "": nothing is shared with other processes.
-        responses_per_step: of the run; 0: the budget is for all responses.
     """
 
     config: JudgeConfig = field(default_factory=JudgeConfig)
     store: str = ""
-    responses_per_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +49,17 @@ class Answer:
         scores: of a reward model, one per label.
         tokens: that the endpoint counted, of the question and the answer; also of an answer that was known, so that a
             resumed run has the figures of one that was not.
+        is_cut: the length limit cut the text.
     """
 
     text: str = ""
     scores: tuple[float, ...] = ()
     tokens: int = 0
+    is_cut: bool = False
 
 
-class Judge:
-    """The judge of one grading process; nothing is opened before the first question.
+class JudgeClient:
+    """Asks the judge for one grading process; its client is imported here, and opened by the first question.
 
     Args:
         setup: as in :class:`JudgeSetup`.
@@ -61,11 +68,88 @@ class Judge:
     def __init__(self, setup: JudgeSetup) -> None:
         self.config = setup.config
         self._setup = setup
-        self._client: Any = None
+        if setup.config.url:  # else the first response would pay for the import
+            importlib.import_module("gtpo_megatron.judge.endpoint")
+        self._endpoint: Endpoint | None = None
         self._store: JudgeStore | None = None
         self._model = setup.config.model
+        self._naming = asyncio.Lock()
         # equal questions that are asked at the same time wait for the first answer
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def asked(self, kind: str, body: dict[str, Any], *, budget: int) -> Answer:
+        """The answer to a question.
+
+        Args:
+            kind: ``chat`` or ``classify``.
+            body: of the request, without the model.
+            budget: number of the budget that pays for it.
+
+        Raises:
+            DataError: as :meth:`Judge.chat`.
+        """
+        if not self.config.url:
+            raise DataError("no judge is configured: set reward.judge.url, such as http://HOST:8000/v1")
+        store = self._opened_store()
+        body = {"model": await self._model_name(), **body}
+        if not self.config.cache:
+            store.take_call(budget)
+            return await self._answered(kind, body)
+        key = question_key({"url": self.config.url, "kind": kind, **body})
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            found = store.find(key)
+            if found is None:
+                store.take_call(budget)
+                found = store.keep(key, asdict(await self._answered(kind, body)))
+        return Answer(**found | {"scores": tuple(found["scores"])})
+
+    async def close(self) -> None:
+        """Ends all connections, in the event loop that used them."""
+        if self._store is not None:
+            self._store.close()
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    def _opened_store(self) -> JudgeStore:
+        if self._store is None:
+            path = Path(self._setup.store) if self._setup.store else None
+            self._store = JudgeStore(path, calls_per_step=self.config.calls_per_step)
+        return self._store
+
+    def _opened_endpoint(self) -> "Endpoint":
+        if self._endpoint is None:
+            self._endpoint = _endpoint(self.config, max_retries=self.config.max_retries)
+        return self._endpoint
+
+    async def _answered(self, kind: str, body: dict[str, Any]) -> Answer:
+        root = self.config.url.rstrip("/").removesuffix("/v1")
+        path = f"{root}/classify" if kind == "classify" else "/chat/completions"
+        reply = await self._opened_endpoint().asked(path, body)
+        return _classified(reply) if kind == "classify" else _said(reply)
+
+    async def _model_name(self) -> str:
+        async with self._naming:
+            if not self._model:
+                self._model = only_model(await self._opened_endpoint().asked("/models"), self.config.url)
+        return self._model
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The judge of a request.
+
+    Attributes:
+        client: of the grading process.
+        budget: number of the budget that pays for the request's questions.
+    """
+
+    client: JudgeClient
+    budget: int = 0
+
+    @property
+    def config(self) -> JudgeConfig:
+        """The judge's configuration."""
+        return self.client.config
 
     async def chat(self, messages: Sequence[Mapping[str, str]]) -> Answer:
         """Asks a chat model.
@@ -78,7 +162,8 @@ class Judge:
                 something else.
         """
         body = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
-        return await self._asked("chat", {"messages": [dict(one) for one in messages], **body})
+        question = {"messages": [dict(one) for one in messages], **body}
+        return await self.client.asked("chat", question, budget=self.budget)
 
     async def classify(self, messages: Sequence[Mapping[str, str]]) -> Answer:
         """Asks a model with a classification head, as vLLM serves one, for its scores before any activation.
@@ -89,86 +174,49 @@ class Judge:
         Raises:
             DataError: as :meth:`chat`.
         """
-        return await self._asked("classify", {"messages": [dict(one) for one in messages], "use_activation": False})
-
-    async def close(self) -> None:
-        """Ends all connections, in the event loop that used them."""
-        if self._store is not None:
-            self._store.close()
-        if self._client is not None:
-            await self._client.close()
-
-    async def _asked(self, kind: str, body: dict[str, Any]) -> Answer:
-        store, client = self._opened()
-        store.note_response()
-        question = {"url": self.config.url, "model": self.config.model, "kind": kind, **body}
-        key = question_key(question)
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            found = store.find(key) if self.config.cache else None
-            if found is not None:
-                return Answer(found["text"], tuple(found["scores"]), found["tokens"])
-            store.take_call()
-            answer = await self._answered(client, kind, body)
-            if self.config.cache:
-                store.keep(key, asdict(answer))
-            return answer
-
-    def _opened(self) -> tuple[JudgeStore, Any]:
-        if not self.config.url:
-            raise DataError("no judge is configured: set reward.judge.url, such as http://HOST:8000/v1")
-        if self._store is None:
-            self._store = JudgeStore(
-                Path(self._setup.store) if self._setup.store else None,
-                responses_per_step=self._setup.responses_per_step,
-                calls_per_step=self.config.calls_per_step,
-            )
-        if self._client is None:
-            from openai import AsyncOpenAI
-
-            self._client = AsyncOpenAI(**_client_options(self.config), max_retries=self.config.max_retries)
-        return self._store, self._client
-
-    async def _answered(self, client: Any, kind: str, body: dict[str, Any]) -> Answer:
-        from openai import OpenAIError
-
-        root = self.config.url.rstrip("/").removesuffix("/v1")
-        path = f"{root}/classify" if kind == "classify" else "/chat/completions"
-        try:
-            model = await self._model_name(client)
-            reply = await client.post(path, body={"model": model, **body}, cast_to=object)
-        except OpenAIError as error:
-            raise DataError(f"judge at {self.config.url}: {_reason(error)}") from error
-        except ValueError as error:  # also of an answer that is called JSON and is none
-            raise DataError(f"judge at {self.config.url}: {printable(error)}") from error
-        return _classified(reply) if kind == "classify" else _said(reply)
-
-    async def _model_name(self, client: Any) -> str:
-        if not self._model:
-            self._model = only_model(await client.get("/models", cast_to=object), self.config.url)
-        return self._model
+        question = {"messages": [dict(one) for one in messages], "use_activation": False}
+        return await self.client.asked("classify", question, budget=self.budget)
 
 
-def check_judge(config: JudgeConfig) -> None:
+def check_judge(config: JudgeConfig) -> str:
     """Checks, before a run starts, that the endpoint answers and has the model.
+
+    Returns:
+        The model's name.
 
     Raises:
         ConfigError: there is no URL, no key file, no endpoint, or no such model.
     """
     if not config.url:
         raise ConfigError("the reward function asks a judge: set reward.judge.url, such as http://HOST:8000/v1")
-    from openai import OpenAI, OpenAIError
-
-    options = _client_options(config) | {"timeout": min(config.timeout_s, ENDPOINT_PATIENCE_S)}
     try:
-        with OpenAI(**options, max_retries=min(config.max_retries, 3)) as client:
-            models = client.get("/models", cast_to=object)
-    except (OpenAIError, ValueError) as error:
-        raise ConfigError(f"reward.judge.url={config.url!r}: {_reason(error)}; is the judge running?") from error
+        models = asyncio.run(_models(config))
+    except TimeoutError as error:
+        raise ConfigError(
+            f"reward.judge.url={config.url!r}: does not answer within {ENDPOINT_PATIENCE_S:g} s; is the judge running?"
+        ) from error
+    except DataError as error:
+        raise ConfigError(f"reward.judge.url: {error}; is the judge running?") from error
     if not config.model:
-        only_model(models, config.url)
-    elif config.model not in (names := _names(models, config.url)):
-        raise ConfigError(f"reward.judge.model={config.model!r}: {config.url} has {printable(', '.join(names))}")
+        return only_model(models, config.url)
+    if config.model not in (names := _names(models, config.url)):
+        raise ConfigError(f"reward.judge.model={config.model!r}: {config.url} has {_listed(names)}")
+    return config.model
+
+
+async def _models(config: JudgeConfig) -> object:
+    endpoint = _endpoint(config, max_retries=min(config.max_retries, 3))
+    try:
+        async with asyncio.timeout(ENDPOINT_PATIENCE_S):
+            return await endpoint.asked("/models")
+    finally:
+        await endpoint.close()
+
+
+def _endpoint(config: JudgeConfig, *, max_retries: int) -> "Endpoint":
+    from gtpo_megatron.judge.endpoint import Endpoint
+
+    return Endpoint(config, max_retries=max_retries)
 
 
 def only_model(models: object, url: str) -> str:
@@ -179,10 +227,14 @@ def only_model(models: object, url: str) -> str:
     """
     names = _names(models, url)
     if len(names) != 1:
-        raise ConfigError(
-            f"reward.judge.model is needed: {url} has {len(names)} models: {printable(', '.join(names[:10]))}"
-        )
+        raise ConfigError(f"reward.judge.model is needed: {url} has {_listed(names)}")
     return names[0]
+
+
+def _listed(names: Sequence[str]) -> str:
+    first = ", ".join(shown(name) for name in names[:SHOWN_MODELS])
+    more = f" and {len(names) - SHOWN_MODELS} more" if len(names) > SHOWN_MODELS else ""
+    return f"{first}{more}" if names else "no models"
 
 
 def _names(models: object, url: str) -> list[str]:
@@ -196,37 +248,21 @@ def _names(models: object, url: str) -> list[str]:
         ) from None
 
 
-def _client_options(config: JudgeConfig) -> dict[str, Any]:
-    key = NO_KEY
-    if config.api_key_file:
-        try:
-            key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"reward.judge.api_key_file={config.api_key_file!r}: {reason}") from error
-    return {"base_url": config.url, "api_key": key, "timeout": config.timeout_s}
-
-
-def _reason(error: Exception) -> str:
-    """The exception's text with its cause, which the client's own words leave out: 'Connection error.'"""
-    cause = error.__cause__
-    return printable(f"{type(error).__name__}: {error}" + (f" ({cause})" if cause is not None and str(cause) else ""))
-
-
 def _said(reply: object) -> Answer:
     try:
-        text = reply["choices"][0]["message"]["content"]  # type: ignore[index]
-    except (TypeError, KeyError, IndexError):
+        choice = reply["choices"][0]  # type: ignore[index]
+        text, ended = choice["message"]["content"], choice.get("finish_reason")
+    except (TypeError, KeyError, IndexError, AttributeError):
         text = None
     if not isinstance(text, str):
         raise DataError(f"the judge answered {shown(reply)}; expected a chat completion with a text")
-    return Answer(text=text, tokens=_tokens(reply))
+    return Answer(text=text, tokens=_tokens(reply), is_cut=ended == "length")
 
 
 def _classified(reply: object) -> Answer:
     try:
         scores = tuple(float(score) for score in reply["data"][0]["probs"])  # type: ignore[index]
-    except (TypeError, KeyError, IndexError, ValueError):
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         scores = ()
     if not scores or not all(map(math.isfinite, scores)):
         raise DataError(f"the judge answered {shown(reply)}; expected the scores of a classification")
@@ -236,4 +272,4 @@ def _classified(reply: object) -> Answer:
 def _tokens(reply: Any) -> int:
     usage = reply.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return total if isinstance(total, int) else 0
+    return total if isinstance(total, int) and 0 <= total <= MOST_TOKENS else 0

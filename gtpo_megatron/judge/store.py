@@ -1,4 +1,4 @@
-"""What the grading processes of a run share: the judge's answers by question, and the calls of the current step.
+"""What the grading processes of a run share: the judge's answers by question, and the calls that each budget paid for.
 
 An SQLite database in the run folder. All processes that open it are on one host.
 """
@@ -26,7 +26,7 @@ LOCK_PATIENCE_S = 30.0
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS budget (only INTEGER PRIMARY KEY CHECK (only = 1), graded INTEGER, calls INTEGER);
+CREATE TABLE IF NOT EXISTS paid (budget INTEGER PRIMARY KEY, calls INTEGER NOT NULL);
 """
 
 
@@ -36,18 +36,24 @@ def question_key(question: Mapping[str, Any]) -> str:
 
 
 def begin_session(path: Path) -> None:
-    """Makes or checks the database, and starts the first step's budget; before any grading process opens it.
+    """Makes or checks the database, and begins all budgets anew; before any grading process opens it.
 
     Raises:
         DataError: the file cannot be written, or is no database of answers.
     """
     try:
         with closing(_opened(path)) as database, database:
-            database.execute("INSERT OR REPLACE INTO budget VALUES (1, 0, 0)")
+            database.execute("DELETE FROM paid")
     except sqlite3.Error as error:
+        is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+        advice = (
+            "delete it, and the judge is asked again"
+            if is_damaged
+            else "its folder must be writable, with space left, on a file system with locks; or use "
+            "--reward.judge.no-cache without calls_per_step"
+        )
         raise DataError(
-            f"{printable(path)}: cannot be used for the judge's answers: {printable(error)}; delete it, and the judge "
-            f"is asked again"
+            f"{printable(path)}: cannot be used for the judge's answers: {printable(error)}; {advice}"
         ) from error
 
 
@@ -62,30 +68,22 @@ class JudgeStore:
 
     Args:
         path: of the database; None: one in memory, of this process only.
-        responses_per_step: graded responses after which the budget starts anew; 0: never.
         calls_per_step: the budget; 0: no limit.
+
+    Raises:
+        DataError: the database cannot be opened.
     """
 
-    def __init__(self, path: Path | None, *, responses_per_step: int, calls_per_step: int) -> None:
-        self._database = _opened(":memory:" if path is None else path)
-        with self._database:
-            self._database.execute("INSERT OR IGNORE INTO budget VALUES (1, 0, 0)")
-        self._responses_per_step = responses_per_step
+    def __init__(self, path: Path | None, *, calls_per_step: int) -> None:
+        try:
+            self._database = _opened(":memory:" if path is None else path)
+        except sqlite3.Error as error:
+            raise DataError(f"{printable(path)}: the judge's answers cannot be opened: {printable(error)}") from error
         self._calls_per_step = calls_per_step
         self._has_warned = False
 
-    def note_response(self) -> None:
-        """Counts a response that is graded, whether or not the judge is asked; begins the next step's budget."""
-        if not (self._calls_per_step and self._responses_per_step):
-            return
-        with self._transaction("count a response"), self._database:
-            self._database.execute(
-                "UPDATE budget SET calls = CASE WHEN graded % ? = 0 THEN 0 ELSE calls END, graded = graded + 1",
-                (self._responses_per_step,),
-            )
-
-    def take_call(self) -> None:
-        """Takes one call from the step's budget.
+    def take_call(self, budget: int) -> None:
+        """Takes one call from the budget of this number.
 
         Raises:
             DataError: it is used up, or cannot be read.
@@ -95,7 +93,8 @@ class JudgeStore:
         try:
             with self._database:
                 taken = self._database.execute(
-                    "UPDATE budget SET calls = calls + 1 WHERE calls < ?", (self._calls_per_step,)
+                    "INSERT INTO paid VALUES (?, 1) ON CONFLICT DO UPDATE SET calls = calls + 1 WHERE calls < ?",
+                    (budget, self._calls_per_step),
                 ).rowcount
         except sqlite3.Error as error:
             raise DataError(f"the judge's budget cannot be read: {printable(error)}") from error
@@ -110,12 +109,13 @@ class JudgeStore:
         found = None
         with self._transaction("look for an answer"):
             found = self._database.execute("SELECT answer FROM answers WHERE question = ?", (key,)).fetchone()
-        return None if found is None else parse_json(found[0], STORE_FILE)
+        return None if found is None else parse_json(found[0], STORE_FILE, half_pairs=True)
 
-    def keep(self, key: str, answer: Any) -> None:
-        """Keeps an answer."""
+    def keep(self, key: str, answer: Any) -> Any:
+        """Keeps an answer; returns the one that is kept: another process may have been told another one before."""
         with self._transaction("keep an answer"), self._database:
-            self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
+            self._database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
+        return self.find(key) or answer
 
     def close(self) -> None:
         """Ends the connection."""

@@ -72,8 +72,7 @@ def evaluate_model(
     check_threshold(rewards, config.success_threshold, option="--success-threshold")
     if any(one.statement.needs_sandbox for one in rewards):
         check_sandbox(config.reward.sandbox)
-    if any(one.statement.needs_judge for one in rewards):
-        check_judge(config.reward.judge)
+    judged_by = check_judge(config.reward.judge) if any(one.statement.needs_judge for one in rewards) else ""
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
     final_answer = resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
@@ -84,7 +83,7 @@ def evaluate_model(
         stack.enter_context(_locked(output))
         set_up_logs(run_folder=output, console=console)
         fingerprint = model_fingerprint(model.folder)
-        file = VerdictFile(output / VERDICTS_FILE, identity(config, fingerprint), answer_in)
+        file = VerdictFile(output / VERDICTS_FILE, identity(config, fingerprint, judged_by=judged_by), answer_in)
         stack.callback(file.close)
         for label, problems in sets.items():
             file.check_content(label, problems.content_sha256)
@@ -129,13 +128,19 @@ def check_request(config: EvaluateConfig) -> None:
             read_records(ref.path)  # checks that the file exists, before a checkpoint is converted
 
 
-SAYS_SCORE = ("model", "template", "score_pattern", "full_score", "temperature", "max_tokens")
-"""Settings of a judge that its scores depend on."""
+SAYS_SCORE = ("template", "score_pattern", "full_score", "temperature", "max_tokens")
+"""Settings of a judge that its scores depend on, besides its model."""
 
 
-def identity(config: EvaluateConfig, fingerprint: str) -> dict[str, Any]:
-    """All that a response and its verdict depend on besides the problem, as JSON values."""
-    judged = any(one.statement.needs_judge for one in run_rewards(config.reward))
+def identity(config: EvaluateConfig, fingerprint: str, *, judged_by: str = "") -> dict[str, Any]:
+    """All that a response and its verdict depend on besides the problem, as JSON values.
+
+    Args:
+        config: the request.
+        fingerprint: of the model's files.
+        judged_by: name of the judge's model; "": no judge is asked.
+    """
+    judge = {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}
     return {
         "model": fingerprint,
         "sampling": to_plain(config.sampling),
@@ -145,7 +150,7 @@ def identity(config: EvaluateConfig, fingerprint: str) -> dict[str, Any]:
         "verbatim_text": config.verbatim_text,
         "dtype": config.engine.dtype,
         "reward": config.reward.function,
-        **({"judge": {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}} if judged else {}),
+        **({"judge": {"model": judged_by} | judge} if judged_by else {}),
     }
 
 

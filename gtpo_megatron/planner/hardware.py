@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+MIB = 2**20
 GIB = 2**30
 
 GPUName = Literal["h100", "h200", "a100", "b200"]

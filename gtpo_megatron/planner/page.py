@@ -1,15 +1,17 @@
 """Prints a plan: the choice and its reason, bytes by part and phase, the next best, and why the others do not fit."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gtpo_megatron.planner.hardware import GIB
+from gtpo_megatron.planner.hardware import GIB, MIB
 from gtpo_megatron.planner.layout import Layout
 from gtpo_megatron.planner.layout_plan import Plan
 from gtpo_megatron.planner.phases import PARTS, PHASES, GPUMemory, Phase, node_host
+from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.search import JudgedLayout
 
 NUM_SHOWN = 8
@@ -41,6 +43,7 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
         )
         _print_table(console, "the same by pipeline stage: GiB while training, and the peak", _stage_table(gpus, shown))
         console.print(_host(plan, gpus, shown), highlight=False)
+        console.print(_object_store(plan.request), highlight=False)
     if plan.fitting:
         title = f"{len(plan.fitting)} layouts fit, best first; seconds are estimates"
         _print_table(console, title, _fitting_table(_rows(plan.fitting, show_all)))
@@ -144,6 +147,15 @@ def _host(plan: Plan, gpus: Sequence[GPUMemory], shown: JudgedLayout) -> str:
     parts = ", ".join(f"{what} {size / GIB:.0f}" for what, size in fullest.items())
     limit = f" of {shown.host_capacity / GIB:.0f}" if shown.host_capacity else ", not checked (--host-memory)"
     return f"host memory of a node: {shown.host_bytes / GIB:.0f} GiB{limit}: {parts}"
+
+
+def _object_store(request: PlanRequest) -> str:
+    """Whether the responses that are under way fit into Ray's object store; those that do not are spilled to disk."""
+    needed, has = request.stored_bytes, request.object_store_bytes
+    line = f"object store of a node: {has / MIB:,.0f} MiB, of which responses take at most {needed / MIB:,.0f}"
+    if needed <= has:
+        return line
+    return f"[yellow]{line}: Ray writes the rest to disk; --cluster.object-store-mib {math.ceil(1.1 * needed / MIB)}[/]"
 
 
 def _fitting_table(layouts: Sequence[JudgedLayout]) -> Table:

@@ -11,6 +11,7 @@ from gtpo_megatron.planner.engine import divides_engine
 from gtpo_megatron.planner.hardware import GPU
 from gtpo_megatron.planner.known_models import find_shape
 from gtpo_megatron.planner.layout import Layout, divides_model
+from gtpo_megatron.planner.object_store import stored_bytes
 from gtpo_megatron.planner.shape import ModelShape
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE
 
@@ -72,6 +73,11 @@ class Cluster:
     def num_engine_gpus(self) -> int:
         """GPUs that generate."""
         return self.num_rollout_gpus or self.num_trainer_gpus
+
+    @property
+    def num_engine_nodes(self) -> int:
+        """Nodes on which engines generate."""
+        return math.ceil(self.num_engine_gpus / self.gpus_per_node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +160,7 @@ class PlanRequest:
         resets_reference: checkpoints have its weights.
         kernels: of the trainer's layers.
         object_store_bytes: shared memory per node, for batches between processes.
+        stored_bytes: most bytes of responses in it, see ``object_store.py``.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
         expert_imbalance: copies of tokens that the busiest rank of an expert-parallel group receives, over the mean.
     """
@@ -174,6 +181,7 @@ class PlanRequest:
     resets_reference: bool = False
     kernels: Kernels = "te"
     object_store_bytes: int = 0
+    stored_bytes: int = 0
     vocab_multiple: int = VOCAB_MULTIPLE
     expert_imbalance: float = EXPERT_IMBALANCE
 
@@ -282,6 +290,7 @@ def request_from(
         has_reference=config.has_reference,
         resets_reference=config.reference.reset_every_steps > 0,
         object_store_bytes=config.cluster.object_store_mib << 20,
+        stored_bytes=stored_bytes(config, shape, num_engine_nodes=cluster.num_engine_nodes),
         expert_imbalance=expert_imbalance,
     )
 

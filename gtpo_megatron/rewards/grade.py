@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, SupportsFloat
 
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.judge.client import Judge, JudgeSetup
+from gtpo_megatron.judge.client import Judge, JudgeClient, JudgeSetup
 from gtpo_megatron.rewards.function import Form, RewardFunction
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.choose import LazySandbox
@@ -71,14 +71,20 @@ class RewardCaller:
     ) -> None:
         self._functions = functions
         self._sandbox = LazySandbox(sandbox)
-        self._judge = Judge(judge or JudgeSetup())
+        self._judge = JudgeClient(judge or JudgeSetup())
         self._timeout_s = timeout_s
         self._runner = asyncio.Runner()  # one event loop for all calls, so that a function may keep connections
 
     def grade(self, requests: Sequence[RewardRequest]) -> list[Reply]:
         """Grades rows; one reply per row, whatever the functions do."""
         requests = [
-            replace(request, limit_s=self._timeout_s, sandbox=self._sandbox, judge=self._judge) for request in requests
+            replace(
+                request,
+                limit_s=self._timeout_s,
+                sandbox=self._sandbox,
+                judge=Judge(self._judge, budget=request.judge_budget),
+            )
+            for request in requests
         ]
         columns = [self._called(function, requests) for function in self._functions]
         if len(columns) == 1 and self._functions[0].weight == 1.0:

@@ -29,13 +29,19 @@ async def judge(request: RewardRequest) -> Reward:
             raise DataError(f"judge.template has {{{name}}}, and the row has {', '.join(request.columns) or 'none'}")
         values[name] = _as_text(request.columns[name])
     answer = await request.judge.chat([{"role": "user", "content": config.filled(values)}])
-    found = re.findall(config.score_pattern, answer.text)
+    found = list(re.finditer(config.score_pattern, answer.text))
     if not found:
-        raise DataError(f"the judge wrote no score: ...{shown(answer.text[-200:])}")
+        cut = f" (cut at reward.judge.max_tokens={config.max_tokens})" if answer.is_cut else ""
+        raise DataError(f"the judge wrote no score: ...{shown(answer.text[-200:])}{cut}")
+    written = found[-1][1]
+    if answer.is_cut and found[-1].end() == len(answer.text):  # it may be the first digit of a longer number
+        raise DataError(
+            f"the judge's answer was cut within its score: raise reward.judge.max_tokens={config.max_tokens}"
+        )
     try:
-        score = float(found[-1])
-    except ValueError:
-        raise DataError(f"the judge wrote the score {shown(found[-1])}; expected a number") from None
+        score = float(written)
+    except (TypeError, ValueError):  # a group that takes no part, or takes more than a number
+        raise DataError(f"the judge wrote the score {shown(written)}; expected a number") from None
     if not 0 <= score <= config.full_score:
         raise DataError(f"the judge wrote a score of {score:g}; expected 0 to {config.full_score:g}")
     parts = {"judge_score": score, "judge_tokens": float(answer.tokens)}

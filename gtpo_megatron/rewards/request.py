@@ -56,6 +56,7 @@ class RewardRequest:
         limit_s: seconds that grading may take.
         sandbox: runs programs, see :mod:`gtpo_megatron.sandbox`; it has no process before its first job.
         judge: asks the model of ``reward.judge``, in functions that are async.
+        judge_budget: number of the budget that pays for what the judge is asked: a step's, in training.
     """
 
     response: str
@@ -68,6 +69,7 @@ class RewardRequest:
     limit_s: float = 10.0
     sandbox: Sandbox = field(default_factory=NoSandbox, repr=False, compare=False)
     judge: Judge | NoJudge = field(default_factory=NoJudge, repr=False, compare=False)
+    judge_budget: int = 0
 
     @property
     def columns(self) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,10 +47,12 @@ class RewardScorer:
     ) -> None:
         self._budget_s = budget_s
         store = ""
-        if config.judge.url and folder is not None:
+        if config.judge.url and folder is not None and (config.judge.cache or config.judge.calls_per_step):
             store = str(folder / STORE_FILE)
             begin_session(folder / STORE_FILE)
-        judge = JudgeSetup(config=config.judge, store=store, responses_per_step=responses_per_step)
+        judge = JudgeSetup(config=config.judge, store=store)
+        self._responses_per_step = responses_per_step
+        self._num_scored = 0
         self._pool: RewardPool | None = None
         self._caller: RewardCaller | None = None
         if config.num_workers:
@@ -88,6 +91,7 @@ class RewardScorer:
         Raises:
             WorkerError: a worker cannot be restarted.
         """
+        requests = self._with_budgets(requests)
         if self._pool is not None:
             verdicts = self._pool.grade(requests, budget_s=self._budget_s)
         else:
@@ -111,6 +115,13 @@ class RewardScorer:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def _with_budgets(self, requests: Sequence[RewardRequest]) -> list[RewardRequest]:
+        """Says which of the judge's budgets pays for each: a new one begins every ``responses_per_step``."""
+        first = self._num_scored
+        self._num_scored += len(requests)
+        step = self._responses_per_step
+        return [replace(one, judge_budget=index // step if step else 0) for index, one in enumerate(requests, first)]
 
     def _graded_here(self, requests: Sequence[RewardRequest]) -> list[Verdict]:
         """One call in this process; row by row if it fails as a whole."""

@@ -1,1 +1,1 @@
-"""What a mixture of experts needs beside Megatron: balance, replayed routing, layers without CUDA."""
+"""What a mixture of experts needs beside Megatron: balance and replayed routing."""

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
 from gtpo_megatron.errors import ConfigError
@@ -30,12 +31,21 @@ REQUEST_FIELDS = ("prompt", "response", "answer", "ended", "num_prompt_tokens", 
 _NAME = re.compile(r"(?<!\{)\{([A-Za-z_]\w*)\}(?!\})")
 
 
+def _is_base_url(url: str) -> bool:
+    """Whether it is a URL of http without a user, a query or a fragment, of characters that a terminal can show."""
+    try:
+        has_port = urlsplit(url).port != 0
+    except ValueError:  # no number, too large, or an open bracket
+        return False
+    return has_port and url.isprintable() and re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url) is not None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeConfig:
     """An OpenAI-compatible endpoint that ``rewards/judge.py`` asks.
 
     Attributes:
-        url: base URL, such as ``http://judge:8000/v1``; empty: there is no judge.
+        url: base URL, such as ``http://judge:8000/v1``, without a user, query or fragment; empty: there is no judge.
         model: its name at the endpoint; empty: the only one that the endpoint lists.
         api_key_file: file whose content is the API key; empty: none is sent.
         template: the question, as a message of the user; ``{prompt}``, ``{response}``, ``{answer}``, ``{ended}``,
@@ -45,9 +55,10 @@ class JudgeConfig:
         full_score: the score that is a reward of 1; scores outside of 0 to this are failures.
         temperature: of the judge's sampling.
         max_tokens: longest answer.
-        timeout_s: limit per request; ``reward.timeout_s`` is the limit per response, retries included.
+        timeout_s: limit per request, to the last byte of the answer; ``reward.timeout_s`` is the
+            limit per response, retries included.
         max_retries: further attempts if the endpoint cannot be reached, is too busy (429) or fails (5xx), with waits
-            that double from 0.5 to 8 s.
+            that double from 0.5 to 8 s, or that it asks for, if they are at most 2 minutes.
         calls_per_step: most answers that are asked for per ``prompts_per_step * group_size`` graded responses, or per
             ``gtpo-megatron evaluate``; responses beyond it have no verdict. 0: no limit.
         cache: answers are kept in the run folder, and equal questions are asked once.
@@ -73,7 +84,7 @@ class JudgeConfig:
         require_non_negative(
             temperature=self.temperature, max_retries=self.max_retries, calls_per_step=self.calls_per_step
         )
-        if self.url and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", self.url):
+        if self.url and not _is_base_url(self.url):
             raise ConfigError(
                 f"judge.url={self.url!r}: must be such as http://HOST:8000/v1; a key belongs into judge.api_key_file"
             )

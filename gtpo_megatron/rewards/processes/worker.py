@@ -62,11 +62,12 @@ def main() -> None:
     except ConfigError as error:
         connection.send(("unusable", str(error)))
         return
+    judge = JudgeSetup(**told["judge"] | {"config": JudgeConfig(**told["judge"]["config"])})
+    caller = RewardCaller(functions, timeout_s=told["timeout_s"], sandbox=told["sandbox"], judge=judge)
     if told["memory_limit_mib"]:
         limit_memory(told["memory_limit_mib"])
     connection.send(("ready", Ready(os.getpid(), takes_several(functions), any(one.is_async for one in functions))))
-    judge = JudgeSetup(**told["judge"] | {"config": JudgeConfig(**told["judge"]["config"])})
-    serve(connection, RewardCaller(functions, timeout_s=told["timeout_s"], sandbox=told["sandbox"], judge=judge))
+    serve(connection, caller)
 
 
 def limit_memory(mib: int) -> None:

@@ -62,7 +62,8 @@ def test_an_unknown_option(capsys, command, wrong):
         (["config", RECIPE, "--algorthm.alpha2", "3"], "did you mean --algorithm.alpha2?"),
         (
             ["config", RECIPE, "--temperature", "3"],
-            "did you mean --rollout.sampling.temperature or --evaluation.sampling.temperature?",
+            "did you mean --reward.judge.temperature or --rollout.sampling.temperature or "
+            "--evaluation.sampling.temperature?",
         ),
         (["train", RECIPE, "--resum"], "did you mean --resume?"),
         (["plan", RECIPE, "--gpu-mem", "3"], "did you mean --gpu-memory?"),

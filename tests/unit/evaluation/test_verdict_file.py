@@ -179,4 +179,6 @@ def test_parts_and_what_the_reward_said_are_in_the_file(tmp_path):
     first, second = (json.loads(line) for line in file.path.read_text().splitlines()[1:])
     assert (first["parts"], first["info"]) == ({"tests_passed": 0.5}, '{"said": "half"}')
     assert "parts" not in second
-    assert open_file(tmp_path).verdicts["x", "x-0", 0].parts == {"tests_passed": 0.5}
+    again = open_file(tmp_path)
+    again.close()
+    assert again.verdicts["x", "x-0", 0].parts == {"tests_passed": 0.5}

@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import re
+import threading
 import time
+from contextlib import closing
 
 import pytest
 
 from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.judge import client
 from gtpo_megatron.judge.client import check_judge
-from gtpo_megatron.judge.store import STORE_FILE
+from gtpo_megatron.judge.store import STORE_FILE, JudgeStore, begin_session
 from gtpo_megatron.rewards.function import complaint, needs_answer, run_rewards
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
@@ -57,7 +60,7 @@ def test_the_template_is_filled_and_the_last_score_counts(num_workers):
     assert body["messages"] == [
         {"role": "user", "content": "3+4?|it is {rubric}|7|- short\n- {answer}|stop|4|{{x}} {1}"}
     ]
-    assert (body["model"], body["temperature"], body["max_tokens"], key) == ("m", 0.0, 512, "Bearer none")
+    assert (body["model"], body["temperature"], body["max_tokens"], key) == ("m", 0.0, 512, "")
 
 
 def test_a_reward_model_is_asked_with_the_conversation_for_its_raw_score():
@@ -68,6 +71,11 @@ def test_a_reward_model_is_asked_with_the_conversation_for_its_raw_score():
     assert path == "/classify"
     assert body["messages"] == [{"role": "user", "content": "3+4?"}, {"role": "assistant", "content": "seven"}]
     assert body["use_activation"] is False
+
+
+def cut(text):
+    choice = {"message": {"content": text}, "finish_reason": "length"}
+    return Reply(body=json.dumps({"choices": [choice]}))
 
 
 HTML = Reply(body="<html>login</html>", kind="text/html")
@@ -87,7 +95,16 @@ HTML = Reply(body="<html>login</html>", kind="text/html")
         (says("Score: -1"), "a score of -1; expected 0 to 10"),
         (Reply(status=401, body='{"error": {"message": "no key"}}'), "AuthenticationError: .*no key"),
         (Reply(status=404, body='{"error": "no such model"}'), "NotFoundError: .*no such model"),
-        (Reply(status=302, headers={"location": "/v1/chat/completions"}), "expected a chat completion"),
+        (Reply(status=302, headers={"location": "/v1/a"}), r"it redirects to /v1/a, which is not followed"),
+        (Reply(endless=True), "APITimeoutError"),
+        (Reply(body=" " * (9 << 20)), "its answer has more than 8388608 bytes"),
+        (Reply(headers={"content-encoding": "gzip"}), r"its answer is compressed \(gzip\)"),
+        (Reply(body="[" * 100_000), "judge at http://127.*RecursionError"),
+        (Reply(status=404, body="<p>" * 9999, kind="text/html"), r"NotFoundError: (<p>)+<?p?\.\.\. "),
+        (Reply(status=429, headers={"retry-after": "3600"}), "RateLimitError"),
+        (says("3", total_tokens=1), "the judge wrote no score: ...'3' "),
+        (cut("Because"), r"the judge wrote no score: ...'Because' \(cut at reward.judge.max_tokens=512\)"),
+        (cut("Score: 1"), r"cut within its score: raise reward.judge.max_tokens=512"),
         (Reply(status=None), "APIConnectionError: Connection error.*Server disconnected"),
         (BUSY, "RateLimitError: .*slow down"),
         (BROKEN, "InternalServerError: oops"),
@@ -169,10 +186,96 @@ def test_a_step_has_a_budget_for_all_processes_and_the_next_one_has_it_again(num
         assert not again.failed.any(), "a resumed run has a new budget, and what is known costs nothing"
 
 
+@pytest.mark.parametrize("function", ["asks_twice", "asks_about_some", "asks_with_two"])
+def test_the_budget_is_a_steps_however_often_a_reward_asks(function, tmp_path):
+    name = "tests.unit.judge.rewards:"
+    names = f"{name}agrees + {name}asks_twice" if function == "asks_with_two" else name + function
+    with serving(says("yes")) as endpoint:
+        config = setting(endpoint, names, calls_per_step=3, rows_per_call=1)
+        with RewardScorer(config, folder=tmp_path, responses_per_step=4) as scorer:
+            scorer.score(rows(*"abcd"))
+            num_first = len(endpoint.asked)
+            scorer.score(rows(*"efgh"))
+        assert num_first <= 3
+        assert num_first < len(endpoint.asked) <= 6
+
+
+def test_an_answer_with_half_a_character_or_an_odd_count_is_the_same_in_a_resumed_run(tmp_path):
+    with serving(says("\ud83d Score: 5", total_tokens=10**400)) as endpoint:
+        for _ in range(2):
+            batch = scored(setting(endpoint), rows("a"), folder=tmp_path)
+            assert batch.rewards.tolist() == [0.5]
+            assert batch.parts["judge_tokens"].tolist() == [0.0]
+        assert len(endpoint.asked) == 1
+
+
+def test_another_model_at_the_same_url_is_asked_anew(tmp_path):
+    with serving(says("Score: 2"), says("Score: 9")) as endpoint:
+        assert scored(setting(endpoint), rows("a"), folder=tmp_path).rewards.tolist() == pytest.approx([0.2])
+        endpoint.models = ["stronger"]
+        assert scored(setting(endpoint), rows("a"), folder=tmp_path).rewards.tolist() == pytest.approx([0.9])
+        assert [body["model"] for _, body, _ in endpoint.asked] == ["m", "stronger"]
+
+
+def test_of_two_answers_to_one_question_the_first_counts_for_all(tmp_path):
+    begin_session(tmp_path / STORE_FILE)
+    with (
+        closing(JudgeStore(tmp_path / STORE_FILE, calls_per_step=0)) as mine,
+        closing(JudgeStore(tmp_path / STORE_FILE, calls_per_step=0)) as other,
+    ):
+        assert mine.keep("k", {"text": "first"}) == {"text": "first"}
+        assert other.keep("k", {"text": "second"}) == {"text": "first"}
+
+
+def test_equal_questions_do_not_wait_for_each_other_where_no_answer_is_kept():
+    all_are_asked = threading.Barrier(4)
+
+    def answer(_):
+        all_are_asked.wait(15.0)
+        return "Score: 1"
+
+    with serving(says("")) as endpoint:
+        endpoint.answer = answer
+        batch = scored(setting(endpoint, cache=False, timeout_s=20.0, max_retries=0), rows(*"aaaa"))
+    assert not batch.failed.any()
+
+
+def test_a_store_that_cannot_be_opened_is_a_failure_that_is_said(tmp_path, caplog):
+    with serving(says("Score: 2")) as endpoint, RewardScorer(setting(endpoint), folder=tmp_path) as scorer:
+        (tmp_path / STORE_FILE).write_bytes(b"no database" * 1000)
+        assert scorer.score(rows("a")).failed.all()
+    assert "the judge's answers cannot be opened: file is not a database" in caplog.text
+
+
+def test_a_pattern_that_backtracks_for_ever_costs_one_response():
+    with serving(says("Score: 2")) as endpoint:
+        config = setting(endpoint, score_pattern=r"^(?:a+)+$|Score: (\d)", num_workers=1, limit_s=10.0)
+        endpoint.answer = lambda body: "a" * 60 + "b" if "slow" in str(body) else "Score: 2"
+        batch = scored(config, rows("a", "slow", "c"))
+    assert batch.failed.tolist() == [False, True, False]
+
+
 def test_a_file_that_is_no_database_is_one_line(tmp_path):
     (tmp_path / STORE_FILE).write_text("not a database, and long enough to be looked at as one" * 50)
     with serving(says("Score: 2")) as endpoint, pytest.raises(DataError, match=r"judge.sqlite: cannot be .*delete it"):
         scored(setting(endpoint), rows("a"), folder=tmp_path)
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_another_line(tmp_path):
+    (tmp_path / STORE_FILE).mkdir()
+    with pytest.raises(
+        DataError, match=r"judge.sqlite: cannot be .*; its folder must be writable, with space left"
+    ) as refused:
+        begin_session(tmp_path / STORE_FILE)
+    assert "delete" not in str(refused.value)
+
+
+def test_without_memory_and_budget_there_is_no_file(tmp_path):
+    with serving(says("Score: 2")) as endpoint:
+        assert scored(setting(endpoint, cache=False), rows("a"), folder=tmp_path).rewards.tolist() == pytest.approx(
+            [0.2]
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_answers_that_cannot_be_kept_cost_no_verdict(tmp_path, monkeypatch, caplog):
@@ -189,23 +292,77 @@ def test_the_key_comes_from_a_file_and_not_from_the_environment(tmp_path, monkey
     with serving(says("Score: 2")) as endpoint:
         scored(setting(endpoint, api_key_file=str(tmp_path / "key")), rows("a"))
         assert endpoint.asked[0][2] == "Bearer secret"
-        with pytest.raises(ConfigError, match="api_key_file=.*No such file"):
+        with pytest.raises(ConfigError, match="api_key_file=.*no such file"):
             check_judge(setting(endpoint, api_key_file=str(tmp_path / "none")).judge)
 
 
 def test_before_a_run_the_endpoint_must_answer_and_have_the_model():
     with serving(says("Score: 2")) as endpoint:
-        check_judge(setting(endpoint).judge)
-        check_judge(setting(endpoint, model="m").judge)
-        with pytest.raises(ConfigError, match=r"model='n': http://127.* has m$"):
+        assert check_judge(setting(endpoint).judge) == check_judge(setting(endpoint, model="m").judge) == "m"
+        with pytest.raises(ConfigError, match=r"model='n': http://127.* has 'm'$"):
             check_judge(setting(endpoint, model="n").judge)
         endpoint.models = ["a", "b"]
-        with pytest.raises(ConfigError, match="model is needed: .* has 2 models: a, b"):
+        with pytest.raises(ConfigError, match="model is needed: .* has 'a', 'b'$"):
             check_judge(setting(endpoint).judge)
         gone = setting(endpoint, max_retries=0).judge
-    with pytest.raises(ConfigError, match="Connection refused.*is the judge running") as refused:
+    with pytest.raises(ConfigError, match="Connect call failed.*is the judge running") as refused:
         check_judge(gone)
     assert "\n" not in str(refused.value)
+
+
+def test_a_long_list_of_models_is_one_short_line():
+    with serving(says("Score: 2")) as endpoint:
+        endpoint.models = [f"model-\x1b{number}" for number in range(10_000)]
+        for model in ("", "other"):
+            with pytest.raises(ConfigError, match=r"model-.*and 9990 more$") as refused:
+                check_judge(setting(endpoint, model=model).judge)
+            assert len(str(refused.value)) < 400
+            assert "\x1b" not in str(refused.value)
+
+
+def test_before_a_run_an_endpoint_that_never_ends_its_list_costs_a_limit(monkeypatch):
+    monkeypatch.setattr(client, "ENDPOINT_PATIENCE_S", 0.5)
+    with serving(says("Score: 2")) as endpoint:
+        endpoint.models_reply = Reply(endless=True)
+        with pytest.raises(ConfigError, match=r"does not answer within 0.5 s; is the judge running\?"):
+            check_judge(setting(endpoint, timeout_s=60.0).judge)
+
+
+@pytest.mark.parametrize("content", ["", " \n", "sk-first\nsk-second", "sk-\x1b[31m", "sk-\u00e9", "s" * 5000])
+def test_a_file_that_holds_no_key_is_one_line_without_its_content(content, tmp_path):
+    (tmp_path / "key").write_text(content)
+    with serving(says("Score: 2")) as endpoint, pytest.raises(ConfigError, match="holds no key") as refused:
+        check_judge(setting(endpoint, api_key_file=str(tmp_path / "key")).judge)
+    assert "sk-" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [".", "\0"])
+def test_a_key_file_that_cannot_be_read_is_one_line(name, tmp_path):
+    with serving(says("Score: 2")) as endpoint, pytest.raises(ConfigError, match="reward.judge.api_key_file=.*: "):
+        check_judge(setting(endpoint, api_key_file=str(tmp_path / name)).judge)
+
+
+def test_neither_prompt_nor_key_goes_to_a_proxy_or_where_a_redirect_points(tmp_path, monkeypatch):
+    (tmp_path / "key").write_text("secret")
+    with serving(says("Score: 2")) as other:
+        monkeypatch.setenv("http_proxy", other.url.removesuffix("/v1"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        elsewhere = Reply(status=307, headers={"location": f"{other.url}/chat/completions"})
+        with serving(elsewhere) as endpoint:
+            assert scored(setting(endpoint, api_key_file=str(tmp_path / "key")), rows("a")).failed.all()
+            assert len(endpoint.asked) == 1, "it is not asked again"
+        assert other.asked == []
+
+
+def test_nothing_of_the_environment_is_sent(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "private")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer private\nx-mine: private")
+    with serving(says("Score: 2")) as endpoint:
+        assert not scored(setting(endpoint), rows("a")).failed.any()
+    assert "private" not in str(endpoint.headers)
+    assert "authorization" not in endpoint.headers[0]
 
 
 def test_rows_need_what_the_template_names():
@@ -220,10 +377,27 @@ def test_rows_need_what_the_template_names():
     assert not needs_answer(run_rewards(setting(At, MODEL, template="{response} {answer}")))
 
 
+BAD_URLS = (
+    "http://h:99999/v1",
+    "http://h:x/v1",
+    "http://[::1/v1",
+    "http://h/v1?k=1",
+    "http://h#x",
+    "http://h/v1\x1b[31m",
+    "ftp://h",
+)
+
+
+def test_a_host_that_is_none_is_one_line():
+    with pytest.raises(ConfigError, match=r"reward.judge.url='http://xn--.*IDNA"):
+        check_judge(JudgeConfig(url="http://xn--\u00fc..x/v1"))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"url": "judge:8000"}, "must be such as http://HOST:8000/v1"),
+        *(({"url": url}, "must be such as http://HOST:8000/v1") for url in BAD_URLS),
         ({"url": "https://user:secret@host/v1"}, "a key belongs into judge.api_key_file"),
         ({"template": "grade it"}, r"must have \{response\}"),
         ({"template": " "}, "template is empty"),

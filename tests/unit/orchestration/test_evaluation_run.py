@@ -5,6 +5,8 @@ import pytest
 from rich.console import Console
 
 from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.grading.judge import JudgeConfig
+from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.evaluation.benchmark_run import Timing, wanted_responses
 from gtpo_megatron.orchestration import evaluation_run
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
@@ -16,7 +18,7 @@ def grader(monkeypatch):
     """Grades in this process; the engine must not start."""
 
     class Scorer(Grader):
-        def __init__(self, config):
+        def __init__(self, config, *, folder):
             super().__init__()
             opened.append(self)
 
@@ -56,3 +58,17 @@ def test_responses_without_a_verdict_are_graded_again_and_no_engine_is_loaded(tm
     assert "loading" not in said
     assert grader[0].graded == [("text 1", "0")]
     assert [(r.sample, r.failure) for r in file.verdicts.values()] == [(0, None), (1, None)]
+
+
+def test_verdicts_of_another_judge_or_question_are_another_evaluation():
+    def of(judged_by, **judge):
+        return evaluation_run.identity(
+            EvaluateConfig(benchmarks=("x=x.jsonl",), reward=RewardConfig(judge=JudgeConfig(**judge))),
+            "fingerprint",
+            judged_by=judged_by,
+        )
+
+    assert of("a", url="http://h/v1") == of("a", url="http://other/v1"), "it may have moved"
+    assert of("a") != of("b")
+    assert of("a") != of("a", template="Is {response} right?")
+    assert of("") == of("", template="Is {response} right?"), "nobody is asked"

