@@ -132,8 +132,14 @@ def test_replaying_what_would_be_chosen_anyway_changes_no_bit(tmp_path, name, fa
     free, replayed = (
         weights_after(tmp_path, replaying(folder, name, source), rollouts) for source in ("none", "score")
     )
-    unlike = {key: float((free[key] - replayed[key]).abs().max()) for key in free}
-    assert not {key: gap for key, gap in unlike.items() if gap}
+    assert not [said for key in free if (said := difference(key, free[key], replayed[key]))]
+
+
+def difference(name, one, other):
+    """Which elements differ, and by how much; "" if none: seen twice in some 1,500 runs, and not understood."""
+    places = (one != other).nonzero()[:8].tolist()
+    values = [(place, one[tuple(place)].item(), other[tuple(place)].item()) for place in places]
+    return f"{name} {tuple(one.shape)}: {int((one != other).sum())} elements differ, first {values}" if places else ""
 
 
 @pytest.mark.parametrize("name", on("ep2"))
