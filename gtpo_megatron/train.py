@@ -11,7 +11,7 @@ from rich.console import Console
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.config.serialize import load_config, to_plain
 from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
@@ -26,14 +26,16 @@ from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
+from gtpo_megatron.orchestration.pinned_data import pin_data_sets
 from gtpo_megatron.report.page import write_report
 from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
-from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
+from gtpo_megatron.run_folder.logged_errors import logged_cause
 from gtpo_megatron.run_folder.manifest import RunFacts, check_model, layout_changes, run_facts
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
-from gtpo_megatron.run_folder.provenance import log_provenance
+from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.weights.architecture import check_same_model, read_architecture
@@ -58,6 +60,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
             last checkpoint stays valid.
     """
+    recorded = run_dir / CONFIG_FILE
+    config = pin_data_sets(config, load_config(recorded) if resume and recorded.exists() else None)
     inputs = check_inputs(config)
     if any(one.statement.needs_judge for one in run_rewards(config.reward)):
         check_judge(config.reward.judge)
@@ -70,6 +74,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         log_provenance(config)
         logger.info("algorithm: %s, %s", algorithm_name(type(config.algorithm)), algorithm_of(config.algorithm).about)
         ending = stack.enter_context(run_state.recorded_end(run_dir))
+        stack.enter_context(logged_cause(run_dir / LOG_FILE))
         stop = stack.enter_context(StopRequest(run_dir))
         architecture = read_architecture(Path(config.model.path))
         facts = run_facts(config, architecture)
@@ -81,7 +86,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
             check_metrics(run_dir / METRICS_FILE)
         folder.record_run(config, inputs.contents, goes_on=checkpoint is not None)
-        last_row = checkpoint.last_row if checkpoint else -1 if resume else None
+        # rows that an earlier start left, measured before its first step, give way to this run's
+        has_rows = (run_dir / METRICS_FILE).exists()
+        last_row = checkpoint.last_row if checkpoint else -1 if resume or has_rows else None
         sinks = stack.enter_context(open_sinks(run_dir, config.logging, run_config=to_plain(config), last_row=last_row))
         display = stack.enter_context(
             TrainingDisplay(

@@ -44,6 +44,7 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
+from gtpo_megatron.config.named_function import name_of
 from gtpo_megatron.errors import ConfigError
 
 
@@ -205,7 +206,7 @@ def algorithm_of(config: object) -> Algorithm:
     own = [algorithm for algorithm in found.values() if algorithm.config is kind]
     if len(own) != 1:
         raise ConfigError(
-            f"algorithm {kind.__module__}:{kind.__qualname__}: {len(own)} records of it in its module, expected one: "
+            f"algorithm {name_of(kind)}: {len(own)} records of it in its module, expected one: "
             f"NAME = Algorithm(config={kind.__name__}, ...) at the top level, see docs/your_own_algorithm.md"
         )
     return own[0]

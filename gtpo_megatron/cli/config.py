@@ -11,10 +11,12 @@ def run(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
     options = parse("config", RecipeOptions, arguments)
     from gtpo_megatron.config.serialize import to_yaml
+    from gtpo_megatron.orchestration.pinned_data import pin_data_sets
     from gtpo_megatron.train import check_inputs  # takes seconds, so options are parsed first
 
-    check_inputs(options.config)
-    sys.stdout.write(to_yaml(options.config))
+    config = pin_data_sets(options.config, None)
+    check_inputs(config)
+    sys.stdout.write(to_yaml(config))
     return 0
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run
+from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_to_model
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 
@@ -41,15 +41,43 @@ def run(arguments: Sequence[str]) -> int:
     check_request(config)
     model = find_model(folder, config.checkpoint, run_config, verify="full" if config.verify else "none")
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
+    if run_config is None:
+        config = _fitted(config, model.folder, arguments, console)
     output = output_folder(folder, config, model.checkpoint or "hf", is_run=run_config is not None)
     try:
-        is_set_named = any(argument.partition("=")[0] == "--against" for argument in arguments)
-        needs_training_set = run_config is None or is_set_named
+        needs_training_set = run_config is None or _is_given("--against", arguments)
         evaluate_model(model, config, output=output, console=console, needs_training_set=needs_training_set)
     except KeyboardInterrupt:
         console.print(f"interrupted; {GOES_ON}", highlight=False)
         return EXIT_INTERRUPTED
     return 0
+
+
+def _fitted(config: EvaluateConfig, folder: Path, arguments: Sequence[str], console: Console) -> EvaluateConfig:
+    """The request with default lengths that fit the model; says what they are if they are not the usual ones."""
+    from gtpo_megatron.evaluation.model_folder import check_model_folder
+
+    positions = check_model_folder(folder).get("max_position_embeddings")
+    if not isinstance(positions, int):
+        return config
+    fitted = fit_to_model(
+        config,
+        positions,
+        keeps_prompt=_is_given("--max-prompt-tokens", arguments),
+        keeps_response=_is_given("--sampling.max-response-tokens", arguments),
+    )
+    if fitted != config:
+        console.print(
+            f"the model has {positions} positions: prompts have at most {fitted.max_prompt_tokens} tokens, responses "
+            f"{fitted.sampling.max_response_tokens}; --max-prompt-tokens and --sampling.max-response-tokens choose",
+            highlight=False,
+        )
+    return fitted
+
+
+def _is_given(option: str, arguments: Sequence[str]) -> bool:
+    """Whether an option is on the command line, with dashes or underscores."""
+    return any(argument.partition("=")[0].replace("_", "-") == option for argument in arguments)
 
 
 def split_checkpoint(named: Path) -> tuple[Path, str]:

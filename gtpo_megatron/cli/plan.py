@@ -3,15 +3,18 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from rich.console import Console
 
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe, parse
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
 from gtpo_megatron.planner.layout_plan import make_plan, plan_to_plain
+from gtpo_megatron.planner.model_request import names_model, paper_setting
 from gtpo_megatron.planner.page import print_plan
 from gtpo_megatron.planner.request import EXPERT_IMBALANCE, Cluster, gpus_of, request_from
 
@@ -51,8 +54,8 @@ class PlanOptions(RecipeOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``plan RECIPE ...``; status 1 if no layout fits."""
-    options = parse("plan", PlanOptions, arguments)
+    """``plan RECIPE|MODEL ...``; status 1 if no layout fits."""
+    options = parse("plan", PlanOptions, arguments, load=lambda name: _named(name, arguments[1:]))
     config = options.config
     if options.rollout_gpus:
         engines = max(1, options.rollout_gpus // config.rollout.tensor_parallel_size)
@@ -68,6 +71,8 @@ def run(arguments: Sequence[str]) -> int:
         mean_response_tokens=options.mean_response_tokens,
         expert_imbalance=options.expert_imbalance,
     )
+    if names_model(arguments[0]):  # a layout is to be found, none is given
+        request = replace(request, own_layout=None)
     plan = make_plan(request)
     if options.json:
         json.dump(plan_to_plain(plan), sys.stdout, indent=1)
@@ -75,6 +80,37 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print_plan(plan, Console(), show_all=options.all)
     return 0 if plan.fitting else EXIT_NOTHING_FITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GPUOptions:
+    """The options that the setting of a model by itself depends on, as in ``PlanOptions``."""
+
+    gpus: int = 8
+    gpu: GPUName = "h100"
+    gpu_memory: float = 0.0
+    gpus_per_node: int = 8
+
+
+def _named(name: str, arguments: Sequence[str]) -> RunConfig:
+    """The recipe, or the paper's setting with the model of this name on the GPUs that the arguments ask for."""
+    if not names_model(name):
+        return load_recipe(name)
+    known = [f"--{field.name.replace('_', '-')}" for field in fields(_GPUOptions)]
+    taken: list[str] = []
+    for place, argument in enumerate(arguments):
+        option, equals, _ = argument.replace("_", "-").partition("=")
+        if option in known:
+            taken += [argument] if equals else arguments[place : place + 2]
+    options = parse_options(_GPUOptions, taken, program=f"gtpo-megatron plan {name}")
+    if options.gpus < 1 or options.gpus_per_node < 1:
+        raise ConfigError(f"gpus={options.gpus}, gpus_per_node={options.gpus_per_node}: must be greater than 0")
+    return paper_setting(
+        name,
+        num_gpus=options.gpus,
+        gpu_memory_gib=options.gpu_memory or GPUS[options.gpu].memory_gib,
+        gpus_per_node=options.gpus_per_node,
+    )
 
 
 def _cluster(options: PlanOptions, config: RunConfig) -> Cluster:
@@ -96,7 +132,8 @@ def _cluster(options: PlanOptions, config: RunConfig) -> Cluster:
 
 COMMAND = Command(
     usage="""\
-  plan RECIPE [--gpus N] [--gpu-memory GIB] [--any.field VALUE ...]
-                    memory of every part on every GPU for every layout; needs neither GPUs nor weights""",
+  plan RECIPE|MODEL [--gpus N] [--gpu-memory GIB] [--any.field VALUE ...]
+                    memory of every part on every GPU for every layout; needs neither GPUs nor weights;
+                    MODEL, such as Qwen/Qwen2.5-32B, is planned in the paper's setting""",
     run=run,
 )

@@ -1,7 +1,7 @@
-"""Parses a recipe, ``module:function``, and overrides of its fields."""
+"""Parses a recipe, ``module:function`` or ``FILE.py:function``, and overrides of its fields."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -31,10 +31,20 @@ class RecipeOptions:
 
 Options = TypeVar("Options", bound=RecipeOptions)
 
-_ALGORITHM_HELP = "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or module:Class of your own."
+_ALGORITHM_HELP = (
+    "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or a class of your own, module:Class or "
+    "FILE.py:Class."
+)
 
 
-def parse(command: str, options: type[Options], arguments: Sequence[str], *, program: str = "gtpo-megatron") -> Options:
+def parse(
+    command: str,
+    options: type[Options],
+    arguments: Sequence[str],
+    *,
+    program: str = "gtpo-megatron",
+    load: Callable[[str], RunConfig] | None = None,
+) -> Options:
     """``RECIPE [options]``; exits with status 0 after printing help.
 
     Args:
@@ -42,6 +52,7 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
         options: the class of options to parse.
         arguments: the arguments after the command.
         program: name shown in help and errors.
+        load: finds the configuration that the first argument names; None: :func:`load_recipe`.
 
     Raises:
         ConfigError: the recipe is missing or cannot be loaded, or an option cannot be used.
@@ -50,14 +61,14 @@ def parse(command: str, options: type[Options], arguments: Sequence[str], *, pro
     if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(
             f"usage: {program} RECIPE [options]\n\n"
-            "RECIPE is module:function, or the config.yaml of a run; "
+            "RECIPE is module:function, FILE.py:function, or the config.yaml of a run; "
             f"{program} recipes.tiny_cpu:gtpo --help lists every field.\n"
             f"{_ALGORITHM_HELP}\n"
         )
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(f"{command or program} needs a recipe first: {program} recipes.tiny_cpu:gtpo")
-    config = load_recipe(arguments[0])
+    config = (load or load_recipe)(arguments[0])
     name, others = _take_algorithm(arguments[1:])
     if name is not None:
         config = replace(config, algorithm=default_algorithm(name))
@@ -85,7 +96,7 @@ def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def load_recipe(name: str) -> RunConfig:
-    """Calls the recipe ``module:function``, or reads a resolved configuration from a ``.yaml`` file.
+    """Calls the recipe ``module:function`` or ``FILE.py:function``, or reads a ``.yaml`` configuration.
 
     Raises:
         ConfigError: no such module, function or file, or it does not give a RunConfig.

@@ -61,7 +61,8 @@ def screen(status: RunStatus) -> list[tuple[str, str]]:
     if status.num_errors:
         lines.append(("errors", f"{status.num_errors} in log.txt since the last start; the last: {status.last_error}"))
     else:
-        lines.append(("errors", "none in log.txt since the last start"))
+        others = " besides that of its end" if status.state == "failed" else ""
+        lines.append(("errors", f"none in log.txt since the last start{others}"))
     return lines + [("remark", remark) for remark in status.remarks]
 
 

@@ -25,7 +25,7 @@ class StudyOptions:
     """Options of ``study``.
 
     Attributes:
-        study: module:function that returns a study.
+        study: module:function or FILE.py:function that returns a study.
         arms: arms to run; none given means the study's default.
         num_seeds: runs per arm; 0 means the study's default.
         num_steps: steps per run; 0 means the study's default.
@@ -93,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def load_study(name: str) -> "Study":
-    """Calls ``module:function``.
+    """Calls ``module:function`` or ``FILE.py:function``.
 
     Raises:
         ConfigError: no such module or function, or it does not return a Study.

@@ -54,7 +54,7 @@ COMMAND = Command(
     usage="""\
   train RECIPE [--run-dir DIR] [--resume] [--num-steps N] [--any.field VALUE ...]
                     trains; RECIPE is module:function, such as recipes.tiny_cpu:gtpo,
-                    or the config.yaml of a run""",
+                    or FILE.py:function, or the config.yaml of a run""",
     run=run,
     interrupted="--resume goes on from the last checkpoint",
 )

@@ -22,7 +22,7 @@ class ClusterConfig:
         object_store_mib: shared memory for batches between processes.
         threads_per_rank: of a trainer rank, on a CPU.
         engine_threads: of the vLLM engine, on a CPU; 0 leaves it to vLLM.
-        start_deadline_s: by when every process must be up.
+        start_deadline_s: by when every process must be up: for the nodes, Ray, the ranks and the engines together.
         stage_deadline_s: longest time a stage may take before the run stops and names who has not answered.
     """
 

@@ -1,6 +1,6 @@
 """What ``gtpo-megatron evaluate`` measures, and how."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
@@ -53,12 +53,15 @@ class EvaluateConfig:
 
     Attributes:
         benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them.
+        prompt_column: of rows of one's own, if its name is none of the usual ones; known benchmarks have theirs.
+        answer_column: likewise.
         samples: responses a problem.
         ks: of pass@k, best@k and maj@k; empty: the powers of two up to ``samples``, and ``samples``.
         sampling: the distribution that answers are drawn from.
         seed: of the samples and of the bootstrap.
         num_problems: how many of each benchmark, from the first; 0 takes all.
-        max_prompt_tokens: longer prompts are dropped, counted and reported.
+        max_prompt_tokens: longer prompts are dropped, counted and reported. If it is not given, nor the response limit,
+            both are made to fit a model folder's positions.
         prompt_template: put around the bare questions of benchmarks; ``{problem}`` stands for the question.
         verbatim_text: take text prompts as they are, without the model's chat template (base models).
         success_threshold: a response is correct where its reward is at least this.
@@ -71,6 +74,8 @@ class EvaluateConfig:
     """
 
     benchmarks: tuple[str, ...] = ()
+    prompt_column: str = ""
+    answer_column: str = ""
     samples: int = 32
     ks: tuple[int, ...] = ()
     sampling: SamplingConfig = SamplingConfig()
@@ -116,12 +121,17 @@ class EvaluateConfig:
     def sets(self) -> dict[str, DatasetRef]:
         """Every benchmark by its label."""
         texts = tuple(text for part in self.benchmarks for text in part.split(",") if text.strip())
-        return {ref.label: ref for ref in parse_datasets(texts, "benchmarks")}
+        return {
+            ref.label: replace(ref, prompt_column=self.prompt_column, answer_column=self.answer_column)
+            for ref in parse_datasets(texts, "benchmarks")
+        }
 
     @property
     def training_set(self) -> DatasetRef | None:
         """What ``against`` names."""
-        return parse_dataset(self.against, "against") if self.against else None
+        if not self.against:
+            return None
+        return replace(parse_dataset(self.against, "against"), prompt_column=self.prompt_column)
 
     @property
     def resolved_ks(self) -> tuple[int, ...]:
@@ -135,14 +145,42 @@ class EvaluateConfig:
         return self.max_prompt_tokens + self.sampling.max_response_tokens
 
 
+PROMPT_SHARE = 4
+"""Of a model with few positions, prompts are given one part in so many: most of the room is the response's."""
+
+
+def fit_to_model(config: EvaluateConfig, positions: int, *, keeps_prompt: bool, keeps_response: bool) -> EvaluateConfig:
+    """Shortens default limits that a model has too few positions for; limits that were asked for stay.
+
+    Args:
+        config: the request.
+        positions: longest sequence of the model.
+        keeps_prompt: ``max_prompt_tokens`` was asked for.
+        keeps_response: ``sampling.max_response_tokens`` was.
+    """
+    prompt, response = config.max_prompt_tokens, config.sampling.max_response_tokens
+    if config.max_sequence_tokens <= positions or (keeps_prompt and keeps_response):
+        return config
+    if not keeps_prompt:
+        prompt = min(prompt, positions - response if keeps_response else positions // PROMPT_SHARE)
+    if not keeps_response:
+        response = min(response, positions - prompt)
+    if prompt < 1 or response < 1:
+        return config  # what was asked for is too long by itself, which the check of the length says
+    sampling = replace(config.sampling, max_response_tokens=response)
+    return replace(config, max_prompt_tokens=prompt, sampling=sampling)
+
+
 def defaults_of_run(run: RunConfig) -> EvaluateConfig:
     """What a run measured during training, so that its model is measured alike unless something else is asked for."""
     evaluation = run.evaluation
     heldout = parse_dataset(evaluation.path, "path") if evaluation.path.strip() else None
     if heldout is not None and heldout.path and not heldout.is_named:
-        heldout = DatasetRef(name=HELDOUT, path=heldout.path)
+        heldout = DatasetRef(name=HELDOUT, path=heldout.path, split=heldout.split)
     return EvaluateConfig(
         benchmarks=(*([str(heldout)] if heldout else []), *evaluation.benchmarks),
+        prompt_column=evaluation.prompt_column,
+        answer_column=evaluation.answer_column,
         samples=evaluation.samples,
         sampling=evaluation.sampling,
         seed=evaluation.seed,

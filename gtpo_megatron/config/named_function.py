@@ -1,17 +1,28 @@
-"""What ``module:function`` names: recipes, rewards and studies are all found here."""
+"""What ``module:function`` or ``FILE.py:function`` names: recipes, rewards, algorithms and studies are found here."""
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
-from pathlib import PurePath
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import printable
 
+_ENDING = ".py"
+
+_FILES: dict[str, Path] = {}
+"""Modules that were loaded from a file of theirs, by their names in ``sys.modules``."""
+
 
 def named_function(name: str, *, what: str, example: str) -> Callable[..., Any]:
-    """Imports the function called ``module:function``.
+    """Finds the function called ``module:function`` or ``FILE.py:function``.
+
+    A file is loaded once, and its folder is added to the end of the module path, so that it can import its neighbours.
 
     Args:
         name: as a person wrote it.
@@ -19,33 +30,23 @@ def named_function(name: str, *, what: str, example: str) -> Callable[..., Any]:
         example: of a right one, for errors.
 
     Raises:
-        ConfigError: the name has another form, the module does not import, or it has no such callable.
+        ConfigError: the name has another form, there is no such module or file, it does not import, or it has no such
+            callable.
     """
     module_name, colon, attribute = name.partition(":")
     where = f"{what} {name!r}"
     if not (colon and module_name and attribute):
         raise ConfigError(
-            f"{where}: got no colon with something on both sides; must be written module:function, such as {example}"
+            f"{where}: got no colon with something on both sides; must be written module:function or FILE.py:function, "
+            f"such as {example}"
         )
-    if "/" in module_name or module_name.startswith(".") or module_name.endswith(".py"):
-        stem = PurePath(module_name).stem or "mine"
-        raise ConfigError(
-            f"{where}: {module_name!r} is a file, expected a module; in that file's folder, write {stem}:{attribute}"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(f"{where}: there is no module {error.name!r} on the module path") from error
-        raise ConfigError(f"{where}: importing {module_name} failed: {_line(error)}") from error
-    except Exception as error:  # the user's module: whatever it raises, the sentence names it
-        raise ConfigError(f"{where}: importing {module_name} failed: {_line(error)}") from error
+    module = _module(module_name, where)
     function = getattr(module, attribute, None)
     if not callable(function):
         own = sorted(
             key
             for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module_name and not key.startswith("_")
+            if callable(value) and getattr(value, "__module__", None) == module.__name__ and not key.startswith("_")
         )
         close = difflib.get_close_matches(attribute, own, n=1)
         meant = f"; did you mean {module_name}:{close[0]}?" if close else ""
@@ -54,6 +55,11 @@ def named_function(name: str, *, what: str, example: str) -> Callable[..., Any]:
         )
     found: Callable[..., Any] = function
     return found
+
+
+def name_of(kind: type) -> str:
+    """The name by which :func:`named_function` finds a class in every process: of a file, by its whole path."""
+    return f"{_FILES.get(kind.__module__, kind.__module__)}:{kind.__qualname__}"
 
 
 def called(function: Callable[[], Any], name: str, *, what: str) -> Any:
@@ -68,6 +74,60 @@ def called(function: Callable[[], Any], name: str, *, what: str) -> Any:
         raise
     except Exception as error:  # the user's function, like their module
         raise ConfigError(f"{what} {name!r}: it raised {_line(error)}") from error
+
+
+def _module(module_name: str, where: str) -> ModuleType:
+    """The module, or the file's module.
+
+    Raises:
+        ConfigError: there is none, or it does not import.
+    """
+    is_file = "/" in module_name or module_name.startswith(".") or module_name.endswith(_ENDING)
+    try:
+        return _loaded(module_name, where) if is_file else importlib.import_module(module_name)
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        if not is_file and error.name is not None and module_name.startswith(error.name):
+            raise ConfigError(f"{where}: there is no module {error.name!r} on the module path") from error
+        raise ConfigError(f"{where}: importing {module_name} failed: {_line(error)}") from error
+    except Exception as error:  # the user's module: whatever it raises, the sentence names it
+        raise ConfigError(f"{where}: importing {module_name} failed: {_line(error)}") from error
+
+
+def _loaded(path: str, where: str) -> ModuleType:
+    """The module of a file, loaded once in this process."""
+    file = Path(path).expanduser().resolve()
+    if file.suffix != _ENDING:
+        raise ConfigError(f"{where}: {path!r} is a path without the ending {_ENDING}; must be FILE.py:function")
+    if not file.is_file():
+        raise ConfigError(f"{where}: there is no file {path} in {Path.cwd()}; give the path of a Python file")
+    # two files of one name are two modules, and one called random.py is not the standard library's
+    name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None, "the ending is that of Python"
+    assert spec.loader is not None, "a file has a loader"
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name], _FILES[name] = module, file
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name], _FILES[name]
+        raise
+    return module
+
+
+def named_module(name: str, *, what: str) -> ModuleType:
+    """The module or file of ``module:function``.
+
+    Raises:
+        ConfigError: there is none, or it does not import.
+    """
+    return _module(name.partition(":")[0], f"{what} {name!r}")
 
 
 def _line(error: Exception) -> str:

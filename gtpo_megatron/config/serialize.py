@@ -41,7 +41,16 @@ def load_config(path: Path) -> RunConfig:
     Raises:
         ConfigError: not YAML, an unknown or missing key, a value of another type, or values that no run can have.
     """
-    return _read_dataclass(RunConfig, read_yaml(path, error=ConfigError), printable(path))
+    return from_plain(read_yaml(path, error=ConfigError), printable(path))
+
+
+def from_plain(plain: Any, where: str) -> RunConfig:
+    """Reads what :func:`to_plain` made, also in another process: files and modules that it names are loaded there.
+
+    Raises:
+        ConfigError: as in :func:`load_config`.
+    """
+    return _read_dataclass(RunConfig, plain, where)
 
 
 def difference(left: RunConfig, right: RunConfig) -> list[str]:

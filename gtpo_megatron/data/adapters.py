@@ -12,7 +12,7 @@ from gtpo_megatron.data.code_adapters import (
     mbpp_row,
     taco_row,
 )
-from gtpo_megatron.data.records import HubPlace
+from gtpo_megatron.data.hub import HubPlace
 from gtpo_megatron.data.rows import (
     Record,
     Row,
@@ -96,6 +96,9 @@ def olympiad_answer(record: Record, place: str) -> str:
     return ", ".join(answer_text(part, place, "final_answer").replace("$", "").strip(" .") for part in parts)
 
 
+GSM8K = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+"""Commit of ``openai/gsm8k``."""
+
 LIVECODEBENCH = "0fe84c3912ea0c4d4a78037083943e8f0c4dd505"
 """Commit of ``livecodebench/code_generation_lite``."""
 
@@ -114,6 +117,18 @@ ADAPTERS = {
             ),
             to_row=dapo_row,
             num_problems=17398,
+        ),
+        Adapter(  # arXiv 2110.14168; the answer ends with the number, after ####
+            name="gsm8k",
+            hub=HubPlace(repository="openai/gsm8k", revision=GSM8K, split="train", subset="main"),
+            to_row=generic_row,
+            num_problems=7473,
+        ),
+        Adapter(
+            name="gsm8k-test",
+            hub=HubPlace(repository="openai/gsm8k", revision=GSM8K, split="test", subset="main"),
+            to_row=generic_row,
+            num_problems=1319,
         ),
         Adapter(
             name="aime24",
@@ -242,3 +257,14 @@ def adapter_of(name: str) -> Adapter:
             f"{', '.join(ADAPTERS)}; or give a file: {name}=FILE.jsonl"
         )
     return ADAPTERS[name]
+
+
+def adapter_at(repository: str, subset: str) -> Adapter | None:
+    """The known data set at a place of the hub; the first of several, and None if there is none.
+
+    Args:
+        repository: owner and name.
+        subset: configuration; empty: any.
+    """
+    places = (one for one in ADAPTERS.values() if one.hub.repository == repository)
+    return next((one for one in places if subset in ("", one.hub.subset)), None)

@@ -44,7 +44,9 @@ PROMPT_COLUMNS = ("prompt", "problem", "question", "messages")
 ANSWER_COLUMNS = ("answer", "ground_truth", "reward_model.ground_truth", "solution")
 """Columns of the reference answer; the first one present is used."""
 
-_BARE = ("problem", "question")
+_READY = ("prompt", "messages")
+"""Columns whose text is a whole prompt; a text in another one is a bare question."""
+
 _COMMON = frozenset({"id", "answer", "source", "data_source"})
 """Columns that do not count to ``Row.extra``: the row has them as attributes."""
 
@@ -104,7 +106,23 @@ class Row:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def generic_row(record: Record, place: str, source: str) -> Row:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowColumns:
+    """Columns that have none of the usual names; ``a.b`` is ``b`` in the object ``a``.
+
+    Attributes:
+        prompt: of the prompt; empty: the first of ``PROMPT_COLUMNS`` that is present.
+        answer: of the reference answer; empty: the first of ``ANSWER_COLUMNS``.
+    """
+
+    prompt: str = ""
+    answer: str = ""
+
+
+USUAL = RowColumns()
+
+
+def generic_row(record: Record, place: str, source: str, columns: RowColumns = USUAL) -> Row:
     """Reads a row of the generic format.
 
     A row without a reference answer is allowed, see :meth:`Row.check_answer`.
@@ -112,20 +130,21 @@ def generic_row(record: Record, place: str, source: str) -> Row:
     Raises:
         DataError: it is malformed.
     """
-    column = next((name for name in PROMPT_COLUMNS if record.get(name) is not None), PROMPT_COLUMNS[0])
+    usual = (name for name in PROMPT_COLUMNS if record.get(name) is not None)
+    column = columns.prompt or next(usual, PROMPT_COLUMNS[0])
     answer, no_answer = "", ""
     try:
-        answer = _answer(record, place)
+        answer = _answer(record, place, columns.answer)
     except DataError as error:
         no_answer = str(error)
     kept, extra = other_columns(record, without=column)
     return Row(
         place=place,
-        prompt=_prompt(record, column, place),
+        prompt=_prompt(record, column, place, is_named=bool(columns.prompt)),
         answer=answer,
         row_id=optional_text(record, "id"),
         source=str(record.get("source") or record.get("data_source") or source),
-        is_bare=column in _BARE,
+        is_bare=column not in _READY and isinstance(_value(record, column), str),
         columns_json=kept,
         extra=extra,
         no_answer=no_answer,
@@ -161,11 +180,20 @@ def _as_json(columns: Mapping[str, object]) -> str:
     return json.dumps(columns, separators=(",", ":"), sort_keys=True)
 
 
-def _prompt(record: Record, column: str, place: str) -> tuple[Message, ...] | str:
+def _value(record: Record, column: str) -> object:
+    """The value of a column; ``a.b`` is ``b`` in the object ``a``, unless a column has that name."""
+    if column in record:
+        return record[column]
+    outer, dot, inner = column.partition(".")
+    value = record.get(outer)
+    return _value(value, inner) if dot and isinstance(value, Mapping) else None
+
+
+def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple[Message, ...] | str:
     """The prompt: text, or a list of messages with role and content, the last of which is not the assistant's."""
-    prompt = record.get(column)
+    prompt = _value(record, column)
     if isinstance(prompt, str) and prompt.strip():
-        return prompt.strip() if column in _BARE else prompt
+        return prompt if column in _READY else prompt.strip()
     if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         texts = [message.get(key) for message in messages for key in ("role", "content")]
@@ -175,27 +203,27 @@ def _prompt(record: Record, column: str, place: str) -> tuple[Message, ...] | st
             return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in messages)
     raise DataError(
         f"{place}: {column} is {shown_or_missing(prompt)}; expected text, or a list of messages, each with a role and "
-        f"a content, in {_either(PROMPT_COLUMNS)}{_found(record, prompt)}"
+        f"a content, in {column if is_named else _either(PROMPT_COLUMNS)}{_found(record, prompt, 'prompt')}"
     )
 
 
-def _answer(record: Record, place: str) -> str:
-    """The first of ``ANSWER_COLUMNS`` that is present; numbers become text."""
-    reward_model = record.get("reward_model")
-    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    found = (record.get("answer"), record.get("ground_truth"), truth, record.get("solution"))
-    answer = next((value for value in found if value is not None), None)
-    where = _either(ANSWER_COLUMNS)
-    return answer_text(answer, place, f"{where}{_found(record, answer)}" if answer is None else where)
+def _answer(record: Record, place: str, column: str) -> str:
+    """The column, or the first of ``ANSWER_COLUMNS`` that is present; numbers become text."""
+    columns = (column,) if column else ANSWER_COLUMNS
+    answer = next((value for name in columns if (value := _value(record, name)) is not None), None)
+    return answer_text(answer, place, f"{_either(columns)}{_found(record, answer, 'answer')}")
 
 
 def _either(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
 
 
-def _found(record: Record, value: object) -> str:
-    """The columns that a row has, for a message about one that is missing."""
-    return "" if value is not None else f"; the row has the columns {printable(', '.join(map(str, record)) or 'none')}"
+def _found(record: Record, value: object, option: str = "") -> str:
+    """The columns that a row has, for a message about one that is missing, and the option that names another one."""
+    if value is not None:
+        return ""
+    hint = f"; {option}_column names another one" if option else ""
+    return f"; the row has the columns {printable(', '.join(map(str, record)) or 'none')}{hint}"
 
 
 def text_field(record: Record, names: Sequence[str], place: str) -> str:

@@ -1,11 +1,13 @@
 """Reads the rows of a named data set or a file, with its adapter or in the generic format."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from gtpo_megatron.config.problems.dataset import DatasetRef
-from gtpo_megatron.data.adapters import ADAPTERS, adapter_of
-from gtpo_megatron.data.records import HubPlace, read_hub, read_records
-from gtpo_megatron.data.rows import Row, generic_row
+from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset
+from gtpo_megatron.data.adapters import ADAPTERS, Adapter, adapter_at, adapter_of
+from gtpo_megatron.data.hub import HubPlace, newest_commit, read_hub
+from gtpo_megatron.data.records import read_records
+from gtpo_megatron.data.rows import Row, RowColumns, generic_row
 from gtpo_megatron.errors import DataError
 
 
@@ -20,25 +22,19 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
         ConfigError: the name is unknown and no file is given.
         DataError: it cannot be read, a row is malformed, or there are no rows at all.
     """
-    adapter = ADAPTERS.get(dataset.name) if dataset.is_named else None
-    if dataset.path:
-        records = read_records(dataset.path)
-    elif dataset.repository:
-        hub = HubPlace(
-            repository=dataset.repository, revision=dataset.revision, split=dataset.split, subset=dataset.subset
-        )
-        records = read_hub(hub, dataset.revision, name=dataset.name)
-    else:
-        adapter = adapter_of(dataset.name)
-        records = read_hub(adapter.hub, dataset.revision or adapter.hub.revision, name=dataset.name)
+    adapter = _adapter(dataset)
+    columns = RowColumns(prompt=dataset.prompt_column, answer=dataset.answer_column)
     empty = True
-    for place, record in records:
+    for place, record in _records(dataset):
         empty = False
         if not isinstance(record, Mapping):
             raise DataError(f"{place}: got {type(record).__name__}, expected an object with the fields of a problem")
-        if adapter is not None and not adapter.is_kept(record):
+        if adapter is None:
+            row = generic_row(record, place, dataset.name, columns)
+        elif adapter.is_kept(record):
+            row = adapter.to_row(record, place, dataset.name)
+        else:
             continue
-        row = (generic_row if adapter is None else adapter.to_row)(record, place, dataset.name)
         if needs_answer:
             row.check_answer()
         yield row
@@ -47,11 +43,81 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
 
 
 def origin_of(dataset: DatasetRef) -> str:
-    """The origin of the rows, for messages: the file, or the repository and commit."""
+    """The origin of the rows, for messages: the file, or the repository and commit.
+
+    Raises:
+        ConfigError: the name is unknown.
+        DataError: the commit of a repository is not known.
+    """
     if dataset.path:
-        return dataset.path
+        return f"{dataset.path}:{dataset.split}" if dataset.split else dataset.path
+    split = f":{dataset.split}" if dataset.split else ""
+    return f"{_hub_place(dataset)}{split}"
+
+
+def check_source(dataset: DatasetRef) -> None:
+    """Looks whether a data set is there, and, where columns are named, whether its first row has them.
+
+    Raises:
+        ConfigError: the name is unknown.
+        DataError: no such file or folder, its files cannot be read, or the first row lacks a column that is named.
+    """
+    if dataset.path and (dataset.prompt_column or dataset.answer_column):
+        next(read_rows(dataset, needs_answer=bool(dataset.answer_column)))
+    elif dataset.path:
+        _records(dataset)
+    elif not dataset.repository:
+        adapter_of(dataset.name)
+
+
+def pinned(text: str, field: str) -> str:
+    """A data set's name with the commit that it is at now, so that a later start reads the same rows.
+
+    Args:
+        text: as :func:`parse_dataset` reads it; what needs no commit stays as it is.
+        field: of the configuration; named in errors.
+
+    Raises:
+        DataError: neither the hub nor its local cache knows the commit.
+    """
+    dataset = parse_dataset(text, field)
+    if not dataset.repository or dataset.revision:
+        return text
+    return str(replace(dataset, revision=_hub_place(dataset).revision))
+
+
+def _adapter(dataset: DatasetRef) -> Adapter | None:
+    """The reader of a known data set's rows; None for rows of one's own, and where columns are named."""
     if dataset.repository:
-        return str(dataset).removeprefix("hub:")
-    hub = adapter_of(dataset.name).hub
-    subset = f"/{hub.subset}" if hub.subset else ""
-    return f"{hub.repository}{subset}@{dataset.revision or hub.revision}"
+        has_columns = dataset.prompt_column or dataset.answer_column
+        return None if has_columns else adapter_at(dataset.repository, dataset.subset)
+    if dataset.path:
+        return ADAPTERS.get(dataset.name) if dataset.is_named else None
+    return adapter_of(dataset.name)
+
+
+def _records(dataset: DatasetRef) -> Iterator[tuple[str, object]]:
+    if not dataset.path:
+        return read_hub(_hub_place(dataset), name=dataset.name)
+    known = _adapter(dataset)
+    if known is None:
+        return read_records(dataset.path, split=dataset.split)
+    return read_records(dataset.path, subset=known.hub.subset, split=dataset.split or known.hub.split)
+
+
+def _hub_place(dataset: DatasetRef) -> HubPlace:
+    """Where a data set of the hub is; what is not said of a known one is its own."""
+    if not dataset.repository:
+        known = adapter_of(dataset.name).hub
+        return replace(known, revision=dataset.revision or known.revision)
+    adapter = adapter_at(dataset.repository, dataset.subset)
+    if adapter is None:
+        return HubPlace(
+            repository=dataset.repository,
+            revision=dataset.revision or newest_commit(dataset.repository),
+            split=dataset.split or "train",
+            subset=dataset.subset,
+        )
+    return replace(
+        adapter.hub, revision=dataset.revision or adapter.hub.revision, split=dataset.split or adapter.hub.split
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gtpo_megatron.algorithms.batch.outcome import is_correct
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
 from gtpo_megatron.config.problems.evaluation import BEST_OF, HELDOUT, EvaluationConfig, metric_names
+from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.evaluation.intervals import bootstrap_interval
 from gtpo_megatron.evaluation.metrics import best_at_k, mean_at_k, pass_at_k
 
@@ -77,10 +78,18 @@ def evaluate(
         config: number of samples and the interval's seed.
         sample_and_grade: samples from the policy to measure, and grades.
         threshold: a response is correct if its reward is at least this.
+
+    Raises:
+        RolloutError: no response has a verdict, so there is no accuracy.
     """
     problems = heldout.problems
     prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(range(len(problems))))
     rewards = sample_and_grade(prompts)
+    if bool(rewards.failed.all()):
+        raise RolloutError(
+            f"the reward function has no verdict on any of {len(rewards.failed)} responses to {heldout.label} "
+            f"problems; log.txt says what it raised"
+        )
     correct = is_correct(rewards.rewards, success_threshold=threshold) & ~rewards.failed
     table = correct.double().reshape(len(problems), config.samples).tolist()
     values = rewards.rewards.double().masked_fill(rewards.failed, 0.0).reshape(len(problems), config.samples).numpy()

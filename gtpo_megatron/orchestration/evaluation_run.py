@@ -17,8 +17,7 @@ from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
-from gtpo_megatron.data.records import read_records
-from gtpo_megatron.data.source import origin_of
+from gtpo_megatron.data.source import check_source
 from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError, GTPOError
@@ -32,7 +31,7 @@ from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, MeasuredSet, Ve
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
-from gtpo_megatron.orchestration.host import check_cache, is_cpu_build
+from gtpo_megatron.orchestration.host import check_attention, check_cache, is_cpu_build
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
@@ -42,6 +41,7 @@ from gtpo_megatron.rollout.response_stream import ResponseSource
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
 from gtpo_megatron.sandbox.choose import check_sandbox
+from gtpo_megatron.weights.architecture import read_architecture
 
 
 def evaluate_model(
@@ -74,6 +74,9 @@ def evaluate_model(
         check_sandbox(config.reward.sandbox)
     judged_by = check_judge(config.reward.judge) if any(one.statement.needs_judge for one in rewards) else ""
     check_length(check_model_folder(model.folder), config.max_sequence_tokens)
+    architecture = read_architecture(model.folder)
+    if is_cpu_build():
+        check_attention(architecture, where=f"model {model.folder}")
     final_answer = resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))
@@ -123,9 +126,7 @@ def check_request(config: EvaluateConfig) -> None:
     if is_cpu_build():
         check_cache(config.engine.rollout(config.sampling), where="engine")
     for ref in config.sets.values():
-        origin_of(ref)
-        if ref.path:
-            read_records(ref.path)  # checks that the file exists, before a checkpoint is converted
+        check_source(ref)  # before a checkpoint is converted
 
 
 SAYS_SCORE = ("template", "score_pattern", "full_score", "temperature", "max_tokens")

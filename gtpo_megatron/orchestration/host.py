@@ -32,11 +32,7 @@ def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Arc
     if cluster.address or not is_cpu_build():
         return
     check_cache(rollout, where="rollout")
-    if architecture.head_size not in CPU_HEAD_SIZES:
-        raise ConfigError(
-            f"model.path: head size {architecture.head_size}: vLLM's attention on CPUs has "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}; take a model with one of these, or a machine with GPUs"
-        )
+    check_attention(architecture, where="model.path")
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
         raise ConfigError(
             f"model.path: hidden size {architecture.hidden_size}: vLLM's experts on CPUs need a multiple of "
@@ -52,6 +48,20 @@ def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Arc
 def is_cpu_build() -> bool:
     """Whether the installed torch is a build without CUDA."""
     return torch.version.cuda is None
+
+
+def check_attention(architecture: Architecture, *, where: str) -> None:
+    """Raises ConfigError if vLLM's attention on CPUs lacks the head size.
+
+    Args:
+        architecture: of the model.
+        where: names the model in the message.
+    """
+    if architecture.head_size not in CPU_HEAD_SIZES:
+        raise ConfigError(
+            f"{where}: head size {architecture.head_size}: vLLM's attention on CPUs has "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}; take a model with one of these, or a machine with GPUs"
+        )
 
 
 def check_cache(rollout: RolloutConfig, *, where: str) -> None:

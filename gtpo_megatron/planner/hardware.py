@@ -6,7 +6,7 @@ from typing import Literal
 MIB = 2**20
 GIB = 2**30
 
-GPUName = Literal["h100", "h200", "a100", "b200"]
+GPUName = Literal["h100", "h200", "a100", "b200", "rtx4090"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,8 @@ GPUS: dict[GPUName, GPU] = {
     "h200": GPU(memory_gib=141, bf16_flops=989e12, hbm_bytes=4.8e12, nvlink_bytes=450e9, network_bytes=50e9),
     "a100": GPU(memory_gib=80, bf16_flops=312e12, hbm_bytes=2.0e12, nvlink_bytes=300e9, network_bytes=25e9),
     "b200": GPU(memory_gib=180, bf16_flops=2250e12, hbm_bytes=8.0e12, nvlink_bytes=900e9, network_bytes=50e9),
+    # a board by itself: PCIe 4.0 x16 in the place of NVLink, a network of 10 Gbit/s
+    "rtx4090": GPU(memory_gib=24, bf16_flops=165e12, hbm_bytes=1.008e12, nvlink_bytes=32e9, network_bytes=1.25e9),
 }
 """SXM boards with one network adapter per GPU: 400 Gbit/s, A100 200 Gbit/s."""
 

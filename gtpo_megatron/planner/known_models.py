@@ -10,16 +10,15 @@ from gtpo_megatron.weights.experts import Experts
 
 
 def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, **more: Any) -> ModelShape:
-    """All heads of these models have 128 columns."""
+    """Heads have 128 columns if nothing else is said."""
     return ModelShape(
         num_layers=layers,
         hidden_size=hidden,
         ffn_size=ffn,
         num_heads=heads,
         num_query_groups=groups,
-        head_size=128,
         vocab_size=vocab,
-        **{"max_positions": 131072, **more},
+        **{"head_size": 128, "max_positions": 131072, **more},
     )
 
 
@@ -47,6 +46,13 @@ def _glm4_5_experts(num: int, ffn: int, dense: int, layers: int, scaling: float)
 
 
 KNOWN_MODELS: dict[str, ModelShape] = {
+    "Qwen/Qwen2.5-0.5B": _shape(
+        24, 896, 4864, 14, 2, 151936, head_size=64, qkv_bias=True, tied_embeddings=True, max_positions=32768
+    ),
+    "Qwen/Qwen2.5-1.5B": _shape(
+        28, 1536, 8960, 12, 2, 151936, qkv_bias=True, tied_embeddings=True, max_positions=32768
+    ),
+    "Qwen/Qwen2.5-3B": _shape(36, 2048, 11008, 16, 2, 151936, qkv_bias=True, tied_embeddings=True, max_positions=32768),
     "Qwen/Qwen2.5-7B": _QWEN2_5_7B,
     "Qwen/Qwen2.5-32B": _shape(64, 5120, 27648, 40, 8, 152064, qkv_bias=True),
     "Qwen/Qwen2.5-72B": _shape(80, 8192, 29568, 64, 8, 152064, qkv_bias=True),

@@ -1,7 +1,6 @@
 """A reward function: lookup by name, the three forms that it may have, and the columns that it needs."""
 
 import contextlib
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, cast, get_type_hints
 
 from gtpo_megatron.config.grading.reward import RewardConfig, weighted_names
-from gtpo_megatron.config.named_function import named_function
+from gtpo_megatron.config.named_function import named_function, named_module
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.untrusted.text import printable
@@ -89,7 +88,7 @@ class RewardFunction:
     """A function whose signature is known.
 
     Attributes:
-        name: ``module:function``.
+        name: ``module:function`` or ``FILE.py:function``.
         function: the callable.
         form: its signature.
         is_async: calling it gives an awaitable.
@@ -285,5 +284,5 @@ def resolve_final_answer(text: str) -> Callable[[str], str | None] | None:
         ConfigError: as :func:`resolve_rewards`.
     """
     first = resolve_rewards(text)[0]
-    found = getattr(importlib.import_module(first.name.partition(":")[0]), "final_answer", None)
+    found = getattr(named_module(first.name, what="reward function"), "final_answer", None)
     return cast("Callable[[str], str | None]", found) if callable(found) else None

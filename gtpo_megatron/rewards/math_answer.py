@@ -34,7 +34,8 @@ def math_answer(response: str, answer: str) -> float:
 
     Args:
         response: the sampled text.
-        answer: the reference, as text or LaTeX, with or without ``\boxed`` or dollars.
+        answer: the reference, as text or LaTeX, with or without ``\boxed`` or dollars; or a solution that ends with
+            one in ``\boxed`` or after ``####``.
 
     Returns:
         1.0 or 0.0.
@@ -71,7 +72,8 @@ def _squeezed(text: str) -> str:
 
 
 def _unwrapped(reference: str) -> str:
-    """The reference without a box, dollar signs or a full stop around it."""
+    """The reference without a box, dollar signs or a full stop around it; of GSM8K's, what follows ``####``."""
+    reference = reference.rpartition("####")[2].strip()
     boxed = last_boxed(reference)
     return (reference.strip("$") if boxed is None else boxed).strip().rstrip(".").strip("$ ")
 

@@ -147,7 +147,7 @@ def _batch(verdicts: Sequence[Verdict]) -> RewardBatch:
 
 
 def _report_failures(verdicts: Sequence[Verdict]) -> None:
-    """Logs the number of rows without a verdict, and the most frequent reasons."""
+    """Logs the number of rows without a verdict and the most frequent reasons; as an error if no row has a verdict."""
     reasons = Counter(verdict.failure for verdict in verdicts if verdict.failure is not None)
     if reasons:
         first = {verdict.failure: row for row, verdict in reversed(list(enumerate(verdicts)))}
@@ -155,4 +155,5 @@ def _report_failures(verdicts: Sequence[Verdict]) -> None:
             f"{count} x {reason} (row {first[reason]}{' first' if count > 1 else ''})"
             for reason, count in reasons.most_common(3)
         )
-        logger.warning("%d of %d responses have no reward: %s", reasons.total(), len(verdicts), commonest)
+        level = logging.ERROR if reasons.total() == len(verdicts) else logging.WARNING
+        logger.log(level, "%d of %d responses have no reward: %s", reasons.total(), len(verdicts), commonest)

@@ -16,6 +16,9 @@ from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.data_file import DATA_FILE, TRAIN, DataContent, contents_text, read_contents
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
+
+CONFIG_FILE = "config.yaml"
 
 SAME_NUMBERS = (
     "num_steps:",
@@ -38,7 +41,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_file = path / "config.yaml"
+        self.config_file = path / CONFIG_FILE
         self.hf_folder = path / "hf"
         self.report_file = path / "report.html"
         self.checkpoints = CheckpointFolder(path / "checkpoints")
@@ -48,13 +51,16 @@ class RunFolder:
     def open(self, config: RunConfig, *, resume: bool) -> None:
         """Creates the folder for a new run, or checks that it belongs to this run.
 
+        A run that has neither finished a step nor saved a checkpoint, such as one whose start failed, holds nothing to
+        go on with: without ``resume`` a new one takes its place.
+
         Raises:
             ConfigError: it has a run and ``resume`` is False, or another run.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
-            if self.config_file.exists():
+            if self.config_file.exists() and (resume or self._has_progress()):
                 self._check_same_run(config, resume=resume)
             else:
                 write_file(self.config_file, to_yaml(config))
@@ -133,4 +139,15 @@ class RunFolder:
             raise ConfigError(
                 f"run folder {self.path} holds a run with another configuration: {'; '.join(forbidden)}; "
                 f"go on with the old values, or choose another folder"
+                f"{'' if self._has_progress() else ', or leave out --resume: it has not finished a step'}"
             )
+
+    def _has_progress(self) -> bool:
+        """Whether a step is finished or a checkpoint saved; metrics that cannot be read count as such."""
+        if self.checkpoints.path.is_dir() and any(self.checkpoints.path.iterdir()):
+            return True
+        metrics = self.path / METRICS_FILE
+        try:
+            return metrics.exists() and any(row["step"] > 0 for row in read_metrics(metrics))
+        except DataError:
+            return True

@@ -11,6 +11,7 @@ from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.run_folder.checkpoints import DRIVER_FILE, Checkpoint, CheckpointFolder
 from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.logged_errors import logged_errors
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.run_folder.provenance import LOG_FILE
 from gtpo_megatron.run_folder.state import FINISHED, RunState, is_held, read_state
@@ -20,11 +21,7 @@ STEPS_FOR_TIME_LEFT = 10
 MIN_SILENCE_S = 600.0
 SILENCE_STEPS = 5.0
 """A run is silent if its last step is more than this many steps' time, and ten minutes, ago."""
-LOG_TAIL_BYTES = 1 << 20
-
-_ERROR = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) +(.*)$")
 _ACCURACY = re.compile(r"eval/(.+)_mean_at_k")
-_START = re.compile(r" gtpo_megatron\.run_folder\.provenance: versions: ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +120,7 @@ def read_status(path: Path) -> RunStatus:
     row_age = max(0.0, now - metrics_file.stat().st_mtime) if rows else None
     seconds = [row["timing/step_s"] for row in rows[-STEPS_FOR_TIME_LEFT:] if row.get("timing/step_s")]
     step_s = median(seconds) if seconds else None
-    errors = _errors(path / LOG_FILE)
+    errors = logged_errors(path / LOG_FILE)
     return RunStatus(
         name=config.name,
         folder=path,
@@ -189,15 +186,3 @@ def _accuracies(rows: list[dict[str, Any]]) -> tuple[Accuracy, ...]:
         )
         for label, points in sorted(found.items())
     )
-
-
-def _errors(path: Path) -> list[str]:
-    """Error lines of the log since the last start; of a long log only the end is read."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-        lines = file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace").splitlines()
-    starts = [number for number, line in enumerate(lines) if _START.search(line)]
-    since = lines[starts[-1] :] if starts else lines
-    return [found.group(1).strip() for line in since if (found := _ERROR.match(line))]

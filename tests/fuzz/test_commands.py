@@ -157,6 +157,11 @@ TARGETS = {
         files={"data/train.jsonl": "jsonl", "data/heldout.jsonl": "jsonl"},
         inputs=40,
     ),
+    "contamination of JSON": Target(
+        arguments=("contamination", "data/train.json", "--benchmarks", "mine=data/heldout.json"),
+        files={"data/train.json": "json", "data/heldout.json": "json"},
+        inputs=25,
+    ),
     "hf-to-megatron": Target(
         arguments=("convert_checkpoint", "hf-to-megatron", "model", "out/made"),
         files={"model/config.json": "json", f"model/{INDEX}": "json", **{f"model/{name}": "header" for name in SHARDS}},

@@ -74,6 +74,7 @@ def _data(folder: Path) -> None:
         rows[1]["prompt"] = [{"role": "user", "content": rows[1]["prompt"]}]
         rows[2]["answer"] = first + 5
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / f"{name}.json").write_text(json.dumps({"data": rows}), encoding="utf-8")
 
 
 def _model(folder: Path) -> None:

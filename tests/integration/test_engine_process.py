@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.orchestration.on_ray.collect import collect, collect_survivors
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
 from gtpo_megatron.orchestration.on_ray.rollouts import received
@@ -37,7 +38,7 @@ def engine(tmp_path):
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
     variables = engine_environment(config.rollout, has_gpus=False) | {"OMP_NUM_THREADS": "1"}
     actor = ray.remote(EngineProcess).options(num_cpus=0, runtime_env={"env_vars": variables})
-    process = actor.remote(config, str(tmp_path), str(Path.cwd()), prefix="[engine]")
+    process = actor.remote(to_plain(config), str(tmp_path), str(Path.cwd()), prefix="[engine]")
     collect({"engine": process.start.remote()}, stage="start", deadline_s=DEADLINE_S)
     yield process
     ray.shutdown()

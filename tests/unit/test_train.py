@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from gtpo_megatron import train
-from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.errors import CheckpointError, ConfigError, RolloutError
 from gtpo_megatron.run_folder.checkpoints import DriverState
 from gtpo_megatron.run_folder.data_file import read_contents
 from gtpo_megatron.run_folder.folder import RunFolder
@@ -107,6 +108,30 @@ def test_a_report_that_cannot_be_written_is_a_warning_with_the_command_for_later
     assert train.leave_report(folder) is None
     assert str(error) in caplog.text
     assert f"gtpo-megatron report {folder.path}" in caplog.text
+
+
+def test_a_failure_that_refers_to_the_log_quotes_it_and_so_does_the_status(begin, tmp_path, monkeypatch, capsys):
+    def failing(*_, take_signals):
+        line = (
+            "2026-01-01 10:00:00,000 ERROR   [reward] gtpo_megatron.rewards.reward: 16 of 16 responses have no reward"
+        )
+        with (tmp_path / "run" / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"{line}: 16 x TypeError: mine() got 'solution'\n")
+        raise RolloutError("the reward function has no verdict on any of 16 responses; log.txt says what it raised")
+
+    monkeypatch.setattr(train, "ray_stages", failing)
+    with pytest.raises(RolloutError, match=r"what it raised; its last error: \[reward\].*16 x TypeError: mine\(\) got"):
+        begin(TRAIN, HELDOUT, resume=False, ends=None)
+    assert dispatch.run(["status", str(tmp_path / "run")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "16 x TypeError: mine() got 'solution'" in next(line for line in lines if line.startswith("state"))
+
+
+def test_after_a_failed_start_the_corrected_command_begins_anew(begin, tmp_path):
+    begin(TRAIN, HELDOUT, resume=False)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
+    begin(TRAIN, ("8+8?",), resume=False)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8") == "", "each step has one row"
 
 
 @pytest.mark.parametrize("step", [0, 2])

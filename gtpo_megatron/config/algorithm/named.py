@@ -1,16 +1,16 @@
-"""Algorithms by name: ``GTPOConfig`` of this package, or ``module:Class`` of anybody's."""
+"""Algorithms by name: ``GTPOConfig`` of this package, or ``module:Class`` or ``FILE.py:Class`` of anybody's."""
 
 import dataclasses
 
 from gtpo_megatron.config.algorithm import ALGORITHMS
 from gtpo_megatron.config.algorithm.base import AlgorithmConfig
-from gtpo_megatron.config.named_function import named_function
+from gtpo_megatron.config.named_function import name_of, named_function
 from gtpo_megatron.errors import ConfigError
 
 
 def algorithm_name(kind: type[AlgorithmConfig]) -> str:
     """What ``config.yaml`` calls the class."""
-    return kind.__name__ if kind in ALGORITHMS else f"{kind.__module__}:{kind.__qualname__}"
+    return kind.__name__ if kind in ALGORITHMS else name_of(kind)
 
 
 def algorithm_class(name: object) -> type[AlgorithmConfig]:
@@ -23,7 +23,9 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     if name in known:
         return known[str(name)]
     if not isinstance(name, str) or ":" not in name:
-        raise ConfigError(f"algorithm {name!r}: must be module:Class of your own, or one of {', '.join(known)}")
+        raise ConfigError(
+            f"algorithm {name!r}: must be module:Class or FILE.py:Class of your own, or one of {', '.join(known)}"
+        )
     kind = named_function(name, what="algorithm", example="mine:RLOOConfig")
     if not (isinstance(kind, type) and issubclass(kind, AlgorithmConfig)):
         raise ConfigError(f"algorithm {name!r}: expected a subclass of AlgorithmConfig, got {kind!r}")

@@ -13,8 +13,8 @@ class RewardConfig:
     """The outcome reward.
 
     Attributes:
-        function: ``module:function`` taking ``(response, answer)``, ``(request)`` or ``(completions, **columns)``; or a
-            weighted sum such as ``0.9*mine:tests + 0.1*mine:format``.
+        function: ``module:function`` or ``FILE.py:function`` taking ``(response, answer)``, ``(request)`` or
+            ``(completions, **columns)``; or a weighted sum such as ``0.9*mine:tests + 0.1*mine.py:format``.
         num_workers: grading processes; 0 grades in the caller's process, without a time limit.
         timeout_s: time a response may take before it is marked failed and its worker replaced; a batched call has the
             time of one response.
@@ -60,7 +60,9 @@ def weighted_names(text: str) -> list[tuple[float, str]]:
         if not math.isfinite(factor):
             raise ConfigError(f"reward function={text!r}: {weight.strip()!r} is no weight; write 0.9*module:function")
         if not (colon and module and function):
-            raise ConfigError(f"reward function={text!r}: must be written module:function")
+            raise ConfigError(
+                f"reward function={text!r}: must be written module:function or FILE.py:function (a path has no +)"
+            )
         found.append((factor, name.strip()))
     functions = [name.partition(":")[2] for _, name in found]
     if len(set(functions)) != len(functions):

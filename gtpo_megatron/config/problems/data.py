@@ -1,6 +1,6 @@
 """Which prompts are trained on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
@@ -14,9 +14,13 @@ class DataConfig:
 
     Attributes:
         train_path: ``dapo-math-17k`` (from the hub, at its pinned revision), ``dapo-math-17k@COMMIT``,
-            ``dapo-math-17k=FILE`` (a local copy), ``hub:OWNER/NAME@COMMIT``, or a .jsonl, .parquet or .csv file of rows
-            with ``prompt`` or ``messages`` (chat messages or text), or ``problem`` or ``question`` (bare), and
-            ``answer``, maybe ``id`` and ``source``. Repeated prompts are removed and counted.
+            ``dapo-math-17k=FILE`` (a local copy), ``OWNER/NAME`` of the hub, or a .jsonl, .json, .parquet or .csv file
+            of rows with ``prompt`` or ``messages`` (chat messages or text), or ``problem`` or ``question`` (bare), and
+            ``answer``, ``ground_truth`` or ``solution``, maybe ``id`` and ``source``. Repeated prompts are removed and
+            counted.
+        prompt_column: of the training rows, if its name is another one; a text in it is a bare question. ``a.b`` is
+            ``b`` in the object ``a``.
+        answer_column: of the reference answer, if its name is another one.
         prompts_per_step: prompts in a rollout batch; each is sampled ``group_size`` times.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
         prompt_template: put around bare questions; ``{problem}`` stands for the question.
@@ -27,6 +31,8 @@ class DataConfig:
     """
 
     train_path: str
+    prompt_column: str = ""
+    answer_column: str = ""
     prompts_per_step: int = 128
     max_prompt_tokens: int = 2048
     prompt_template: str = BOXED_TEMPLATE
@@ -44,5 +50,6 @@ class DataConfig:
 
     @property
     def train(self) -> DatasetRef:
-        """What ``train_path`` names."""
-        return parse_dataset(self.train_path, "train_path")
+        """What ``train_path`` names, with its columns."""
+        found = parse_dataset(self.train_path, "train_path")
+        return replace(found, prompt_column=self.prompt_column, answer_column=self.answer_column)

@@ -1,6 +1,6 @@
 """Held-out accuracy during training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
 from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
@@ -35,6 +35,8 @@ class EvaluationConfig:
 
     Attributes:
         path: rows as in the training set; their metrics are ``eval/heldout_*``. Empty: ``benchmarks`` alone.
+        prompt_column: of the rows of ``path`` and of benchmarks in files, as in ``data``; known benchmarks have theirs.
+        answer_column: likewise.
         benchmarks: more sets, such as ``aime24``, ``math500=FILE``; their metrics are ``eval/aime24_*`` and so on.
         every_steps: steps between measurements; 0 measures before and after only.
         num_problems: how many rows of each set, from the first; 0 takes all.
@@ -45,6 +47,8 @@ class EvaluationConfig:
     """
 
     path: str = ""
+    prompt_column: str = ""
+    answer_column: str = ""
     benchmarks: tuple[str, ...] = ()
     every_steps: int = 10
     num_problems: int = 0
@@ -68,4 +72,8 @@ class EvaluationConfig:
     def sets(self) -> dict[str, DatasetRef]:
         """Every set by its label in metric names, ``path`` first."""
         heldout = {HELDOUT: parse_dataset(self.path, "path")} if self.path.strip() else {}
-        return heldout | {ref.label: ref for ref in parse_datasets(self.benchmarks, "benchmarks")}
+        named = heldout | {ref.label: ref for ref in parse_datasets(self.benchmarks, "benchmarks")}
+        return {
+            label: replace(ref, prompt_column=self.prompt_column, answer_column=self.answer_column)
+            for label, ref in named.items()
+        }

@@ -10,6 +10,7 @@ from typing import Any
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
 from gtpo_megatron.orchestration.on_ray.placement import Node, in_order
 
@@ -24,16 +25,19 @@ TOKEN_HINT = "; if it listens, it may want a token: set RAY_AUTH_MODE=token, as 
 COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None], temp_folder: Path) -> None:
+def join_cluster(
+    config: ClusterConfig, *, deadline: Deadline, take_signals: Callable[[], None], temp_folder: Path
+) -> None:
     """Connects this process to Ray, starting one if no address is given.
 
     Args:
         config: address and size of the cluster.
+        deadline: of the whole start of the run.
         take_signals: called after Ray has replaced the handler of SIGTERM by one that exits at once.
         temp_folder: private folder for sockets and logs of a Ray that is started here.
 
     Raises:
-        WorkerError: the head does not answer, or too few nodes have joined it by ``start_deadline_s``.
+        WorkerError: the head does not answer, or too few nodes have joined it by then.
     """
     import ray
 
@@ -52,7 +56,7 @@ def join_cluster(config: ClusterConfig, *, take_signals: Callable[[], None], tem
         raise WorkerError(f"the Ray head {where} does not answer: {error}{hint}") from error
     try:
         take_signals()
-        _wait_for_nodes(config)
+        _wait_for_nodes(config, deadline)
     except WorkerError:
         ray.shutdown()
         raise
@@ -77,13 +81,12 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
 
 
-def _wait_for_nodes(config: ClusterConfig) -> None:
-    deadline = time.monotonic() + config.start_deadline_s
+def _wait_for_nodes(config: ClusterConfig, deadline: Deadline) -> None:
     while (num := len(ray_nodes())) < config.num_nodes:
-        if time.monotonic() > deadline:
+        if not deadline.left_s:
             raise WorkerError(
                 f"{num} of cluster.num_nodes={config.num_nodes} nodes have joined the Ray head at {config.address} "
-                f"within {config.start_deadline_s:.0f} s; see the logs of the nodes that are missing"
+                f"within {deadline.limit_s:.0f} s; see the logs of the nodes that are missing"
             )
         time.sleep(0.2)
     if num > 1:

@@ -27,21 +27,39 @@ def looking_after(look: Callable[[], None]) -> Iterator[None]:
         _looks.remove(look)
 
 
-def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> dict[str, Any]:
+class Deadline:
+    """One limit for several waits, from its creation on.
+
+    Args:
+        limit_s: of all waits together.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._end = time.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left; 0 if none are."""
+        return max(0.0, self._end - time.monotonic())
+
+
+def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float | Deadline) -> dict[str, Any]:
     """Returns the results by name of remote calls that depend on each other.
 
     Args:
         calls: name of the process -> Ray reference of its call.
         stage: their stage, for messages.
-        deadline_s: longest time to wait for all of them.
+        deadline_s: longest time to wait for all of them, or what is left of a limit that they share with other calls.
 
     Raises:
         WorkerError: a process died, raised, or has not answered in time; the message names it, first those that died.
         GTPOError: the error that a process raised, if none died.
     """
-    results, failures, late = _wait(calls, deadline_s=deadline_s, grace_s=GRACE_S)
+    shared = deadline_s if isinstance(deadline_s, Deadline) else Deadline(deadline_s)
+    results, failures, late = _wait(calls, deadline_s=shared.left_s, grace_s=GRACE_S)
     if failures or late:
-        _raise_worst(failures, late, stage, deadline_s)
+        _raise_worst(failures, late, stage, shared.limit_s)
     return results
 
 

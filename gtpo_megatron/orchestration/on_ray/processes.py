@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.on_ray.rollouts import (
@@ -38,16 +38,16 @@ class _Process:
     """Base of the run's processes: sets up logs and module path.
 
     Args:
-        config: of the run.
+        config: of the run, as ``to_plain`` made it.
         run_folder: for ``log.txt``.
         prefix: of its log lines.
         search_path: put first on the module path, as in the driver, so that the user's modules are found.
     """
 
-    def __init__(self, config: RunConfig, run_folder: str, prefix: str, search_path: str) -> None:
+    def __init__(self, config: dict[str, Any], run_folder: str, prefix: str, search_path: str) -> None:
         if search_path not in sys.path:
             sys.path.insert(0, search_path)
-        self._config = config
+        self._config = from_plain(config, "the configuration of the run")
         self._run_folder = Path(run_folder)
         self._set_up_logs(prefix)
 
@@ -62,7 +62,7 @@ class _Process:
 class RankProcess(_Process):
     """A Megatron rank."""
 
-    def __init__(self, config: RunConfig, run_folder: str, search_path: str, *, global_rank: int) -> None:
+    def __init__(self, config: dict[str, Any], run_folder: str, search_path: str, *, global_rank: int) -> None:
         super().__init__(config, run_folder, rank_prefix(global_rank), search_path)
         self._global_rank = global_rank
         self._actor: Any = None
@@ -143,13 +143,13 @@ class EngineProcess(_Process):
     With tensor parallelism vLLM starts worker processes. If one of them dies, this process ends too.
 
     Args:
-        config: of the run.
+        config: of the run, as ``to_plain`` made it.
         run_folder: for ``log.txt``.
         search_path: put first on the module path.
         prefix: of its log lines.
     """
 
-    def __init__(self, config: RunConfig, run_folder: str, search_path: str, *, prefix: str) -> None:
+    def __init__(self, config: dict[str, Any], run_folder: str, search_path: str, *, prefix: str) -> None:
         super().__init__(config, run_folder, prefix, search_path)
         self._engine: Any = None
         self._tickets: dict[Attempt, int] = {}
@@ -267,7 +267,7 @@ class EngineProcess(_Process):
 class RewardProcess(_Process):
     """Decoding and grading."""
 
-    def __init__(self, config: RunConfig, run_folder: str, search_path: str) -> None:
+    def __init__(self, config: dict[str, Any], run_folder: str, search_path: str) -> None:
         super().__init__(config, run_folder, "[reward]", search_path)
         self._grader: Any = None
 

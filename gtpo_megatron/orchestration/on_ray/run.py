@@ -11,7 +11,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, ray_nodes
-from gtpo_megatron.orchestration.on_ray.collect import looking_after
+from gtpo_megatron.orchestration.on_ray.collect import Deadline, looking_after
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
@@ -42,7 +42,8 @@ def ray_stages(
         ConfigError: the processes do not fit on the cluster, or no transport connects them.
     """
     with _watched(run_folder, timers) as (watch, processes):
-        join_cluster(config.cluster, take_signals=take_signals, temp_folder=watch.temp_folder)
+        deadline = Deadline(config.cluster.start_deadline_s)
+        join_cluster(config.cluster, deadline=deadline, take_signals=take_signals, temp_folder=watch.temp_folder)
         placement = place(
             config.parallel,
             num_engines=config.rollout.num_engines,
@@ -52,9 +53,9 @@ def ray_stages(
         )
         _log_placement(placement)
         starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
-        starter.all()
+        starter.all(deadline)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
-        places = bring_up(config, processes, ranks, met=watch.knows)
+        places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows)
         deadline_s = config.cluster.stage_deadline_s
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
 
@@ -121,8 +122,9 @@ def _fleet(
     names = engine_names(config.rollout.num_engines)
 
     def restart(index: int) -> Any:
-        starter.engine(index)
-        bring_up_engine(config, names[index], processes[names[index]], met=watch.knows)
+        deadline = Deadline(config.cluster.start_deadline_s)
+        starter.engine(index, deadline)
+        bring_up_engine(names[index], processes[names[index]], deadline=deadline, met=watch.knows)
         return processes[names[index]]
 
     return EngineFleet(

@@ -8,10 +8,11 @@ from typing import Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME
-from gtpo_megatron.orchestration.on_ray.collect import collect
+from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect
 from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
@@ -55,20 +56,21 @@ class ProcessStarter:
         self._placement = placement
         self._processes = processes
         self._run_folder = run_folder.resolve()
-        self._common = (config, str(self._run_folder), str(Path.cwd()))
+        # as plain values: a class from a file of the user's own is unpickled only where that file has been loaded
+        self._common = (to_plain(config), str(self._run_folder), str(Path.cwd()))
 
-    def all(self) -> None:
-        """Starts one actor per rank, one per engine, and the reward process."""
+    def all(self, deadline: Deadline) -> None:
+        """Starts one actor per rank, one per engine, and the reward process, within ``deadline``, that of the start."""
         for index in range(self._config.parallel.num_ranks):
             self._processes[rank_name(index)] = self._rank(index)
         for index in range(self._config.rollout.num_engines):
-            self.engine(index)
+            self.engine(index, deadline)
         self._processes[REWARD_NAME] = self._start(
             RewardProcess, self._placement.reward, threads=1, num_gpus=0, environment={}
         )
 
-    def engine(self, index: int) -> None:
-        """Starts or replaces an engine."""
+    def engine(self, index: int, deadline: Deadline) -> None:
+        """Starts or replaces an engine within ``deadline``."""
         rollout = self._config.rollout
         shares_gpus = rollout.placement == "colocated" and self._placement.has_gpus
         environment = engine_environment(rollout, has_gpus=self._placement.has_gpus)
@@ -77,18 +79,18 @@ class ProcessStarter:
             self._placement.engines[index],
             threads=self._config.cluster.engine_threads,
             num_gpus=0 if shares_gpus else rollout.tensor_parallel_size,
-            environment=environment | (self._gpus_of_ranks(index) if shares_gpus else {}),
+            environment=environment | (self._gpus_of_ranks(index, deadline) if shares_gpus else {}),
             prefix="[engine]" if rollout.num_engines == 1 else f"[engine {index}]",
         )
 
-    def _gpus_of_ranks(self, index: int) -> dict[str, str]:
+    def _gpus_of_ranks(self, index: int, deadline: Deadline) -> dict[str, str]:
         """Environment of an engine that shares its ranks' GPUs: their ids; Ray assigns none."""
         size = self._config.rollout.tensor_parallel_size
         ranks = [rank_name(rank) for rank in range(index * size, (index + 1) * size)]
         ids = collect(
             {rank: self._processes[rank].gpu_ids.remote() for rank in ranks},
             stage="start",
-            deadline_s=self._config.cluster.start_deadline_s,
+            deadline_s=deadline,
         )
         visible = ",".join(str(gpu) for rank in ranks for gpu in ids[rank])
         return {"CUDA_VISIBLE_DEVICES": visible, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
@@ -132,7 +134,9 @@ class ProcessStarter:
         return ray.remote(kind).options(**options).remote(*self._common, **kwargs)
 
 
-def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, met: Met) -> list[RankPlace]:
+def bring_up(
+    config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, deadline: Deadline, met: Met
+) -> list[RankPlace]:
     """Waits until every process has started; returns the ranks' places.
 
     Engines that share the ranks' GPUs start first and sleep, because both would not fit.
@@ -141,28 +145,28 @@ def bring_up(config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, 
         config: of the run.
         processes: processes by name.
         ranks: the ranks among them, in order.
+        deadline: of the whole start, of which a part is over.
         met: called with name and process id of every process on this machine.
     """
-    deadline_s = config.cluster.start_deadline_s
-    _meet(processes, deadline_s, met)
+    _meet(processes, deadline, met)
     waiting = dict(processes)
     if config.rollout.placement == "colocated":
         engines = {name: waiting.pop(name) for name in engine_names(config.rollout.num_engines)}
         loading = {name: engine.start.remote() for name, engine in engines.items()}
-        collect(loading, stage="start", deadline_s=deadline_s)
+        collect(loading, stage="start", deadline_s=deadline)
         falling_asleep = {name: engine.sleep.remote(keep_weights=False) for name, engine in engines.items()}
-        collect(falling_asleep, stage="start", deadline_s=deadline_s)
-    meeting = collect({"rank 0": ranks[0].rendezvous.remote()}, stage="start", deadline_s=deadline_s)["rank 0"]
+        collect(falling_asleep, stage="start", deadline_s=deadline)
+    meeting = collect({"rank 0": ranks[0].rendezvous.remote()}, stage="start", deadline_s=deadline)["rank 0"]
     starting = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
     starting |= {name: process.start.remote() for name, process in waiting.items() if name not in starting}
-    answers = collect(starting, stage="start", deadline_s=deadline_s)
+    answers = collect(starting, stage="start", deadline_s=deadline)
     return [answers[rank_name(index)] for index in range(len(ranks))]
 
 
-def bring_up_engine(config: RunConfig, name: str, process: Any, *, met: Met) -> None:
+def bring_up_engine(name: str, process: Any, *, deadline: Deadline, met: Met) -> None:
     """Waits until a replacement engine has started."""
-    _meet({name: process}, config.cluster.start_deadline_s, met)
-    collect({name: process.start.remote()}, stage="restart", deadline_s=config.cluster.start_deadline_s)
+    _meet({name: process}, deadline, met)
+    collect({name: process.start.remote()}, stage="restart", deadline_s=deadline)
 
 
 def end_in_order(processes: dict[str, Any], engines: list[str]) -> None:
@@ -176,9 +180,9 @@ def end_in_order(processes: dict[str, Any], engines: list[str]) -> None:
         logger.warning("an engine did not end in good order: %s", error)
 
 
-def _meet(processes: dict[str, Any], deadline_s: float, met: Met) -> None:
+def _meet(processes: dict[str, Any], deadline: Deadline, met: Met) -> None:
     identities = collect(
-        {name: process.identity.remote() for name, process in processes.items()}, stage="start", deadline_s=deadline_s
+        {name: process.identity.remote() for name, process in processes.items()}, stage="start", deadline_s=deadline
     )
     for name, (host, pid) in identities.items():
         logger.info("%s: process %d on %s", name, pid, host)

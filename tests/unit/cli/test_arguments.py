@@ -102,7 +102,7 @@ def test_what_may_have_been_meant(capsys, arguments, meant):
         (["config", RECIPE, "--\x1b[31mred"], "unknown option --\\x1b[31mred"),
         (["config", RECIPE, "--model.dtype", "\x1b[31m"], "--model.dtype \\x1b[31m: must be one of"),
         (["study", "--study", "nowhere:study"], "study 'nowhere:study': there is no module 'nowhere'"),
-        (["config", RECIPE, "--reward.function", "./mine.py:f"], "'./mine.py' is a file, expected a module"),
+        (["config", RECIPE, "--reward.function", "./mine.py:f"], "there is no file ./mine.py in /"),
     ],
 )
 def test_a_value_that_cannot_be(capsys, arguments, message):

@@ -24,6 +24,7 @@ from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
 MODEL = str(ASSETS / "tiny_qwen2")
+LONG = ("--max_prompt_tokens=512", "--sampling.max-response-tokens", "64")
 SHORT = ("--max-prompt-tokens", "96", "--sampling.max-response-tokens", "64")
 
 
@@ -48,13 +49,18 @@ def rows(tmp_path, *lines, name="rows.jsonl"):
         ((MODEL,), "benchmarks is empty"),
         ((MODEL, "--benchmarks", ","), "benchmarks is empty"),
         ((MODEL, "--benchmarks", "aime24,aime42"), "unknown data set 'aime42'"),
-        ((MODEL, "--benchmarks", "aime24,math-500"), "known: dapo-math-17k, aime24, aime25, math500"),
+        (
+            (MODEL, "--benchmarks", "aime24,math-500"),
+            "known: dapo-math-17k, gsm8k, gsm8k-test, aime24, aime25, math500",
+        ),
         ((MODEL, "--benchmarks", "aime24@main"), "must be a commit"),
         ((MODEL, "--benchmarks", "x=/nowhere.jsonl", *SHORT), "/nowhere.jsonl: cannot be read: no such file"),
         ((MODEL, "--benchmarks", "aime24", "--samples", "0"), "samples=0: must be greater than 0"),
         ((MODEL, "--benchmarks", "aime24", "--samples", "4", "--ks", "8"), "every k must lie between 1 and samples=4"),
         ((MODEL, "--benchmarks", "aime24", "--sampling.temperature", "0"), "would be 32 equal responses"),
-        ((MODEL, "--benchmarks", "aime24"), "exceeds the model's max_position_embeddings=512"),
+        ((MODEL, "--benchmarks", "aime24", *LONG), "exceeds the model's max_position_embeddings=512"),
+        ((MODEL, "--benchmarks", "aime24", LONG[0]), "exceeds the model's max_position_embeddings=512"),
+        ((MODEL, "--benchmarks", "x=/nowhere.jsonl"), "/nowhere.jsonl: cannot be read: no such file"),
         ((MODEL, "--benchmarks", "aime24", "--reward.function", "math:tan2", *SHORT), "math lacks it"),
         ((MODEL, "--benchmarks", "aime24", "--checkpoint", "latest"), "is no run folder"),
         ((MODEL, "--benchmarks", "aime24", "--sample", "3"), "unknown option --sample; did you mean --samples?"),

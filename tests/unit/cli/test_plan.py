@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gtpo_megatron.cli import dispatch
+from recipes.tiny_cpu import ASSETS
 
 RECIPE = "recipes.qwen2_5_32b:gtpo_64gpu"
 
@@ -63,9 +64,43 @@ def test_what_is_said_to_help_can_be_typed_and_helps(capsys):
     assert dispatch.run([*tight, *suggestion.split(":")[0].split()]) == 0
 
 
+def test_a_model_needs_no_recipe(capsys):
+    """The paper's setting on as many GPUs as are asked for; the engine has those that leave room for its cache."""
+    assert dispatch.run(["plan", "Qwen/Qwen2.5-32B", "--gpus", "64", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["own"], plain["cluster"]["num_gpus"], plain["cluster"]["is_colocated"]) == (None, 64, True)
+    assert (plain["batch"]["num_responses"], plain["batch"]["max_sequence_tokens"]) == (2048, 6144)
+    assert (plain["engine"]["num_engines"], plain["engine"]["sequences_in_cache"]) == (16, 106)
+    assert dispatch.run(["plan", RECIPE, "--json"]) == 0
+    assert plain["choice"]["layout"] == json.loads(capsys.readouterr().out)["choice"]["layout"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "engines"),
+    [
+        (["Qwen/Qwen2.5-7B"], 8, 8),
+        (["Qwen/Qwen2.5-0.5B-Instruct", "--gpus=1", "--gpu", "rtx4090"], 1, 1),
+        (["Qwen/Qwen2.5-7B", "--gpus", "16", "--gpu_memory=141", "--rollout.group-size", "8"], 16, 16),
+        ([str(ASSETS / "tiny_qwen2"), "--gpus", "4"], 4, 4),
+        (["Qwen/Qwen3-30B-A3B", "--gpus", "32"], 32, 8),
+    ],
+)
+def test_models_and_gpus(capsys, arguments, gpus, engines):
+    assert dispatch.run(["plan", *arguments, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["cluster"]["num_gpus"], plain["engine"]["num_engines"]) == (gpus, engines)
+    assert plain["batch"]["num_responses"] == 128 * (8 if "--rollout.group-size" in arguments else 16)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["Qwen/Qwen2.5-33B"], "perhaps you meant 'Qwen2.5-3"),
+        (["Qwen/Qwen2.5-32B", "--gpus", "0"], "must be greater than 0"),
+        (["Qwen/Qwen2.5-32B", "--gpus"], "lacks its value"),
+        (["Qwen/Qwen2.5-32B", "--gpus", "12"], "take 8 or 16"),
+        (["Qwen/Qwen2.5-32B", "--gpu", "h1000"], "must be one of h100, h200"),
+        (["Qwen/Qwen2.5-32B", "--gpsu", "8"], "did you mean --gpu"),
         ([], "plan needs a recipe first"),
         (
             ["recipes.qwen2_5_32b:ppo"],
@@ -74,7 +109,7 @@ def test_what_is_said_to_help_can_be_typed_and_helps(capsys):
         ([RECIPE, "--gpus", "60"], "take 56 or 64"),
         ([RECIPE, "--gpus", "-8"], "gpus=-8"),
         ([RECIPE, "--gpu-memory", "-1"], "must be greater than 0"),
-        ([RECIPE, "--model.path", "Qwen/Qwen2.5-320B"], "known: Qwen/Qwen2.5-7B"),
+        ([RECIPE, "--model.path", "Qwen/Qwen2.5-320B"], "known: Qwen/Qwen2.5-0.5B"),
         ([RECIPE, "--rollout.tensor-parallel-size", "3"], "choose from [1, 2, 4, 8]"),
     ],
 )

@@ -48,9 +48,10 @@ def test_a_wrong_type_and_a_wrong_value_are_refused():
         ("recipes.nowhere:gtpo", "there is no module 'recipes.nowhere'"),
         ("recipes.tiny_cpu:ppo", r"recipes.tiny_cpu lacks it; it has .*grpo_s"),
         ("recipes.tiny_cpu:Path", "returned PosixPath, expected a RunConfig"),
-        ("./mine.py:gtpo", "'./mine.py' is a file, expected a module; in that file's folder, write mine:gtpo"),
-        ("mine.py:gtpo", "is a file, expected a module"),
-        (".:gtpo", "expected a module"),
+        ("./mine.py:gtpo", "there is no file ./mine.py in /"),
+        ("mine.py:gtpo", "there is no file mine.py in /"),
+        ("./mine:gtpo", "a path without the ending .py; must be FILE.py:function"),
+        (".:gtpo", "a path without the ending .py"),
         ("math:sqrt", "recipe 'math:sqrt': it raised TypeError"),
     ],
 )

@@ -76,7 +76,7 @@ def test_one_of_the_package_on_the_command_line(argument):
         ("own_algorithm:NeedyConfig", "strength without a default"),
         ("broken_algorithm:X", "importing broken_algorithm failed: ZeroDivisionError: division by zero"),
         ("no_such_module:X", "there is no module 'no_such_module' on the module path"),
-        ("gtpo", "must be module:Class of your own, or one of GTPOConfig"),
+        ("gtpo", "must be module:Class or FILE.py:Class of your own, or one of GTPOConfig"),
         (":X", "must be written module:function"),
         ("", "must be module:Class"),
     ],

@@ -41,7 +41,7 @@ def edited(*path, **fields):
         (edited("model", dtype="float16"), "dtype='float16': must be one of 'float32', 'bfloat16'"),
         (
             edited("algorithm", kind="PPOConfig"),
-            "algorithm 'PPOConfig': must be module:Class of your own, or one of GTPOConfig",
+            "algorithm 'PPOConfig': must be module:Class or FILE.py:Class of your own, or one of GTPOConfig",
         ),
         (edited("algorithm", entropy_clip=[1.0]), "entropy_clip"),
         (edited("rollout", group_size=1), "group_size=1"),

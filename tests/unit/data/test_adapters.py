@@ -36,6 +36,8 @@ RECORDS = {
         "level": 2,
         "unique_id": "test/precalculus/807.json",
     },
+    "gsm8k": {"question": QUESTION, "answer": "It is <<9/3=3>>3.\n#### 3"},
+    "gsm8k-test": {"question": QUESTION, "answer": "It is <<9/3=3>>3.\n#### 3"},
     "amc23": {"id": 0, "answer": 27.0, "url": "https://", "question": QUESTION},
     "minerva": {"question": QUESTION, "answer": "4.5e33"},
     "olympiadbench": {
@@ -59,6 +61,8 @@ RECORDS = {
     "dapo-math-17k": dapo("9a9b6eb4-a1cb"),
 }
 EXPECTED = {
+    "gsm8k": ("It is <<9/3=3>>3.\n#### 3", None),
+    "gsm8k-test": ("It is <<9/3=3>>3.\n#### 3", None),
     "aime24": ("033", "aime24-60"),
     "aime25": ("70", "aime25-0"),
     "math500": ("\\left( 3, \\frac{\\pi}{2} \\right)", "math500-test/precalculus/807.json"),

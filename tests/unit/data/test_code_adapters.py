@@ -5,8 +5,9 @@ import json
 import pytest
 
 from gtpo_megatron.config.problems.dataset import parse_dataset
-from gtpo_megatron.data import records, source
+from gtpo_megatron.data import source
 from gtpo_megatron.data.adapters import ADAPTERS
+from gtpo_megatron.data.hub import read_hub
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.code_tests import code_tests
 from gtpo_megatron.rewards.request import RewardRequest
@@ -139,7 +140,7 @@ def test_files_of_a_repository_with_a_script_are_read_and_the_script_is_not(monk
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     hub = ADAPTERS["livecodebench-v6"].hub
-    assert [record for _, record in records.read_hub(hub, hub.revision, name="x")] == [{"a": 1}]
+    assert [record for _, record in read_hub(hub, name="x")] == [{"a": 1}]
     [(arguments, options)] = called
     assert arguments == ("json",)
     assert options["data_files"] == [f"hf://datasets/{hub.repository}@{hub.revision}/test6.jsonl"]

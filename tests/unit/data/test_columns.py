@@ -1,7 +1,7 @@
 """Rows keep their columns, in whatever shape and file they come."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -80,6 +80,50 @@ def test_csv_and_parquet_and_a_folder_hold_the_same_rows(tmp_path):
     assert json.loads(rows[2].columns_json)["raw"] == "\\xff"
 
 
+ROWS = [{"problem": "1+1?", "answer": "2"}, {"problem": "2+2?", "answer": "4"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(ROWS),
+        json.dumps(ROWS, indent=2),
+        json.dumps({"version": "1.0", "data": ROWS}, indent=1),
+        json.dumps({"version": "1.0", "data": ROWS}),
+        "\n".join(map(json.dumps, ROWS)),
+    ],
+)
+def test_json_in_the_forms_that_people_write(tmp_path, text):
+    (tmp_path / "set.json").write_text(text)
+    assert [(row.prompt, row.answer) for row in read(str(tmp_path / "set.json"))] == [("1+1?", "2"), ("2+2?", "4")]
+
+
+@pytest.mark.parametrize("text", ["", "3", "[]", '{"data": []}', '{"a": [], "b": []}', "[1]", "[", '{"a": 1'])
+def test_json_that_holds_no_rows_is_one_line(tmp_path, text):
+    (tmp_path / "set.json").write_text(text)
+    with pytest.raises(DataError, match=r"set\.json") as refused:
+        read(str(tmp_path / "set.json"))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_columns_of_any_name(tmp_path):
+    rows = [{"query": " 1+1? ", "extra_info": {"chat": CHAT, "gold": 2}, "answer": "no"}]
+    ref = replace(parse_dataset(written(tmp_path, *rows), "x"), prompt_column="query", answer_column="extra_info.gold")
+    [found] = source.read_rows(ref)
+    assert (found.prompt, found.is_bare, found.answer) == ("1+1?", True, "2")
+    [found] = source.read_rows(replace(ref, prompt_column="extra_info.chat"))
+    assert (found.prompt, found.is_bare) == (tuple(CHAT), False)
+    with pytest.raises(
+        DataError, match=r"question is missing; .*; the row has the columns query, extra_info, answer; prompt_column"
+    ):
+        list(source.read_rows(replace(ref, prompt_column="question")))
+    source.check_source(ref)
+    with pytest.raises(
+        DataError, match=r"in extra_info.label; the row has the columns query, .*; answer_column names another one"
+    ):
+        source.check_source(replace(ref, answer_column="extra_info.label"))
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -137,7 +181,7 @@ def test_a_hub_name_has_a_commit():
         "test",
     )
     assert parse_dataset(str(found), "train_path") == found
-    assert parse_dataset("hub:a/b@abcdef1", "x").split == "train"
-    for wrong in ("hub:a/b", "hub:a/b@main", "hub:a@abcdef1"):
-        with pytest.raises(ConfigError, match="expected hub:OWNER/NAME@COMMIT"):
+    assert parse_dataset("hub:a/b@abcdef1", "x").split == ""
+    for wrong in ("hub:a/b@main", "a/b@main", "hub:a@abcdef1"):
+        with pytest.raises(ConfigError, match="expected OWNER/NAME or OWNER/NAME/CONFIGURATION, then maybe @COMMIT"):
             parse_dataset(wrong, "train_path")

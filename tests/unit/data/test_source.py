@@ -142,7 +142,7 @@ def test_missing_files_and_other_endings_are_errors(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         list(read_rows(str(tmp_path / "absent.jsonl")))
     (tmp_path / "set.tsv").write_text("a,b\n")
-    with pytest.raises(DataError, match=r"'\.tsv', expected \.jsonl, \.parquet or \.csv"):
+    with pytest.raises(DataError, match=r"'\.tsv', expected \.jsonl, \.json, \.parquet, \.csv"):
         list(read_rows(str(tmp_path / "set.tsv")))
 
 

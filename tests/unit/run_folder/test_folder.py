@@ -1,6 +1,7 @@
 """A run folder belongs to one configuration and one process."""
 
 import dataclasses
+import json
 import multiprocessing
 
 import pytest
@@ -25,10 +26,42 @@ def test_the_configuration_is_written_whole(folder):
     assert load_config(folder.config_file) == tiny_cpu.gtpo()
 
 
+def rows(folder, *steps):
+    text = "".join(json.dumps({"step": step}) + "\n" for step in steps)
+    (folder.path / "metrics.jsonl").write_text(text, encoding="utf-8")
+
+
 def test_a_folder_with_a_run_needs_resume(folder):
+    rows(folder, 0, 1)
     with pytest.raises(ConfigError, match="holds a run already; add --resume"):
         folder.open(tiny_cpu.gtpo(), resume=False)
     folder.open(tiny_cpu.gtpo(), resume=True)
+
+
+@pytest.mark.parametrize("steps", [None, (0,)])
+def test_a_run_whose_start_failed_gives_way_to_the_corrected_command(folder, steps):
+    folder.record_run(tiny_cpu.gtpo(), contents(train="a"), goes_on=False)
+    if steps is not None:
+        rows(folder, *steps)  # measured, and failed before its first step was over
+    (folder.path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="seed: 0 -> 3; .*or leave out --resume: it has not finished a step"):
+        folder.open(tiny_cpu.gtpo(seed=3), resume=True)
+    folder.open(tiny_cpu.gtpo(seed=3), resume=False)
+    assert load_config(folder.config_file).seed == 3
+
+
+@pytest.mark.parametrize("left", ["step_2", "checkpoint_pointer"])
+def test_what_a_run_has_saved_is_never_begun_anew(folder, left):
+    (folder.path / "checkpoints").mkdir()
+    (folder.path / "checkpoints" / left).touch()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        folder.open(tiny_cpu.gtpo(), resume=False)
+
+
+def test_metrics_that_cannot_be_read_are_not_begun_anew(folder):
+    (folder.path / "metrics.jsonl").write_text("no JSON\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        folder.open(tiny_cpu.gtpo(), resume=False)
 
 
 def test_another_configuration_is_refused_and_the_old_one_kept(folder):

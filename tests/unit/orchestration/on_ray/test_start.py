@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.on_ray import collect as ray_collect
 from gtpo_megatron.orchestration.on_ray import start as ray_start
+from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.start import bring_up
 from recipes import tiny_cpu
 
@@ -39,7 +42,8 @@ def come_up(calls, **rollout):
     config = replace(config, rollout=replace(config.rollout, **rollout))
     engines = ["rollout engine"] if config.rollout.num_engines == 1 else ["rollout engine 0", "rollout engine 1"]
     processes = {name: Process(name, calls) for name in ("rank 0", "rank 1", *engines, "reward")}
-    places = bring_up(config, processes, [processes["rank 0"], processes["rank 1"]], met=lambda *_: None)
+    ranks = [processes["rank 0"], processes["rank 1"]]
+    places = bring_up(config, processes, ranks, deadline=Deadline(60.0), met=lambda *_: None)
     assert len(places) == 2
     return [call for call in calls if call[1] not in ("identity", "rendezvous")]
 
@@ -55,3 +59,25 @@ def test_engines_on_the_ranks_gpus_load_first_and_sleep_while_the_ranks_do(calls
         *((name, "sleep") for name in engines),
         *((name, "start") for name in ("rank 0", "rank 1", "reward")),
     ]
+
+
+@pytest.mark.parametrize("placement", ["disaggregated", "colocated"])
+def test_one_deadline_is_that_of_all_phases(monkeypatch, placement):
+    """Each phase takes 40 s of 100; none is given what an earlier one has used up."""
+    clock, waits = [1000.0], []
+
+    def wait(calls, *, deadline_s, grace_s):
+        waits.append(deadline_s)
+        clock[0] += 40.0
+        late = [] if deadline_s >= 40.0 else sorted(calls)
+        return dict(calls), {}, late
+
+    monkeypatch.setattr(ray_collect.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ray_collect, "_wait", wait)
+    config = tiny_cpu.gtpo()
+    config = replace(config, rollout=replace(config.rollout, placement=placement))
+    processes = {name: Process(name, []) for name in ("rank 0", "rank 1", "rollout engine", "reward")}
+    ranks = [processes["rank 0"], processes["rank 1"]]
+    with pytest.raises(WorkerError, match="no answer in start within 100 s"):
+        bring_up(config, processes, ranks, deadline=Deadline(100.0), met=lambda *_: None)
+    assert waits == [100.0, 60.0, 20.0]

@@ -1,0 +1,47 @@
+"""Fixes the commits of hub data sets that a run is given by name, so that its continuation reads the same rows."""
+
+from dataclasses import replace
+
+from gtpo_megatron.config.problems.dataset import parse_dataset
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.source import pinned
+
+
+def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
+    """The configuration with a commit in the name of every data set of the hub.
+
+    Args:
+        config: as it was asked for.
+        before: of the run that is continued; its commits are taken again. None: the newest ones.
+
+    Raises:
+        DataError: a commit is not known, see :func:`~gtpo_megatron.data.source.newest_commit`.
+    """
+    known = {} if before is None else {_without_commit(text): text for text in _names(before)}
+
+    def fixed(text: str, field: str) -> str:
+        found = parse_dataset(text, field) if text.strip() else None
+        if found is None or not found.repository or found.revision:
+            return text
+        return known.get(_without_commit(text)) or pinned(text, field)
+
+    data, evaluation = config.data, config.evaluation
+    return replace(
+        config,
+        data=replace(data, train_path=fixed(data.train_path, "train_path")),
+        evaluation=replace(
+            evaluation,
+            path=fixed(evaluation.path, "path"),
+            benchmarks=tuple(fixed(text, "benchmarks") for text in evaluation.benchmarks),
+        ),
+    )
+
+
+def _names(config: RunConfig) -> list[str]:
+    texts = (config.data.train_path, config.evaluation.path, *config.evaluation.benchmarks)
+    return [text for text in texts if text.strip()]
+
+
+def _without_commit(text: str) -> str:
+    """The same data set at no commit, in one spelling."""
+    return str(replace(parse_dataset(text, "data set"), revision=""))
