@@ -28,8 +28,9 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.link import WeightLink
-from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker, plan_push
+from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
 from gtpo_megatron.weights.reshard import ShardPlace, hf_shapes, load_plan, shard_place
 
@@ -85,7 +86,13 @@ PEERS = (  # published figures; see docs/rollouts.md
 
 
 def layout_of(
-    arch: Architecture, parallel: ParallelConfig, *, workers: int, engines: int = 1, bucket_mib: int
+    arch: Architecture,
+    parallel: ParallelConfig,
+    *,
+    workers: int,
+    engines: int = 1,
+    bucket_mib: int,
+    reach: Reach = "same_host",
 ) -> PushLayout:
     tensor = parallel.tensor_parallel_size
     return PushLayout(
@@ -97,6 +104,7 @@ def layout_of(
         padded_vocab_size=-(-arch.vocab_size // tensor) * tensor,
         itemsize=2,
         bucket_bytes=bucket_mib * MIB,
+        reach=reach,
     )
 
 
@@ -134,16 +142,17 @@ def plan_rows() -> list[dict[str, Any]]:
     for name, (sizes, parallel, engines, workers) in LARGE.items():
         arch = architecture_of(sizes)
         layout = layout_of(arch, parallel, workers=workers, engines=engines, bucket_mib=512)
-        start = time.process_time()
-        streams = plan_push(arch, layout)
-        seconds = time.process_time() - start
-        moved = [sum(bucket.num_bytes for bucket in stream.buckets) for stream in streams]
-        least = [sum(2 * box.num_elements for box in stream.kept.values()) for stream in streams]
-        sent = dict.fromkeys(range(parallel.num_ranks), 0)
-        for stream in streams:
-            for bucket in stream.buckets:
-                for rank, (_, num) in bucket.spans.items():
-                    sent[rank] += num
+        plan = PushPlan(arch, layout)
+        sent, moved, least, pieces = dict.fromkeys(range(parallel.num_ranks), 0), [], [], 0
+        for target in layout.targets:
+            spans = [span for bucket in plan.spans(target.worker) for span in bucket.items()]
+            for rank, (_, num) in spans:
+                sent[rank] += num
+            moved.append(sum(num for _, (_, num) in spans))
+        for index in range(workers):  # the same for every engine
+            stream = plan.stream(index)
+            least += [sum(2 * box.num_elements for box in stream.kept.values())] * engines
+            pieces += engines * sum(len(bucket.pieces) for bucket in stream.buckets)
         rows.append(
             {
                 "model": name,
@@ -154,8 +163,7 @@ def plan_rows() -> list[dict[str, Any]]:
                 "largest_worker_gb": max(moved) / 1e9,
                 "largest_rank_gb": max(sent.values()) / 1e9,
                 "smallest_rank_gb": min(sent.values()) / 1e9,
-                "pieces": sum(len(bucket.pieces) for stream in streams for bucket in stream.buckets),
-                "plan_cpu_s": seconds,
+                "pieces": pieces,
                 "predicted_s": {link: max(*moved, *sent.values()) / 1e9 / speed for link, speed in LINKS_GB_S.items()},
             }
         )
@@ -341,7 +349,7 @@ def measure(folder: Path, case: int, rounds: int, bucket_mib: int) -> dict[str, 
     trainer.stop()
     for one in (floor.slots, *slots.values()):
         remove_name(one)
-    streams = plan_push(arch, layout)
+    streams = [PushPlan(arch, layout).stream(worker) for worker in range(workers)]
     moved = sum(bucket.num_bytes for stream in streams for bucket in stream.buckets)
     least = sum(2 * box.num_elements for stream in streams for box in stream.kept.values())
     return {
@@ -408,7 +416,7 @@ def print_tables(result: dict[str, Any]) -> None:
         print(
             f"{row['model']} {row['layout']}  moved {row['moved_gb']:.1f} GB ({row['over_least']:.5f} of the least)  "
             f"{row['engines']} engine(s), {row['pieces']:,} pieces  largest worker {row['largest_worker_gb']:.1f} GB  "
-            f"ranks {row['smallest_rank_gb']:.2f} to {row['largest_rank_gb']:.2f} GB  plan {row['plan_cpu_s']:.2f} s  "
+            f"ranks {row['smallest_rank_gb']:.2f} to {row['largest_rank_gb']:.2f} GB  "
             f"{predicted}"
         )
     for line in PEERS:

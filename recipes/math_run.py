@@ -80,6 +80,7 @@ class OnGPUs:
         expert_tensor_parallel_size: of the trainer.
         recompute: activations that the trainer makes again.
         engine_size: GPUs per vLLM engine; the engines use all GPUs.
+        shares_experts_whole: the ranks of an engine hold whole experts, in place of a part of every expert.
         max_concurrent_sequences: sequences that an engine decodes together.
         kv_cache_gib: on each GPU.
     """
@@ -92,6 +93,7 @@ class OnGPUs:
     expert_tensor_parallel_size: int = 1
     recompute: Literal["none", "selective", "full"] = "none"
     engine_size: int
+    shares_experts_whole: bool = False
     max_concurrent_sequences: int
     kv_cache_gib: int = 40
 
@@ -178,6 +180,7 @@ def math_run(
             num_engines=on.num_gpus // on.engine_size,
             dtype="bfloat16",
             tensor_parallel_size=on.engine_size,
+            expert_parallel=on.shares_experts_whole,
             kv_cache_mib=on.kv_cache_gib << 10,
             max_concurrent_sequences=on.max_concurrent_sequences,
         ),

@@ -13,8 +13,9 @@ ON_128_GPUS = OnGPUs(
     context_parallel_size=2,
     expert_parallel_size=64,  # two experts of each layer on every rank
     engine_size=8,
+    shares_experts_whole=True,  # else every rank would talk with all 127 others in a push
     max_concurrent_sequences=64,
-    kv_cache_gib=8,
+    kv_cache_gib=5,
 )
 
 

@@ -37,7 +37,7 @@ class Plan:
     def gpus(self, layout: Layout) -> list[GPUMemory]:
         """Every kind of GPU under a layout: each stage's, and the engine's if it has GPUs of its own."""
         gpus = [trainer_gpu(self.request, layout, stage) for stage in range(layout.pipeline)]
-        return gpus if self.request.cluster.is_colocated else [*gpus, engine_gpu(self.request)]
+        return gpus if self.request.cluster.is_colocated else [*gpus, engine_gpu(self.request, layout)]
 
     @property
     def sequences_in_cache(self) -> int:

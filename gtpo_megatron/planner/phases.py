@@ -22,6 +22,7 @@ from gtpo_megatron.planner.activations import (
 from gtpo_megatron.planner.engine import EngineMemory, engine_memory
 from gtpo_megatron.planner.layout import Layout, Recompute, layers_of_chunk
 from gtpo_megatron.planner.output_layer import OutputLayerMemory, output_layer
+from gtpo_megatron.planner.push_connections import connection_bytes, rank_connections, worker_connections
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.trainer_state import StageParameters, TrainerState, stage_parameters, trainer_state
 
@@ -102,7 +103,7 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         host["reference policy"] = parameters.num_elements * request.weight_bytes
         if request.resets_reference:
             host["checkpoint staging"] += host["reference policy"]
-    reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout)
+    reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout) + connection_bytes(rank_connections(request, layout))
     if request.cluster.is_colocated:
         # the last push is checked by responses that are scored while the engine stays awake
         phases = {"generate": {"weights": weights, **score}, **phases}
@@ -119,13 +120,14 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
 
 
-def engine_gpu(request: PlanRequest) -> GPUMemory:
-    """A GPU that only generates."""
+def engine_gpu(request: PlanRequest, layout: Layout) -> GPUMemory:
+    """A GPU that only generates, beside a trainer of this layout."""
     phases: dict[Phase, Bytes] = {"generate": {}, "push": {}}
     _add_engine(phases, request)
     for parts in phases.values():
         _add_buckets(parts, request, sides=1)
-        parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + _fragmentation(parts)
+        connections = connection_bytes(worker_connections(request, layout))
+        parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + connections + _fragmentation(parts)
     return GPUMemory(role="engine", phases=phases, host=_host_of_worker(request))
 
 
@@ -144,7 +146,7 @@ def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
     mixtures = [(last, min(cluster.gpus_per_node - last, cluster.num_rollout_gpus))]
     if full_nodes:
         mixtures += [(cluster.gpus_per_node, 0), (0, min(cluster.gpus_per_node, cluster.num_rollout_gpus))]
-    engine = {} if cluster.is_colocated else engine_gpu(request).host
+    engine = {} if cluster.is_colocated else _host_of_worker(request)
     nodes = []
     for num_ranks, num_engines in mixtures:
         parts = {name: num_ranks * size for name, size in rank.host.items() if num_ranks}

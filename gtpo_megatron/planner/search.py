@@ -92,7 +92,7 @@ def judge(request: PlanRequest, layout: Layout) -> JudgedLayout:
     gpus = [trainer_gpu(request, layout, stage) for stage in sorted({0, *between.values(), last})]
     host = max(sum(node_host(request, gpu).values()) for gpu in gpus)
     if not request.cluster.is_colocated:
-        gpus.append(engine_gpu(request))
+        gpus.append(engine_gpu(request, layout))
     widest = max(
         (
             stage_parameters(request.shape, layout, stage, request.vocab_multiple)

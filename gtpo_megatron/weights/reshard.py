@@ -158,12 +158,30 @@ def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int
     experts = range(0) if arch.experts is None else place.expert_parallel.held(arch.experts.num_experts)
     for chunk, stage in enumerate(place.stages):
         prefix = chunk_prefix(chunk, place.virtual_size)
-        yield from _chunk_mappings(arch, place.num_stages, stage, prefix, padded_vocab_size, experts)
+        yield from chunk_mappings(
+            arch,
+            num_stages=place.num_stages,
+            stage=stage,
+            prefix=prefix,
+            padded_vocab_size=padded_vocab_size,
+            experts=experts,
+        )
 
 
-def _chunk_mappings(
-    arch: Architecture, num_stages: int, stage: int, prefix: str, padded_vocab_size: int, experts: range
+def chunk_mappings(
+    arch: Architecture, *, num_stages: int, stage: int, prefix: str, padded_vocab_size: int, experts: range
 ) -> Iterator[ParamMapping]:
+    """Every parameter of one model chunk.
+
+    Args:
+        arch: of the model; its layers split over the stages.
+        num_stages: virtual stages of the whole pipeline.
+        stage: the virtual stage of the chunk.
+        prefix: of the parameters' names, as ``chunk_prefix`` gives it.
+        padded_vocab_size: of the trainer.
+        experts: numbers of the experts that are in the chunk, of each of its layers that has experts.
+    """
+
     def vocabulary(megatron_name: str, hf_name: str) -> Vocabulary:
         return Vocabulary(prefix + megatron_name, hf_name, arch.vocab_size, arch.hidden_size, padded_vocab_size)
 
@@ -182,6 +200,11 @@ def _chunk_mappings(
             yield vocabulary("output_layer.weight", OUTPUT)
         elif not is_first:
             yield vocabulary("output_layer.weight", EMBEDDING)
+
+
+def is_tied_copy(arch: Architecture, mapping: ParamMapping) -> bool:
+    """Whether a parameter is the last stage's copy of a tied embedding."""
+    return arch.tied_embeddings and mapping.megatron_name.endswith("output_layer.weight")
 
 
 def load_plan(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> list[SliceCopy]:
@@ -215,7 +238,7 @@ def export_plan(
             continue
         if isinstance(mapping, Replicated) and place.tensor_parallel.index > 0:
             continue
-        if mapping.megatron_name.endswith("output_layer.weight") and arch.tied_embeddings:
+        if is_tied_copy(arch, mapping):
             continue
         plan += mapping.copies(place.split_of(mapping))
     return plan

@@ -10,13 +10,14 @@ import torch
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push.plan import plan_push
+from gtpo_megatron.weights.push.plan import PushPlan, relay_partners
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import WeightSender
 from gtpo_megatron.weights.push.transports.process_group import (
     Meeting,
     ProcessGroupReceiver,
     ProcessGroupSender,
+    join,
     open_store,
 )
 from gtpo_megatron.weights.push.transports.relay import RelayReceiver, RelaySender
@@ -43,7 +44,8 @@ class Ends:
 
     def __init__(self, transport, arch, layout, deadline_s):
         self.transport, self.arch, self.layout = transport, arch, layout
-        self.streams = plan_push(arch, layout)
+        self.plan = PushPlan(arch, layout)
+        self.streams = [self.plan.stream(target.worker) for target in layout.targets]
         if transport in ("shared_memory", "relay"):
             writers = len(layout.sources) if transport == "shared_memory" else 1
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=writers, deadline_s=deadline_s)
@@ -64,8 +66,15 @@ class Ends:
             case "shared_memory":
                 return SharedMemorySender(rank, self.slots)
             case "process_group":
-                return ProcessGroupSender(rank, self.meeting)
-        return RelaySender(rank, self.meeting, self.slots)
+                workers = {share.worker for share in self.plan.shares(rank)}
+                return ProcessGroupSender(rank, self.meeting, {self.meeting.member_for(one) for one in workers})
+        partners = relay_partners(rank, self.plan.shares(rank, passes_on=True))
+        return RelaySender(rank, self.meeting, self.slots, partners)
+
+    def sender(self, rank, dtype):
+        columns = {name: as_matrix(tensor).shape[1] for name, tensor in numbered_tensors(self.arch).items()}
+        shares = self.plan.shares(rank, passes_on=self.transport == "relay")
+        return WeightSender(rank, shares, self.sending(rank), dtype=dtype, columns=columns)
 
     def receiving(self, worker):
         match self.transport:
@@ -100,8 +109,7 @@ def push_and_check(index, _, __, ends):
     num_ranks = len(ends.layout.sources)
     if index < num_ranks:
         plan = load_plan(ends.arch, ends.layout.sources[index].place, ends.layout.padded_vocab_size)
-        columns = {name: as_matrix(tensor).shape[1] for name, tensor in tensors.items()}
-        sender = WeightSender(index, ends.streams, ends.sending(index), dtype=torch.bfloat16, columns=columns)
+        sender = ends.sender(index, torch.bfloat16)
         sums = []
         for number in range(1, NUM_PUSHES + 1):
             shards = filled(plan, {name: (number * tensor).double() for name, tensor in tensors.items()})
@@ -140,7 +148,7 @@ def test_pushes_arrive_whole(transport, workers, make_ends):
         for worker in range(workers):
             received, sent = answers[2 + worker][push], {}
             for rank in range(2):
-                for name, share in answers[rank][push][worker].items():
+                for name, share in answers[rank][push].get(worker, {}).items():
                     sent[name] = (sent.get(name, 0) + share) % 2**64
             assert received == sent
             assert len(received) == len(ends.streams[worker].kept)
@@ -171,6 +179,29 @@ def test_who_does_not_send_is_named_by_the_deadline(transport, make_ends):
         answers[0] if transport == "relay" else answers[2]
     )  # the worker sees its own rank only, which says who it missed
     assert re.search(r"worker 0:? (bucket \d+ )?did not come from rank 1 within 6 s.*must not be used", told), answers
+
+
+def rank_1_joins_only(index, _, __, ends):
+    """Rank 1 is in the group and opens no connection."""
+    if index == 1:
+        ends.absent = join(ends.meeting, 1)
+        return "absent"
+    try:
+        push_and_check(index, _, __, ends)
+    except WeightSyncError as error:
+        return str(error)
+    return "nothing raised"
+
+
+@pytest.mark.parametrize("transport", ["process_group", "relay"])
+def test_who_does_not_open_a_connection_is_named_by_the_deadline(transport, make_ends):
+    arch = architecture()
+    layout = push_layout(arch, tp=2, workers=1, bucket_bytes=256, itemsize=2, padded_vocab_size=14)
+    ends = make_ends(transport, arch, layout, deadline_s=4.0)
+    told = run_processes(rank_1_joins_only, 3, ends, timeout_s=60)[0 if transport == "relay" else 2]
+    who, num = ("rank 0", 1) if transport == "relay" else ("worker 0", 2)
+    expected = rf"transport {transport} \(gloo\), {who}: no connection with rank 1 within 4 s, \d of {num} are open"
+    assert re.search(expected, told), told
 
 
 class KilledInMidPush:
@@ -219,8 +250,7 @@ def test_a_worker_that_does_not_read_is_named(make_ends):
     arch = architecture()
     ends = make_ends("shared_memory", arch, push_layout(arch, bucket_bytes=256), deadline_s=0.2)
     tensors = numbered_tensors(arch)
-    columns = {name: as_matrix(tensor).shape[1] for name, tensor in tensors.items()}
-    sender = WeightSender(0, ends.streams, ends.sending(0), dtype=torch.float32, columns=columns)
+    sender = ends.sender(0, torch.float32)
     with pytest.raises(WeightSyncError, match="transport shared_memory, rank 0: worker 0 .* within 0.2 s"):
         sender.push(filled(load_plan(arch, ends.layout.sources[0].place, 13), tensors), with_checksums=False)
 

@@ -74,7 +74,7 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
 
 def layout_of(arch, sampler_tp, sizes):
     """The push's layout: dense replicas, or a world of ranks with experts."""
-    from gtpo_megatron.weights.push.plan import SourceRank
+    from gtpo_megatron.weights.push.layout import SourceRank
     from tests.unit.weights.push.test_plan import push_layout
     from tests.unit.weights.test_reshard import world
 

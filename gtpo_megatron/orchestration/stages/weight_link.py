@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink
-from gtpo_megatron.weights.push.plan import PushLayout, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.transports.process_group import Meeting
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
@@ -18,7 +18,7 @@ from gtpo_megatron.weights.reshard import shard_place
 
 MIB = 1 << 20
 
-_REACH: dict[str, Literal["same_host", "anywhere", "own_rank_first"]] = {
+_REACH: dict[str, Reach] = {
     "shared_memory": "same_host",
     "process_group": "anywhere",
     "relay": "own_rank_first",

@@ -7,7 +7,8 @@ import torch
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.push.plan import PushLayout, Stream, plan_streams, share_of
+from gtpo_megatron.weights.push.layout import PushLayout
+from gtpo_megatron.weights.push.plan import PushPlan, Share, Stream, relay_partners
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import Checksums, WeightSender
 from gtpo_megatron.weights.push.transports.channel import ReceivingEnd, SendingEnd
@@ -59,10 +60,9 @@ class WeightLink:
 
     def sender(self, rank: int) -> WeightSender:
         """Opens the sending end of a trainer rank."""
+        shares = PushPlan(self.arch, self.layout).shares(rank, passes_on=isinstance(self.endpoint, Relay))
         columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in hf_shapes(self.arch).items()}
-        streams = [share_of(rank, stream) for stream in plan_streams(self.arch, self.layout)]
-        end = self._sending_end(rank, streams)
-        return WeightSender(rank, streams, end, dtype=self.dtype, columns=columns)
+        return WeightSender(rank, shares, self._sending_end(rank, shares), dtype=self.dtype, columns=columns)
 
     def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
         """Opens the receiving end of a sampler worker.
@@ -76,18 +76,17 @@ class WeightLink:
             WeightSyncError: the worker's model is another than the trainer's; the message names what differs.
         """
         check_same_model(self.arch, arch)
-        stream = next(s for s in plan_streams(self.arch, self.layout) if s.target.worker == worker)
+        stream = PushPlan(self.arch, self.layout).stream(worker)
         end = self._receiving_end(stream)
         return WeightReceiver(stream, end, shapes=hf_shapes(self.arch), dtype=self.dtype, device=device)
 
-    def _sending_end(self, rank: int, streams: Sequence[Stream]) -> SendingEnd:
+    def _sending_end(self, rank: int, shares: Sequence[Share]) -> SendingEnd:
         match self.endpoint:
             case Meeting() as meeting:
-                return ProcessGroupSender(rank, meeting)
+                return ProcessGroupSender(rank, meeting, {meeting.member_for(share.worker) for share in shares})
             case Relay(meeting=meeting, slots=slots):
-                return RelaySender(rank, meeting, slots)
-        mine = {stream.target.worker for stream in streams if any(rank in bucket.spans for bucket in stream.buckets)}
-        return SharedMemorySender(rank, {worker: slots for worker, slots in self.endpoint.items() if worker in mine})
+                return RelaySender(rank, meeting, slots, relay_partners(rank, shares))
+        return SharedMemorySender(rank, {share.worker: self.endpoint[share.worker] for share in shares})
 
     def _receiving_end(self, stream: Stream) -> ReceivingEnd:
         worker = stream.target.worker
@@ -101,6 +100,8 @@ class WeightLink:
 
 def check_same_model(trainer: Architecture, sampler: Architecture) -> None:
     """Raises WeightSyncError unless both sides have the same tensors."""
+    if trainer == sampler:
+        return
     ours, theirs = hf_shapes(trainer), hf_shapes(sampler)
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if ours.get(name) != theirs.get(name):

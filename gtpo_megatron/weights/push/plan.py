@@ -1,90 +1,31 @@
 """The plan of a push: which slice of which trainer rank's shard travels to which sampler worker, and in which bucket.
 
 Pure. A worker receives only what it keeps: its heads, rows and columns of each Hugging Face tensor, each element once
-and from one rank. Of the replicas that all hold an element, the one that has least to send sends it; experts and
-everything else are split over a stage's ranks independently, so they have different replicas. What a worker receives is
-cut into buckets of bounded size, in the order of the model, so that neither side ever holds a whole model for the push:
-a rank packs the next bucket while the worker unpacks this one.
+and from one rank. What a worker receives is cut into buckets of bounded size, so that neither side ever holds a whole
+model for the push: a rank packs the next bucket while the worker unpacks this one.
 
-All processes compute the same plan from the same ``PushLayout``; only that travels.
+Three rules make the plan; ``sections`` and ``sharing`` have the first two:
+
+1. The parts of the model have an order, and buckets are filled in it.
+2. Of the replicas of a shard, each serves some of the workers.
+3. Workers begin at different stages of the pipeline, one after the other, so that all stages send at the same time.
+
+Every process knows both layouts and applies the rules to what concerns it: a worker to its own stream, a rank to its
+own pieces. No process ever makes the whole plan.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import Box, ExpertParallel, SliceCopy, TensorParallel, expert_of
-from gtpo_megatron.weights.reshard import ShardPlace, export_plan, hf_shapes, stage_mappings, stays_float32
+from gtpo_megatron.weights.push.layout import PushLayout, TargetWorker
+from gtpo_megatron.weights.push.sections import Section, Sections, Sheet
+from gtpo_megatron.weights.push.sharing import Shard, Shares, Sharing, deal
+from gtpo_megatron.weights.reshard import ShardPlace, stage_mappings
 
-ALIGNMENT_BYTES = 64
-"""Start of every piece in a bucket, one cache line."""
-
-FLOAT32_BYTES = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceRank:
-    """A trainer rank that can send.
-
-    Attributes:
-        rank: in the trainer's world.
-        place: which shards it holds.
-        host: the machine it is on.
-    """
-
-    rank: int
-    place: ShardPlace
-    host: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetWorker:
-    """A sampler worker that receives.
-
-    Attributes:
-        worker: its number over all engines.
-        tensor_parallel: its place in its engine.
-        expert_parallel: it keeps whole experts, as many as each other worker of its engine, in place of its rows and
-            columns of every expert.
-        host: the machine it is on.
-    """
-
-    worker: int
-    tensor_parallel: TensorParallel
-    expert_parallel: bool = False
-    host: str = ""
-
-    def __str__(self) -> str:
-        return f"worker {self.worker} (tp{self.tensor_parallel.index} of {self.tensor_parallel.size})"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PushLayout:
-    """Both sides of a push.
-
-    Attributes:
-        sources: every trainer rank.
-        targets: every sampler worker.
-        padded_vocab_size: of the trainer.
-        itemsize: bytes per element on the way, but of tensors that stay float32.
-        bucket_bytes: largest bucket.
-        reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
-            all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
-    """
-
-    sources: tuple[SourceRank, ...]
-    targets: tuple[TargetWorker, ...]
-    padded_vocab_size: int
-    itemsize: int
-    bucket_bytes: int
-    reach: Literal["same_host", "anywhere", "own_rank_first"] = "same_host"
-
-    def num_bytes(self, copy: SliceCopy) -> int:
-        """Bytes of a slice on the wire."""
-        item_bytes = FLOAT32_BYTES if stays_float32(copy.hf_name) else self.itemsize
-        return copy.hf_box.num_elements * item_bytes
+Spans = dict[int, tuple[int, int]]
+"""Rank -> first byte of its part of a bucket, and number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +48,13 @@ class Bucket:
     """Pieces that are sent together. The pieces of one rank are contiguous.
 
     Attributes:
-        pieces: in order of their offsets.
-        spans: rank -> first byte and number of bytes of its pieces.
-        num_bytes: of all.
+        pieces: in order of their offsets; in a rank's share its own only.
+        spans: where the pieces of each rank are; in a rank's share its own only, unless it passes the bucket on.
+        num_bytes: of the bucket.
     """
 
     pieces: tuple[Piece, ...]
-    spans: dict[int, tuple[int, int]]
+    spans: Spans
     num_bytes: int
 
 
@@ -130,6 +71,46 @@ class Stream:
     target: TargetWorker
     kept: dict[str, Box]
     buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank does for one worker in one push.
+
+    Attributes:
+        worker: its number.
+        num_buckets: of the worker's whole stream.
+        buckets: number in the stream -> bucket, of those that the rank takes part in.
+    """
+
+    worker: int
+    num_buckets: int
+    buckets: dict[int, Bucket]
+
+
+def relay_partners(rank: int, shares: Sequence[Share]) -> set[int]:
+    """The ranks that a rank sends to or receives from, if each passes on what the worker of its number wants."""
+    senders = {one for share in shares for bucket in share.buckets.values() for one in bucket.spans}
+    return ({share.worker for share in shares} | senders) - {rank}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """What one rank contributes to one bucket of a section.
+
+    Attributes:
+        bucket: its number in the section.
+        rank: of the sender.
+        start: of its first byte in the bucket.
+        num_bytes: of all its parts.
+        items: numbers of its parts among those of its shard.
+    """
+
+    bucket: int
+    rank: int
+    start: int
+    num_bytes: int
+    items: list[int] | range
 
 
 def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
@@ -151,161 +132,139 @@ def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
     return found
 
 
-Holding = tuple[Sequence[SourceRank], SliceCopy]
-"""A slice of a Hugging Face tensor, and the ranks that all hold it."""
+class PushPlan:
+    """The plan, of which each process asks for its own part.
 
-
-def plan_push(arch: Architecture, layout: PushLayout) -> list[Stream]:
-    """One stream per worker.
+    Args:
+        arch: of the model.
+        layout: both sides of the push.
 
     Raises:
-        WeightMappingError: the layouts cannot be mapped, a shard is on no rank that can reach a worker, or a bucket
-            cannot hold a single row.
+        WeightMappingError: the layouts cannot be mapped, or no rank has what a worker needs. All methods raise it, too:
+            if a shard is on no rank that can reach a worker, or a bucket cannot hold a single row.
     """
-    return list(plan_streams(arch, layout))
+
+    def __init__(self, arch: Architecture, layout: PushLayout) -> None:
+        self._arch, self._layout = arch, layout
+        self._sections = Sections(arch, layout)
+        self._sharing = Sharing(layout, self._sections)
+
+    def stream(self, worker: int) -> Stream:
+        """Everything that a worker receives."""
+        target = self._layout.target(worker)
+        buckets = []
+        for section in self._order(target):
+            sheet = self._sections.sheet(section, target.place)
+            pieces: list[list[Piece]] = [[] for _ in sheet.bucket_bytes]
+            for number in sorted(sheet.runs):
+                copies = self._sections.copies(section, number, target.place)
+                for parcel in self._parcels(sheet, _shard(section, number, self._sections), target):
+                    pieces[parcel.bucket] += _pieces(parcel, copies, sheet.item_bytes[number])
+            spans = self._section_spans(section, target)
+            buckets += [Bucket(tuple(p), s, n) for p, s, n in zip(pieces, spans, sheet.bucket_bytes, strict=True)]
+        return Stream(target, kept_boxes(self._arch, target), tuple(buckets))
+
+    def spans(self, worker: int) -> list[Spans]:
+        """Who sends how much of each bucket to a worker, without the pieces."""
+        target = self._layout.target(worker)
+        return [spans for section in self._order(target) for spans in self._section_spans(section, target)]
+
+    def shares(self, rank: int, *, passes_on: bool = False) -> list[Share]:
+        """Everything that a rank does, by worker.
+
+        Args:
+            rank: the sender.
+            passes_on: the rank receives the whole stream of the worker of its number and hands it on.
+        """
+        source = next(source for source in self._layout.sources if source.rank == rank)
+        found: dict[int, dict[int, Bucket]] = {}
+        made: dict[tuple[object, ...], list[tuple[int, Bucket]]] = {}
+        for shard in self._sharing.shards_of(source):
+            for target, shares in self._sharing.served(shard, source):
+                first = 0
+                for section in self._order(target):
+                    sheet = self._sections.sheet(section, target.place)
+                    if _shard(section, shard.number, self._sections) == shard:
+                        key = (section, target.place, shares if len(shares) > 1 else None)
+                        if key not in made:  # equal for most engines
+                            made[key] = list(self._own_buckets(section, shard, target, shares, rank))
+                        mine = found.setdefault(target.worker, {})
+                        mine |= {first + number: bucket for number, bucket in made[key]}
+                    first += len(sheet.bucket_bytes)
+        if passes_on and any(target.worker == rank for target in self._layout.targets):
+            own = found.get(rank, {})
+            found[rank] = {
+                number: Bucket(
+                    own[number].pieces if number in own else (), spans, sum(num for _, num in spans.values())
+                )
+                for number, spans in enumerate(self.spans(rank))
+            }
+        return [
+            Share(worker, self.num_buckets(worker), dict(sorted(buckets.items())))
+            for worker, buckets in sorted(found.items())
+            if buckets
+        ]
+
+    def num_buckets(self, worker: int) -> int:
+        """Buckets of a worker's stream."""
+        target = self._layout.target(worker)
+        return sum(len(self._sections.sheet(section, target.place).bucket_bytes) for section in self._order(target))
+
+    def _order(self, target: TargetWorker) -> list[Section]:
+        """The sections in the order in which they travel to a worker."""
+        stages = self._sections.shape.num_stages
+        first = self._sharing.seat(target) + target.tensor_parallel.index
+        return [section for turn in range(stages) for section in self._sections.of_stage((first + turn) % stages)]
+
+    def _own_buckets(
+        self, section: Section, shard: Shard, target: TargetWorker, shares: Shares, rank: int
+    ) -> Iterator[tuple[int, Bucket]]:
+        sheet = self._sections.sheet(section, target.place)
+        copies = self._sections.copies(section, shard.number, target.place)
+        for parcel in _parcels(sheet, shard.number, shares):
+            if parcel.rank == rank:
+                pieces = tuple(_pieces(parcel, copies, sheet.item_bytes[shard.number]))
+                span = {rank: (parcel.start, parcel.num_bytes)}
+                yield parcel.bucket, Bucket(pieces, span, sheet.bucket_bytes[parcel.bucket])
+
+    def _section_spans(self, section: Section, target: TargetWorker) -> list[Spans]:
+        sheet = self._sections.sheet(section, target.place)
+        found: list[Spans] = [{} for _ in sheet.bucket_bytes]
+        for number in sorted(sheet.runs):
+            for parcel in self._parcels(sheet, _shard(section, number, self._sections), target):
+                found[parcel.bucket][parcel.rank] = (parcel.start, parcel.num_bytes)
+        return found
+
+    def _parcels(self, sheet: Sheet, shard: Shard, target: TargetWorker) -> Iterator[_Parcel]:
+        """What each of a shard's replicas contributes to each bucket of a worker."""
+        return _parcels(sheet, shard.number, self._sharing.shares(shard, target))
 
 
-def plan_streams(arch: Architecture, layout: PushLayout) -> Iterator[Stream]:
-    """Yields the streams of ``plan_push`` one by one: those of a large mixture of experts have millions of pieces."""
-    holdings = _holdings(arch, layout)
-    sent = dict.fromkeys((source.rank for source in layout.sources), 0)
-    wanted: dict[tuple[TensorParallel, bool], tuple[dict[str, Box], list[Holding]]] = {}
-    for target in layout.targets:
-        place = (target.tensor_parallel, target.expert_parallel)
-        if place not in wanted:  # workers of other engines want the same
-            kept = kept_boxes(arch, target)
-            wanted[place] = kept, [part for name in kept for part in _parts(name, kept[name], holdings[name], layout)]
-        yield _plan_stream(layout, target, *wanted[place], sent)
+def _shard(section: Section, number: int, sections: Sections) -> Shard:
+    """A shard of a section."""
+    return Shard(section.stage % sections.shape.pipeline, section.has_experts, number)
 
 
-def share_of(rank: int, stream: Stream) -> Stream:
-    """A stream with the pieces of one rank only; buckets keep their spans."""
-    buckets = (
-        Bucket(tuple(piece for piece in bucket.pieces if piece.rank == rank), bucket.spans, bucket.num_bytes)
-        for bucket in stream.buckets
-    )
-    return Stream(stream.target, stream.kept, tuple(buckets))
+def _parcels(sheet: Sheet, number: int, shares: Shares) -> Iterator[_Parcel]:
+    sizes = sheet.item_bytes.get(number, [])
+    ranks = deal(sizes, shares) if len(shares) > 1 else []
+    item = 0
+    for run in sheet.runs.get(number, ()):
+        items = range(item, item + run.num_items)
+        item += run.num_items
+        if len(shares) == 1:
+            yield _Parcel(run.bucket, shares[0][0], run.start, run.num_bytes, items)
+            continue
+        start = run.start
+        for rank in sorted({ranks[one] for one in items}):
+            mine = [one for one in items if ranks[one] == rank]
+            num_bytes = sum(sizes[one] for one in mine)
+            yield _Parcel(run.bucket, rank, start, num_bytes, mine)
+            start += num_bytes
 
 
-def _holdings(arch: Architecture, layout: PushLayout) -> dict[str, list[Holding]]:
-    """Who holds which slices of every Hugging Face tensor."""
-    found: dict[str, list[Holding]] = {name: [] for name in hf_shapes(arch)}
-    for is_dense in (True, False) if arch.experts is not None else (True,):
-        holders: dict[ShardPlace, list[SourceRank]] = {}
-        for source in layout.sources:
-            shard = source.place.dense_shard if is_dense else source.place.expert_shard
-            holders.setdefault(shard, []).append(source)
-        for shard, ranks in holders.items():
-            for copy in export_plan(arch, shard, layout.padded_vocab_size, dense=is_dense, experts=not is_dense):
-                found[copy.hf_name].append((ranks, copy))
-    return found
-
-
-def _parts(name: str, wanted: Box, holdings: Sequence[Holding], layout: PushLayout) -> list[Holding]:
-    """The pieces that a box of a tensor is made of."""
-    parts = [
-        (ranks, part)
-        for ranks, copy in holdings
-        if (shared := _intersection(copy, wanted)) is not None
-        for part in _rows_at_once(shared, layout)
-    ]
-    _check_cover(name, wanted, [part.hf_box for _, part in parts])
-    return parts
-
-
-def _plan_stream(
-    layout: PushLayout, target: TargetWorker, kept: dict[str, Box], parts: Sequence[Holding], sent: dict[int, int]
-) -> Stream:
-    able: dict[int, list[int]] = {}
-    pieces: list[tuple[int, SliceCopy]] = []
-    for ranks, part in parts:
-        if id(ranks) not in able:
-            able[id(ranks)] = _able(ranks, layout, target, part.hf_name)
-        choice = able[id(ranks)]
-        rank = choice[0] if len(choice) == 1 else min(choice, key=lambda one: (sent[one], one))
-        sent[rank] += layout.num_bytes(part)
-        pieces.append((rank, part))
-    return Stream(target, kept, tuple(_buckets(pieces, layout)))
-
-
-def _intersection(copy: SliceCopy, wanted: Box) -> SliceCopy | None:
-    """The part of a copy that lies in a box of its Hugging Face tensor."""
-    mine, theirs = copy.megatron_box, copy.hf_box
-    if (shared := theirs.overlap(wanted)) is None:
-        return None
-    here = shared.moved(mine.row - theirs.row, mine.column - theirs.column)
-    return SliceCopy(copy.megatron_name, here, copy.hf_name, shared)
-
-
-def _rows_at_once(copy: SliceCopy, layout: PushLayout) -> Iterator[SliceCopy]:
-    """Cuts a copy by rows into parts that fit into a bucket."""
-    here, there = copy.megatron_box, copy.hf_box
-    row_bytes = layout.num_bytes(copy) // there.num_rows
-    if row_bytes > layout.bucket_bytes:
-        raise WeightMappingError(
-            f"{copy.hf_name}: a row of {row_bytes} bytes exceeds the bucket of {layout.bucket_bytes}; enlarge "
-            f"weight_sync.bucket_mib"
-        )
-    step = layout.bucket_bytes // row_bytes
-    for start in range(0, there.num_rows, step):
-        rows = min(step, there.num_rows - start)
-        yield SliceCopy(
-            copy.megatron_name,
-            Box(here.row + start, rows, here.column, here.num_columns),
-            copy.hf_name,
-            Box(there.row + start, rows, there.column, there.num_columns),
-        )
-
-
-def _able(holders: Sequence[SourceRank], layout: PushLayout, target: TargetWorker, name: str) -> list[int]:
-    """The ranks that can serve a worker."""
-    able = [source.rank for source in holders if layout.reach != "same_host" or source.host == target.host]
-    if layout.reach == "own_rank_first" and target.worker in able:
-        return [target.worker]
-    if not able:
-        raise WeightMappingError(
-            f"{name}: {target} on host {target.host!r} can take weights from ranks on its own machine only, and "
-            f"none of them holds this shard (it is on {', '.join(f'rank {s.rank} ({s.host!r})' for s in holders)}); "
-            f"use weight_sync.transport='process_group', or place the engine beside a whole replica"
-        )
-    return able
-
-
-def _check_cover(name: str, wanted: Box, parts: Sequence[Box]) -> None:
-    """Boxes of one tensor never overlap, so equal areas mean that every element is there."""
-    area = sum(box.num_elements for box in parts)
-    if area != wanted.num_elements:
-        raise WeightMappingError(
-            f"{name}: the trainer's ranks hold {area} of the {wanted.num_elements} elements that a worker needs; "
-            f"do the sources cover every pipeline stage, tensor rank and expert rank?"
-        )
-
-
-def _buckets(pieces: Sequence[tuple[int, SliceCopy]], layout: PushLayout) -> Iterator[Bucket]:
-    gathered: list[tuple[int, SliceCopy]] = []
-    used = 0
-    for rank, copy in pieces:
-        size = _aligned(copy, layout)
-        if gathered and used + size > layout.bucket_bytes:
-            yield _bucket(gathered, layout)
-            gathered, used = [], 0
-        gathered.append((rank, copy))
-        used += size
-    if gathered:
-        yield _bucket(gathered, layout)
-
-
-def _bucket(gathered: Sequence[tuple[int, SliceCopy]], layout: PushLayout) -> Bucket:
-    pieces: list[Piece] = []
-    spans: dict[int, tuple[int, int]] = {}
-    offset = 0
-    for rank, copy in sorted(gathered, key=lambda piece: piece[0]):
-        pieces.append(Piece(rank, copy, offset))
-        first, size = spans.get(rank, (offset, 0))
-        spans[rank] = (first, size + _aligned(copy, layout))
-        offset = first + spans[rank][1]
-    return Bucket(tuple(pieces), spans, offset)
-
-
-def _aligned(copy: SliceCopy, layout: PushLayout) -> int:
-    return -(-layout.num_bytes(copy) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def _pieces(parcel: _Parcel, copies: list[SliceCopy], sizes: list[int]) -> Iterator[Piece]:
+    offset = parcel.start
+    for item in parcel.items:
+        yield Piece(parcel.rank, copies[item], offset)
+        offset += sizes[item]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push.plan import Piece, Stream
+from gtpo_megatron.weights.push.plan import Piece, Share
 from gtpo_megatron.weights.push.transports.channel import SendingEnd
 from gtpo_megatron.weights.push.wire import tensor_dtype
 
@@ -20,16 +20,18 @@ class WeightSender:
 
     Args:
         rank: of this process in the trainer's world.
-        streams: of all workers; pieces of other ranks are not looked at, and may be left out.
+        shares: what this rank does for each worker.
         end: of the transport.
         dtype: that elements travel in, but those of tensors that stay float32.
         columns: Hugging Face name -> columns of the full tensor.
     """
 
     def __init__(
-        self, rank: int, streams: Sequence[Stream], end: SendingEnd, *, dtype: torch.dtype, columns: Mapping[str, int]
+        self, rank: int, shares: Sequence[Share], end: SendingEnd, *, dtype: torch.dtype, columns: Mapping[str, int]
     ) -> None:
-        self._rank, self._streams, self._end, self._dtype, self._columns = rank, streams, end, dtype, columns
+        self._rank, self._shares, self._end, self._dtype, self._columns = rank, shares, end, dtype, columns
+        # all ranks send in this order: no two of them can wait for each other
+        self._order = sorted((number, share.worker, share) for share in shares for number in share.buckets)
         self._num_pushes = 0
 
     def push(self, parameters: Mapping[str, Tensor], *, with_checksums: bool) -> Checksums:
@@ -44,23 +46,17 @@ class WeightSender:
 
         Communication: that of the transport, to every worker.
         """
-        sums: Checksums = {stream.target.worker: {} for stream in self._streams} if with_checksums else {}
+        sums: Checksums = {share.worker: {} for share in self._shares} if with_checksums else {}
         self._end.start()
-        for index in range(max(len(stream.buckets) for stream in self._streams)):
-            for stream in self._streams:
-                if index >= len(stream.buckets):
-                    continue
-                bucket, worker = stream.buckets[index], stream.target.worker
-                if not self._end.is_needed(worker, bucket.spans):
-                    continue
-                sequence = self._num_pushes * len(stream.buckets) + index
-                memory = self._end.slot(worker, sequence, bucket.spans)
-                for piece in bucket.pieces:
-                    if piece.rank == self._rank:
-                        self._pack(piece, parameters, memory, bucket.spans[self._rank][0])
-                        if with_checksums:
-                            self._add_checksum(piece, parameters, sums[worker])
-                self._end.commit(worker, sequence, bucket.spans)
+        for number, worker, share in self._order:
+            bucket = share.buckets[number]
+            sequence = self._num_pushes * share.num_buckets + number
+            memory = self._end.slot(worker, sequence, bucket.spans)
+            for piece in bucket.pieces:
+                self._pack(piece, parameters, memory, bucket.spans[self._rank][0])
+                if with_checksums:
+                    self._add_checksum(piece, parameters, sums[worker])
+            self._end.commit(worker, sequence, bucket.spans)
         self._end.finish()
         self._num_pushes += 1
         return sums

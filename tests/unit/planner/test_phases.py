@@ -85,7 +85,7 @@ def test_a_reference_policy_is_on_the_host_and_scores_once_more():
 
 def test_disaggregated_the_two_are_apart():
     apart = request(num_gpus=72, num_rollout_gpus=8)
-    trainer, engine = trainer_gpu(apart, LAYOUT, 0), engine_gpu(apart)
+    trainer, engine = trainer_gpu(apart, LAYOUT, 0), engine_gpu(apart, LAYOUT)
     assert tuple(trainer.phases) == ("score", "train", "push", "save")
     assert tuple(engine.phases) == ("generate", "push")
     parts = {part for phase in trainer.phases.values() for part in phase}
@@ -163,7 +163,7 @@ def test_buckets_on_the_gpus_stay_and_buckets_on_the_host_are_the_node_s():
 )
 def test_the_fullest_node_has_its_engines_and_its_object_store(clusters, num_ranks, num_engines):
     asked = replace(request(**clusters), object_store_bytes=16 * GIB)
-    rank, engine = trainer_gpu(asked, LAYOUT, 0), engine_gpu(asked)
+    rank, engine = trainer_gpu(asked, LAYOUT, 0), engine_gpu(asked, LAYOUT)
     node = node_host(asked, rank)
     assert node["object store"] == 16 * GIB
     assert node["processes"] == num_ranks * rank.host["processes"] + num_engines * engine.host["processes"]
@@ -175,7 +175,7 @@ def test_the_last_node_of_ranks_may_have_engines_too():
     asked = request(num_gpus=16, num_rollout_gpus=4)
     rank = trainer_gpu(asked, LAYOUT, 0)
     small = replace(rank, host={"processes": 1})
-    assert node_host(asked, small)["processes"] == max(8, 4 + 4 * engine_gpu(asked).host["processes"])
+    assert node_host(asked, small)["processes"] == max(8, 4 + 4 * engine_gpu(asked, LAYOUT).host["processes"])
 
 
 def test_a_gathered_optimizer_passes_through_gpu_and_host():

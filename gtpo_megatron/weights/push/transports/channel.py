@@ -33,10 +33,6 @@ class SendingEnd(Protocol):
         """
         ...
 
-    def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank takes part in a bucket: it sends a part of it, or relays the parts of other ranks."""
-        ...
-
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """Waits for free memory for this rank's part of a bucket.
 

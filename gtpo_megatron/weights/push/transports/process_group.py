@@ -3,10 +3,15 @@
 The group holds every trainer rank and then every worker; it is neither Megatron's world nor vLLM's. It is joined at the
 first push, when both sides are known to be there. A rank packs into two buffers in turn and sends them in the
 background; a worker has the next bucket's receives under way while it reads this one.
+
+NCCL opens a communicator of two members when they first talk, and both wait in it for each other without a deadline. So
+members open all their connections when they join, under a deadline of ours.
 """
 
 import datetime
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +51,15 @@ class Meeting:
         return torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
 
     @property
+    def size(self) -> int:
+        """Members of the group."""
+        return self.num_ranks + self.num_workers
+
+    def name_of(self, member: int) -> str:
+        """A member, for messages."""
+        return f"rank {member}" if member < self.num_ranks else f"worker {member - self.num_ranks}"
+
+    @property
     def transport(self) -> str:
         """Name of the transport in the configuration."""
         return "process_group" if self.num_workers else "relay"
@@ -66,8 +80,7 @@ def join(meeting: Meeting, member: int) -> Any:
     Raises:
         WeightSyncError: not all came by the deadline.
     """
-    size = meeting.num_ranks + meeting.num_workers
-    timeout = datetime.timedelta(seconds=meeting.deadline_s)
+    size, timeout = meeting.size, datetime.timedelta(seconds=meeting.deadline_s)
     try:
         store = PrefixStore("weights", TCPStore(meeting.host, meeting.port, None, is_master=False, timeout=timeout))
         if meeting.backend == "nccl":
@@ -82,11 +95,66 @@ def join(meeting: Meeting, member: int) -> Any:
         ) from error
 
 
-class ProcessGroupSender:
-    """The sending end."""
+_OPENING = 2**31 - 1
+"""Tag of the byte that opens a connection."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self._rank, self._meeting = rank, meeting
+
+def opening_order(member: int, partners: Collection[int], size: int) -> list[int]:
+    """A member's partners, in the order in which it opens its connections.
+
+    All members follow one order of pairs, so that no two wait for each other; pairs of the same sum modulo ``size``
+    have no member in common and open at the same time.
+    """
+    return sorted(partners, key=lambda partner: ((member + partner) % size, min(member, partner)))
+
+
+def open_connections(group: Any, meeting: Meeting, member: int, partners: Collection[int]) -> None:
+    """Opens the connections of a member with everyone it sends to or receives from.
+
+    Raises:
+        WeightSyncError: not all are open by the deadline; the message names the member that did not come.
+
+    Communication: one byte with each partner.
+    """
+    order, num_open = opening_order(member, partners, meeting.size), 0
+    failures: list[RuntimeError] = []
+    byte = torch.zeros(1, dtype=torch.uint8, device=meeting.device)
+    end = time.monotonic() + meeting.deadline_s
+
+    def open_all() -> None:
+        nonlocal num_open
+        try:
+            for partner in order:
+                transfer = group.send if member < partner else group.recv
+                work = transfer([byte], partner, _OPENING)
+                work.wait(datetime.timedelta(seconds=max(0.001, end - time.monotonic())))
+                num_open += 1
+        except RuntimeError as error:
+            failures.append(error)
+
+    # a thread, since NCCL itself gives up for no deadline; if it does not return, the process is of no use any more
+    thread = threading.Thread(target=open_all, name="open weight connections", daemon=True)
+    thread.start()
+    thread.join(meeting.deadline_s)
+    if num_open < len(order):
+        raise WeightSyncError(
+            f"transport {meeting.transport} ({meeting.backend}), {meeting.name_of(member)}: no connection with "
+            f"{meeting.name_of(order[num_open])} within {meeting.deadline_s:g} s, {num_open} of {len(order)} are open"
+            f"{f': {failures[0]}' if failures else ''}; the sampler must not be used"
+        )
+
+
+class ProcessGroupSender:
+    """The sending end.
+
+    Args:
+        rank: of this process.
+        meeting: of the group.
+        partners: members that this one sends to or receives from.
+    """
+
+    def __init__(self, rank: int, meeting: Meeting, partners: Collection[int]) -> None:
+        self._rank, self._meeting, self._partners = rank, meeting, partners
         self._group: Any = None
         self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(SLOTS)]
         self._pending: list[tuple[int, int, Any] | None] = [None] * SLOTS
@@ -95,11 +163,6 @@ class ProcessGroupSender:
     def start(self) -> None:
         """Joins the group at the first push."""
         self.group()
-
-    def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank has a part of the bucket."""
-        del worker
-        return self._rank in spans
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """A buffer of this process whose previous contents have been sent."""
@@ -126,6 +189,7 @@ class ProcessGroupSender:
         """The process group, joined when it is first asked for."""
         if self._group is None:
             self._group = join(self._meeting, self._rank)
+            open_connections(self._group, self._meeting, self._rank, self._partners)
         return self._group
 
     def finish(self) -> None:
@@ -180,7 +244,9 @@ class ProcessGroupReceiver:
         self._group, self._buffers = None, []
 
     def _join(self) -> None:
-        self._group = join(self._meeting, self._meeting.num_ranks + self._worker)
+        member = self._meeting.num_ranks + self._worker
+        self._group = join(self._meeting, member)
+        open_connections(self._group, self._meeting, member, {rank for spans in self._buckets for rank in spans})
         largest = max((first + num for spans in self._buckets for first, num in spans.values()), default=0)
         self._buffers = [torch.empty(largest, dtype=torch.uint8, device=self._meeting.device) for _ in range(SLOTS)]
 

@@ -6,7 +6,7 @@ what they send, and what the host packs, lands in slots that the worker reads as
 file on the memory file system elsewhere. Nothing is copied on the way to the worker.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,11 +28,14 @@ class RelaySender:
         rank: of this process.
         meeting: of the ranks, without workers.
         slots: worker -> where its slots are.
+        partners: ranks that this one sends to or receives from.
     """
 
-    def __init__(self, rank: int, meeting: Meeting, slots: Mapping[int, SharedSlots]) -> None:
+    def __init__(
+        self, rank: int, meeting: Meeting, slots: Mapping[int, SharedSlots], partners: Collection[int]
+    ) -> None:
         self._rank, self._meeting = rank, meeting
-        self._outgoing = ProcessGroupSender(rank, meeting)
+        self._outgoing = ProcessGroupSender(rank, meeting, partners)
         self._file = SlotFile(slots[rank]) if rank in slots else None
         self._slots: Tensor | None = None
         self._incoming: dict[int, dict[int, Any]] = {}
@@ -40,10 +43,6 @@ class RelaySender:
     def start(self) -> None:
         """Joins the ranks' group at the first push."""
         self._outgoing.start()
-
-    def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank has a part of the bucket or hosts the worker."""
-        return worker == self._rank or self._outgoing.is_needed(worker, spans)
 
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """For the host a view of the worker's slot, which others' parts come into meanwhile; else memory to send."""

@@ -138,11 +138,6 @@ class SharedMemorySender:
     def start(self) -> None:
         """Does nothing."""
 
-    def is_needed(self, worker: int, spans: Spans) -> bool:
-        """Whether this rank has a part of the bucket."""
-        del worker
-        return self._rank in spans
-
     def slot(self, worker: int, sequence: int, spans: Spans) -> Tensor:
         """A view of this rank's part in the worker's slot."""
         file = self._files[worker]

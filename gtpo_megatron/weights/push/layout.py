@@ -1,0 +1,142 @@
+"""Both sides of a push: who holds which shards, and who wants which part of the model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.reshard import ShardPlace
+
+Reach = Literal["same_host", "anywhere", "own_rank_first"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRank:
+    """A trainer rank that can send.
+
+    Attributes:
+        rank: in the trainer's world.
+        place: which shards it holds.
+        host: the machine it is on.
+    """
+
+    rank: int
+    place: ShardPlace
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """What decides which part of the model a worker keeps.
+
+    Attributes:
+        tensor_parallel: its place in its engine.
+        expert_parallel: it keeps whole experts, as many as each other worker of its engine, in place of its rows and
+            columns of every expert.
+    """
+
+    tensor_parallel: TensorParallel
+    expert_parallel: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetWorker:
+    """A sampler worker that receives.
+
+    Attributes:
+        worker: its number over all engines.
+        tensor_parallel: as in ``WorkerPlace``.
+        expert_parallel: as in ``WorkerPlace``.
+        host: the machine it is on.
+    """
+
+    worker: int
+    tensor_parallel: TensorParallel
+    expert_parallel: bool = False
+    host: str = ""
+
+    @property
+    def place(self) -> WorkerPlace:
+        """Equal for all workers that keep the same part of the model."""
+        return WorkerPlace(self.tensor_parallel, self.expert_parallel)
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} (tp{self.tensor_parallel.index} of {self.tensor_parallel.size})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PushLayout:
+    """Both sides of a push.
+
+    Attributes:
+        sources: every trainer rank.
+        targets: every sampler worker.
+        padded_vocab_size: of the trainer.
+        itemsize: bytes per element on the way, but of tensors that stay float32.
+        bucket_bytes: largest bucket.
+        reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
+            all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
+    """
+
+    sources: tuple[SourceRank, ...]
+    targets: tuple[TargetWorker, ...]
+    padded_vocab_size: int
+    itemsize: int
+    bucket_bytes: int
+    reach: Reach = "same_host"
+
+    def target(self, worker: int) -> TargetWorker:
+        """The worker of a number."""
+        return next(target for target in self.targets if target.worker == worker)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerShape:
+    """Into how many parts the trainer's ranks split the model.
+
+    Attributes:
+        tensor: ranks that share a layer's matrices, those of experts excepted.
+        pipeline: ranks that share the layers.
+        virtual: model chunks of a rank.
+        expert: ranks that share a layer's experts.
+        expert_tensor: ranks that share the matrices of an expert.
+    """
+
+    tensor: int
+    pipeline: int
+    virtual: int
+    expert: int
+    expert_tensor: int
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages of the whole pipeline."""
+        return self.pipeline * self.virtual
+
+
+def shape_of(place: ShardPlace) -> TrainerShape:
+    """The sizes that a rank's place names."""
+    return TrainerShape(
+        place.tensor_parallel.size,
+        place.pipeline_size,
+        place.virtual_size,
+        place.expert_parallel.size,
+        place.expert_tensor_parallel.size,
+    )
+
+
+def trainer_shape(layout: PushLayout) -> TrainerShape:
+    """The sizes that all ranks have in common.
+
+    Raises:
+        WeightMappingError: two ranks belong to different layouts.
+    """
+    first = layout.sources[0]
+    shape = shape_of(first.place)
+    for source in layout.sources:
+        if shape_of(source.place) != shape:
+            raise WeightMappingError(
+                f"rank {source.rank} is of layout {shape_of(source.place)} and rank {first.rank} of {shape}; "
+                f"expected one layout for all ranks"
+            )
+    return shape

@@ -1,0 +1,242 @@
+"""Which of the ranks that all hold a shard serves which worker, and with which of its parts.
+
+Replicas share the work evenly, and as few of them as that allows serve a worker: each pair of processes that talk needs
+a connection. The demands of all workers for a shard are put on a line, one after the other. The line is cut into as
+many equal segments as there are replicas, and a replica serves what is in its segment. If a worker's demand is in
+several segments, its parts are dealt to their replicas in proportion.
+
+If workers are on the ranks' GPUs, a worker takes what its own rank holds from that rank. The line is sorted by the
+data-parallel column of the workers' own ranks: if all columns have equally many workers, a worker takes everything
+from ranks of its own column.
+
+This needs no more than the layout and the bytes that each place wants of a shard. So every process finds the same
+answer, for the few shards and workers that concern it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker, WorkerPlace
+from gtpo_megatron.weights.push.sections import Section, Sections, hf_names
+
+_LEAST_SHARE = 64
+"""A replica is not asked for less than this part of what a replica serves of a worker at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What ranks hold in common.
+
+    Attributes:
+        stage: of the pipeline.
+        has_experts: experts; else everything that is none.
+        number: among the parts that a section of the stage is split into.
+    """
+
+    stage: int
+    has_experts: bool
+    number: int
+
+
+Shares = tuple[tuple[int, int], ...]
+"""Rank and bytes, for every replica that serves a worker."""
+
+
+class Sharing:
+    """Who serves whom.
+
+    Args:
+        layout: of the push.
+        sections: of the model.
+
+    Raises:
+        WeightMappingError: a shard that is wanted is on no rank.
+    """
+
+    def __init__(self, layout: PushLayout, sections: Sections) -> None:
+        self._layout, self._sections = layout, sections
+        self._holders: dict[Shard, list[SourceRank]] = {}
+        for source in layout.sources:
+            for shard in self.shards_of(source):
+                self._holders.setdefault(shard, []).append(source)
+        self._places = list(dict.fromkeys(target.place for target in layout.targets))
+        self._lines: dict[tuple[bool, str], list[TargetWorker]] = {}
+        self._seats: dict[int, int] = {}
+        self._found: dict[tuple[Shard, int], Shares] = {}
+        self._own: dict[Shard, dict[int, int]] = {}
+        self._begins: dict[tuple[bool, str, tuple[int, ...]], tuple[dict[int, int], int]] = {}
+        self._wanted: dict[Shard, dict[WorkerPlace, int]] = {}
+        self._check_cover()
+
+    def shards_of(self, source: SourceRank) -> list[Shard]:
+        """The shards of a rank."""
+        place, stage = source.place, source.place.pipeline_stage
+        shards = [Shard(stage, False, place.tensor_parallel.index)]
+        if any(section.has_experts for section in self._sections.of_pipeline_stage(stage)):
+            expert_tensor = place.expert_tensor_parallel
+            number = place.expert_parallel.index * expert_tensor.size + expert_tensor.index
+            shards.append(Shard(stage, True, number))
+        return shards
+
+    def seat(self, target: TargetWorker) -> int:
+        """A worker's number in the line among those of its place."""
+        if target.worker not in self._seats:
+            taken = dict.fromkeys(self._places, 0)
+            for one in self._line(False, self._region(target)):
+                self._seats[one.worker] = taken[one.place]
+                taken[one.place] += 1
+        return self._seats[target.worker]
+
+    def shares(self, shard: Shard, target: TargetWorker) -> Shares:
+        """Who serves a worker with a shard; none if the worker wants nothing of it."""
+        key = (shard, target.worker)
+        if key not in self._found:
+            self._found[key] = self._shares(shard, target)
+        return self._found[key]
+
+    def served(self, shard: Shard, source: SourceRank) -> Iterator[tuple[TargetWorker, Shares]]:
+        """The workers that a rank serves with its shard, with all that serve them."""
+        for target in self._line(shard.has_experts, source.host if self._layout.reach == "same_host" else ""):
+            shares = self._shares(shard, target)
+            if any(rank == source.rank for rank, _ in shares):
+                yield target, shares
+
+    def _region(self, target: TargetWorker) -> str:
+        return target.host if self._layout.reach == "same_host" else ""
+
+    def _line(self, has_experts: bool, region: str) -> list[TargetWorker]:
+        """The workers of a region in the order of their demands."""
+        key = (has_experts, region)
+        if key not in self._lines:
+            columns = self._columns(has_experts) if self._layout.reach == "own_rank_first" else {}
+            members = [target for target in self._layout.targets if self._region(target) == region]
+            self._lines[key] = sorted(members, key=lambda target: (columns.get(target.worker, 0), target.worker))
+        return self._lines[key]
+
+    def _columns(self, has_experts: bool) -> dict[int, int]:
+        """Rank -> its number among the replicas of its shard."""
+        shards = [ranks for shard, ranks in self._holders.items() if shard.has_experts == has_experts]
+        return {source.rank: column for ranks in shards for column, source in enumerate(ranks)}
+
+    def _demand(self, shard: Shard) -> dict[WorkerPlace, int]:
+        """Bytes that a worker of each place wants of a shard."""
+        if shard not in self._wanted:
+            sections = [
+                section
+                for section in self._sections.of_pipeline_stage(shard.stage)
+                if section.has_experts == shard.has_experts
+            ]
+            self._wanted[shard] = {
+                place: sum(self._sections.sheet(section, place).shard_bytes(shard.number) for section in sections)
+                for place in self._places
+            }
+        return self._wanted[shard]
+
+    def _shares(self, shard: Shard, target: TargetWorker) -> Shares:
+        wanted, region = self._demand(shard)[target.place], self._region(target)
+        if not wanted:
+            return ()
+        own = self._served_by_own_rank(shard)
+        if target.worker in own:
+            return ((target.worker, wanted),)
+        able = [
+            source.rank for source in self._holders[shard] if self._layout.reach != "same_host" or source.host == region
+        ]
+        if not able:
+            raise WeightMappingError(self._out_of_reach(shard, target))
+        starts, total = self._starts(shard, region)
+        start = starts[target.worker]
+        before = sum(size for worker, size in own.items() if starts[worker] < start)
+        return _segments(able, start - before, wanted, total - sum(own.values()))
+
+    def _served_by_own_rank(self, shard: Shard) -> dict[int, int]:
+        """Workers that are not in a shard's line, since their own ranks have it, and the bytes that they want."""
+        if self._layout.reach != "own_rank_first":
+            return {}
+        if shard not in self._own:
+            ranks, demand = {source.rank for source in self._holders[shard]}, self._demand(shard)
+            members = self._line(shard.has_experts, "")
+            self._own[shard] = {one.worker: demand[one.place] for one in members if one.worker in ranks}
+        return self._own[shard]
+
+    def _starts(self, shard: Shard, region: str) -> tuple[dict[int, int], int]:
+        """Where each worker's demand begins if all of them are in the line, and the length of that line."""
+        demand = self._demand(shard)
+        key = (shard.has_experts, region, tuple(demand.values()))  # equal for most shards
+        if key not in self._begins:
+            total, starts = 0, {}
+            for target in self._line(shard.has_experts, region):
+                starts[target.worker] = total
+                total += demand[target.place]
+            self._begins[key] = starts, total
+        return self._begins[key]
+
+    def _check_cover(self) -> None:
+        """Raises WeightMappingError if a shard that somebody wants is on no rank."""
+        shape = self._sections.shape
+        for stage in range(shape.num_stages):
+            for section in self._sections.of_stage(stage):
+                num_shards = shape.expert * shape.expert_tensor if section.has_experts else shape.tensor
+                held = [
+                    Shard(stage % shape.pipeline, section.has_experts, number) in self._holders
+                    for number in range(num_shards)
+                ]
+                if not all(held):
+                    self._complain(section, held)
+
+    def _complain(self, section: Section, held: Sequence[bool]) -> None:
+        split = self._sections.shape.expert_tensor if section.has_experts else 1
+        for group in range(len(held) // split if section.has_experts else 1):
+            for mapping in self._sections.mappings(section, group):
+                for place in self._places:
+                    cuts = self._sections.cuts(mapping, place)
+                    for number, name in enumerate(hf_names(mapping)):
+                        areas = [(cut.shard, cut.there.num_elements) for cut in cuts if cut.name == number]
+                        wanted = sum(area for _, area in areas)
+                        there = sum(area for shard, area in areas if held[group * split + shard])
+                        if there != wanted:
+                            raise WeightMappingError(
+                                f"{name}: the trainer's ranks hold {there} of the {wanted} elements that a worker "
+                                f"needs; do the sources cover every pipeline stage, tensor rank and expert rank?"
+                            )
+
+    def _out_of_reach(self, shard: Shard, target: TargetWorker) -> str:
+        section = next(s for s in self._sections.of_pipeline_stage(shard.stage) if s.has_experts == shard.has_experts)
+        name = self._sections.copies(section, shard.number, target.place)[0].hf_name
+        holders = ", ".join(f"rank {source.rank} ({source.host!r})" for source in self._holders[shard])
+        return (
+            f"{name}: {target} on host {target.host!r} can take weights from ranks on its own machine only, and none "
+            f"of them holds this shard (it is on {holders}); use weight_sync.transport='process_group', or place the "
+            f"engine beside a whole replica"
+        )
+
+
+def _segments(ranks: Sequence[int], start: int, wanted: int, total: int) -> Shares:
+    """The replicas whose equal segments of ``[0, total)`` overlap ``[start, start + wanted)``."""
+    num = len(ranks)
+    found: list[tuple[int, int]] = []
+    for index in range(start * num // total, num):
+        first, end = index * total // num, (index + 1) * total // num
+        if first >= start + wanted:
+            break
+        if (shared := min(end, start + wanted) - max(first, start)) > 0:
+            found.append((ranks[index], shared))
+    least = min(wanted, total // num) // _LEAST_SHARE
+    return tuple((rank, shared) for rank, shared in found if shared >= least)
+
+
+def deal(item_bytes: Sequence[int], shares: Shares) -> list[int]:
+    """The rank that sends each part, so that at any time all have sent in proportion to their shares."""
+    if len(shares) == 1:
+        return [shares[0][0]] * len(item_bytes)
+    total, done = sum(share for _, share in shares), 0
+    given = [0] * len(shares)
+    chosen: list[int] = []
+    for size in item_bytes:
+        done += size
+        behind = [share * done - sent * total for (_, share), sent in zip(shares, given, strict=True)]
+        index = behind.index(max(behind))
+        given[index] += size
+        chosen.append(shares[index][0])
+    return chosen
