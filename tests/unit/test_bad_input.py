@@ -58,7 +58,7 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
         (["--reward.function", CODE], "set --algorithm.success-threshold 1"),
         (["--reward.function", CODE, "--algorithm.success-threshold", "1"], "train.jsonl:1: no tests"),
         (["--reward.sandbox", "docker"], "must be bubblewrap, http://HOST:PORT, or unsafe"),
-        (["--data.train-path", "hub:a/b@main"], "expected hub:OWNER/NAME@COMMIT"),
+        (["--data.train-path", "hub:a/b@main"], "expected OWNER/NAME or OWNER/NAME/CONFIGURATION"),
         (["--data.train-path", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
         (["--model.path", "/nowhere"], "no readable config.json"),
         (["--data.max-prompt-tokens", "3"], "prompts are longer than max_prompt_tokens=3"),
