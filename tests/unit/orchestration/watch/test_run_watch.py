@@ -184,7 +184,8 @@ def test_a_stop_that_is_seen_late_is_not_blamed_on_a_later_stage(watch, started)
     watch.stage("reward")
     os.kill(watch._keeper.pid, signal.SIGCONT)
     wait_until(lambda: watch._deaths, "the stop is seen")
-    assert "weight_sync or reward" in watch._deaths[0].stage
+    # alone, if the keeper looked before it read of the later stage
+    assert "weight_sync" in watch._deaths[0].stage.split(" or ")
 
 
 def test_a_death_that_is_seen_late_is_not_blamed_on_a_later_stage(watch, started):
