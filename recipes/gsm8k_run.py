@@ -40,7 +40,6 @@ def gsm8k_run(
             path=model,
             dtype="bfloat16",
             max_sequence_tokens=MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS,
-            head_chunk_tokens=1024,
             recompute=on.recompute,
         ),
         data=DataConfig(train_path="gsm8k", prompts_per_step=64, max_prompt_tokens=MAX_PROMPT_TOKENS),

@@ -155,7 +155,6 @@ def math_run(
             path=model,
             dtype="bfloat16",  # ours
             max_sequence_tokens=MAX_PROMPT_TOKENS + max_response_tokens,
-            head_chunk_tokens=1024,
             recompute=on.recompute,
         ),
         data=DataConfig(
