@@ -282,7 +282,7 @@ def request_from(
             expert_parallel=config.rollout.expert_parallel,
         ),
         own_layout=_own_layout(config, shape) if is_own else None,
-        transport=config.weight_sync.transport,
+        transport=config.transport(has_gpus=True),
         bucket_bytes=config.weight_sync.bucket_mib << 20,
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
