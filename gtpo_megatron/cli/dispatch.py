@@ -4,14 +4,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.cli import config, contamination, evaluate, plan, report, status, study, train, verify_resume, watch
+from gtpo_megatron.cli import (
+    config,
+    contamination,
+    convert,
+    evaluate,
+    plan,
+    quickstart,
+    report,
+    status,
+    study,
+    train,
+    verify_resume,
+    watch,
+)
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.extras import missing_library
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.untrusted.text import printable
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "quickstart": quickstart.COMMAND,
     "report": report.COMMAND,
     "watch": watch.COMMAND,
     "evaluate": evaluate.COMMAND,
@@ -21,6 +36,7 @@ COMMANDS: dict[str, Command] = {
     "config": config.COMMAND,
     "plan": plan.COMMAND,
     "verify-resume": verify_resume.COMMAND,
+    "convert": convert.COMMAND,
 }
 """Name -> command, in the order of the overview."""
 
@@ -57,6 +73,12 @@ def run(arguments: Sequence[str]) -> int:
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
         return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        needed = missing_library(error.name or "", arguments[0])
+        if needed is None:
+            raise
+        sys.stderr.write(f"gtpo-megatron: {needed}\n")
+        return EXIT_USAGE
     except BrokenPipeError:  # the reader may have left; ``main`` handles it
         raise
     except OSError as error:  # such as a name that is too long, or a missing permission
