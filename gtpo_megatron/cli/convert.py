@@ -141,4 +141,5 @@ COMMAND = Command(
                     between Hugging Face folders and Megatron checkpoints; SRC of the
                     second may be a run's folder or one checkpoint of it""",
     run=run,
+    words=("hf-to-megatron", "megatron-to-hf"),
 )

@@ -18,7 +18,7 @@ RUN_DIR = Path("runs/quickstart")
 
 def run(arguments: Sequence[str]) -> int:
     """``quickstart ...``."""
-    options = parse("quickstart", TrainOptions, [RECIPE, *arguments])
+    options = parse("quickstart", TrainOptions, arguments, recipe=RECIPE)
     run_dir = Path(options.run_dir or RUN_DIR)
     if run_dir == RUN_DIR and not options.resume:
         _remove_last(run_dir, options.config.name)
@@ -53,5 +53,7 @@ COMMAND = Command(
                     trains a tiny model with GTPO on two CPU cores, about 7 minutes, each time anew:
                     train recipes.tiny_cpu:gtpo --run-dir runs/quickstart""",
     run=run,
+    options=TrainOptions,
+    recipe=RECIPE,
     interrupted="--resume goes on from the last checkpoint",
 )

@@ -70,5 +70,6 @@ COMMAND = Command(
                     trains; RECIPE is module:function, such as recipes.tiny_cpu:gtpo,
                     or FILE.py:function, or the config.yaml of a run""",
     run=run,
+    options=TrainOptions,
     interrupted="--resume goes on from the last checkpoint",
 )

@@ -70,4 +70,5 @@ COMMAND = Command(
   watch RUN ... [--port N]
                     serves that page for running jobs on 127.0.0.1; it follows them""",
     run=run,
+    options=WatchOptions,
 )

@@ -23,6 +23,7 @@ COMMANDS = {
     "contamination": ["train.jsonl", "--benchmarks", "aime24"],
     "study": [],
     "convert": ["hf-to-megatron", "a", "b"],
+    "completion": [],
 }
 TOOLS = Path(__file__).parents[3] / "tools"
 

@@ -65,7 +65,7 @@ def test_a_set_with_columns_of_its_own_keeps_them(tmp_path):
 def test_a_known_benchmark_keeps_its_reader(tmp_path):
     config = run_config(tmp_path, heldout=MINE)
     config = replace(config, evaluation=replace(config.evaluation, benchmarks=("openai/gsm8k:test", "aime24")))
-    for label in ("gsm8k_test", "aime24"):
+    for label in ("gsm8k", "aime24"):
         assert source._adapter(config.heldout_sets[label]) is not None, label
 
 
