@@ -1,5 +1,6 @@
 """``gtpo-megatron completion``: the shell completes commands, recipes, fields and their values."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -97,13 +98,22 @@ def recipe_names() -> list[str]:
     found = []
     for place in pkgutil.iter_modules(package.__path__, "recipes."):
         module = importlib.import_module(place.name)
-        for name, function in vars(module).items():
-            if inspect.isfunction(function) and function.__module__ == place.name and not name.startswith("_"):
-                signature = inspect.signature(function)
-                needs_nothing = all(one.default is not one.empty for one in signature.parameters.values())
-                if needs_nothing and signature.return_annotation is RunConfig:
-                    found.append(f"{place.name}:{name}")
+        found += [
+            f"{place.name}:{name}"
+            for name, value in vars(module).items()
+            if not name.startswith("_") and _is_recipe_of(value, place.name)
+        ]
     return found
+
+
+def _is_recipe_of(value: object, module: str) -> bool:
+    """A function of the module, or a partial one, that gives a RunConfig without being given anything."""
+    function = value.func if isinstance(value, functools.partial) else value
+    if not inspect.isfunction(function) or function.__module__ != module:
+        return False
+    signature = inspect.signature(value)  # type: ignore[arg-type]  # a function, or a partial one
+    needs_nothing = all(one.default is not one.empty for one in signature.parameters.values())
+    return needs_nothing and signature.return_annotation is RunConfig
 
 
 def _words(line: str) -> list[str]:

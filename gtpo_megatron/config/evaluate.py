@@ -54,7 +54,7 @@ class EvaluateConfig:
     Attributes:
         benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them.
         prompt_column: of rows of one's own, if its name is none of the usual ones; known benchmarks have theirs.
-        answer_column: likewise.
+        answer_column: of the reference answer in the same rows, if its name is none of the usual ones.
         training_prompt_column: of the rows of ``against``, and before the usual names of benchmarks' rows that have it.
         training_answer_column: of benchmarks' rows, likewise.
         samples: responses a problem.

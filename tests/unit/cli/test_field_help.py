@@ -41,7 +41,7 @@ def test_it_lists_the_options_that_the_parser_takes(capsys, options):
     default = options(config=tiny_cpu.moe_gtpo())
     with pytest.raises(SystemExit):
         tyro.cli(options, args=["--help"], default=default, config=(tyro.conf.AvoidSubcommands,))
-    taken = set(re.findall(r"^.? ?(--[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
+    taken = set(re.findall(r"^.? ?(--\w[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
     assert {field.flag for field in every_field(default)} == taken
 
 
