@@ -4,7 +4,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.cli import config, contamination, evaluate, plan, report, status, study, train, verify_resume, watch
+from gtpo_megatron.cli import (
+    config,
+    contamination,
+    evaluate,
+    plan,
+    preflight,
+    report,
+    status,
+    study,
+    train,
+    verify_resume,
+    watch,
+)
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.errors import ConfigError, GTPOError
@@ -20,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "status": status.COMMAND,
     "config": config.COMMAND,
     "plan": plan.COMMAND,
+    "preflight": preflight.COMMAND,
     "verify-resume": verify_resume.COMMAND,
 }
 """Name -> command, in the order of the overview."""
