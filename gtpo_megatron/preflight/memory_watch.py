@@ -1,4 +1,4 @@
-"""Peaks of memory by phase of a step: of every GPU as nvidia-smi sees it, or of the process tree where there is none.
+"""Memory by phase of a step: of every GPU as nvidia-smi sees it, or of the process tree where there is none.
 
 What nvidia-smi counts is everything on a device: contexts, communicators and other processes too, which no process
 knows of itself. One ``nvidia-smi`` a node prints it every tenth of a second.
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from gtpo_megatron.observability.memory import PeakMemory
+from gtpo_megatron.observability.memory import tree_memory_gib
 
 SMI = ("nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits", "-lms", "100")
 
@@ -57,21 +57,20 @@ def stop_smi(_held: object) -> dict[tuple[str, str], int]:
 
 
 class MemoryWatch:
-    """Peaks by phase.
+    """Memory by phase.
 
-    Phases do not nest. On GPUs the phases of a step are told to every node; on a machine without GPUs the peak of this
-    process and all that it has started is read, which are all of the run.
+    Phases do not nest. On GPUs they are told to every node, which keeps peaks; on a machine without GPUs the memory of
+    this process and of all that it has started is read at the end of each, when tensors of the phase are still held.
     """
 
     def __init__(self) -> None:
-        self._phase = ""
-        self._tell: Callable[[str], object] | None = None
-        self._host: PeakMemory | None = None
+        self._tell: Callable[[str], object] = lambda _phase: None
+        self._reads_host = False
+        self._host: dict[str, float] = {}
 
     def watch_host(self) -> None:
         """Begins to read the memory of this machine's processes."""
-        self._host = PeakMemory(stage=lambda: self._phase)
-        self._host.__enter__()
+        self._reads_host = True
 
     def watch_devices(self, tell: Callable[[str], object]) -> None:
         """Begins to tell nodes the phases.
@@ -84,27 +83,16 @@ class MemoryWatch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What is used within the block counts for this phase."""
-        self._set(name)
+        self._tell(name)
         try:
             yield
+            if self._reads_host:
+                gib, _ = tree_memory_gib()
+                self._host[name] = max(gib, self._host.get(name, 0.0))
         finally:
-            self._set("")
+            self._tell("")
 
-    def take_host(self) -> Mapping[str, float]:
-        """Ends the reading of this machine; GiB by phase, of phases that were long enough to be seen."""
-        host, self._host = self._host, None
-        if host is None:
-            return {}
-        host.__exit__(None, None, None)
-        peaks = host.take()
-        ends = ("memory/", "_peak_gib")
-        return {
-            name.removeprefix(ends[0]).removesuffix(ends[1]): gib
-            for name, gib in peaks.items()
-            if name != "memory/peak_gib"
-        }
-
-    def _set(self, name: str) -> None:
-        self._phase = name
-        if self._tell is not None:
-            self._tell(name)
+    @property
+    def host_gib(self) -> Mapping[str, float]:
+        """GiB of this machine's processes by phase."""
+        return dict(self._host)

@@ -11,7 +11,7 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.preflight.finding import UNPROVEN, Line
 from gtpo_megatron.preflight.report import Report
 
-MARKS = {"passed": "✓", "failed": "✗", "not run": "✗", "noted": "·", "not here": "–", "left out": "–"}
+MARKS = {"passed": "✓", "failed": "✗", "not run": "✗", "noted": "·", "not here": "-", "left out": "-"}
 
 
 def write_page(path: Path, report: Report) -> None:
@@ -38,8 +38,8 @@ def _heading(report: Report) -> str:
     gpus = ", ".join(report.gpus) or "no GPUs"
     return (
         f"<h1>{escape(report.recipe)} <span class='verdict {verdict}'>{verdict}</span></h1>"
-        f"<p class='sub'>{escape(report.summary)} · {report.seconds:.0f} s · {escape(report.began)} · {escape(gpus)}<br>"
-        f"{escape(report.layout)}</p>"
+        f"<p class='sub'>{escape(report.summary)} · {report.seconds:.0f} s · {escape(report.began)} · "
+        f"{escape(gpus)}<br>{escape(report.layout)}</p>"
     )
 
 
@@ -66,8 +66,8 @@ def _groups(lines: Sequence[Line]) -> Iterator[str]:
             for number, line in enumerate(of_check)
         )
         yield (
-            f"<section><h2>{escape(group)}</h2><div class='scroll'><table><thead><tr><th>check</th><th></th><th>what</th>"
-            f"<th>measured</th><th>expected</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
+            f"<section><h2>{escape(group)}</h2><div class='scroll'><table><thead><tr><th>check</th><th></th>"
+            f"<th>what</th><th>measured</th><th>expected</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
         )
 
 

@@ -45,6 +45,9 @@ START_SHARE = 0.4
 STAGE_SHARE = 0.4
 """Of the whole time that one stage of a step may take."""
 
+SILENT = Console(quiet=True, force_terminal=True)
+"""For log lines: ``log.txt`` has them, and the terminal has one line a finding."""
+
 PING_S = 15.0
 """In which a process answers that is not busy with a call that hangs."""
 
@@ -90,7 +93,7 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output {options.output} cannot be written: {error.strerror}; choose another") from error
-    set_up_logs(level=config.logging.log_level, run_folder=options.output, console=Console(quiet=True))
+    set_up_logs(level=config.logging.log_level, run_folder=options.output, console=SILENT)
     log_provenance(config)
     began = datetime.now(UTC)
     room = _room(config, options, chosen, console)
@@ -152,10 +155,6 @@ def _run(room: Room) -> None:
     session = room.session
     session.run("inputs", room)
     if not session.wants([*BEFORE_MODELS, *WITH_MODELS]):
-        return
-    if not session.can("start"):
-        session.run("start", room)  # says why not
-        session.give_up([*BEFORE_MODELS, *WITH_MODELS], "the processes were not started")
         return
     inspector = _Inspection(room)
     config = room.config
@@ -229,7 +228,11 @@ class _Inspection(Inspector):
         for name in BEFORE_MODELS:
             room.session.run(name, room)
         self._has_looked = True
-        if not room.session.wants(WITH_MODELS):
+        if not room.session.can("start"):
+            for name in ("start", *WITH_MODELS, "end"):
+                room.session.run(name, room)  # each says why it is not run
+            raise _EnoughError
+        if not room.session.wants(["start"]):
             raise _EnoughError
         if room.expected.has_gpus:
             nodes = room.one_per_host()

@@ -1,4 +1,4 @@
-"""Whose turn it is on GPUs that trainer and engines share, and how long each move took. Elsewhere the moves are empty."""
+"""Whose turn it is on GPUs that trainer and engines share, and how long each move took; elsewhere moves are empty."""
 
 import time
 from typing import Literal

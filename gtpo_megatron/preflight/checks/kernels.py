@@ -71,8 +71,8 @@ def kernel_errors(dtype: str, found: Mapping[str, Mapping[str, Any]]) -> Finding
         f"{logprob[0]:.1e} nats ({logprob[1]}), gradients {gradient[0]:.1e} ({gradient[1]})",
         is_good=is_good,
         expected=f"at most {LOGPROB_NATS:.0e} nats, {GRADIENT_ERROR[dtype]:.0e}",
-        remedy="wrong on one GPU: leave its node out; wrong on all: versions of torch and Triton differ from the tested "
-        "ones, run pytest tests/gpu/test_vocab_parallel.py and report it",
+        remedy="wrong on one GPU: leave its node out; wrong on all: torch and Triton are not the tested versions; "
+        "run pytest tests/gpu/test_vocab_parallel.py and report it",
         figures={"error_nats": logprob[0], "gradient_error": gradient[0]},
     )
 
@@ -116,6 +116,6 @@ def layer_errors(host: str, found: Mapping[str, Any], *, dtype: str) -> Finding:
         f"{figures['change']:.1e} (relative)",
         is_good=all(figures[name] <= limit for name, limit in limits.items()),
         expected=", ".join(f"{limit:.0e}" for limit in (limits["logprobs"], limits["grad_norm"], limits["change"])),
-        remedy="this layer does not compute the model: compare the versions with the tested ones, and do not train with it",
+        remedy="this layer does not compute the model, so do not train with it: install the tested versions",
         figures=figures,
     )

@@ -96,14 +96,13 @@ def axis_finding(
             f"wrong sums in ranks {', '.join(map(_shown, wrong))}",
             is_good=False,
             expected="exact integers",
-            remedy="a GPU or a link corrupts data: run the check clocks, exclude the node (sbatch --exclude), tell its keepers",
+            remedy="a GPU or a link corrupts data: see the check clocks, and exclude the node (sbatch --exclude)",
             figures=figures,
         )
     if least is None:
-        right = noted(
+        return noted(
             what, f"{measured}, right", why=f"no link's rate is known ({expected.why_no_rates})", figures=figures
         )
-        return right
     where = "NVLink" if _on_one_node(slowest, hosts) else "the network"
     return judged(
         what,

@@ -183,8 +183,8 @@ def stragglers(seconds: Mapping[str, float], *, slowest: float) -> Finding:
         f"slowest: {name}, {times:.2f} times the median ({1e3 * seconds[name]:.2f} ms, median {1e3 * middle:.2f})",
         is_good=times <= slowest,
         expected=f"at most {slowest:g} times",
-        remedy=f"every step waits for {name}: look for another program on it, for heat and power limits (nvidia-smi -q -d "
-        f"PERFORMANCE), or leave its node out",
+        remedy=f"every step waits for {name}: look for another program on it, for heat and power limits (nvidia-smi -q "
+        f"-d PERFORMANCE), or leave its node out",
         figures={"slowest_over_median": times, "median_s": middle},
     )
 
@@ -216,7 +216,7 @@ def host_copies(rates: Mapping[str, float]) -> Finding:
         f"{rate(rates[name])} ({name})",
         is_good=rates[name] >= least,
         expected=f"at least {rate(least)}",
-        remedy="nvidia-smi -q -d PCIE: a link below its width or generation; or processes bound to the other socket's cores",
+        remedy="nvidia-smi -q -d PCIE shows a link below its width; or processes are bound to the other socket's cores",
         figures={"bytes_per_s": rates[name]},
     )
 
@@ -235,6 +235,6 @@ def working_clock(label: str, clock: Mapping[str, float]) -> Finding | None:
         f"{now:.0f} of {most:.0f} MHz{more}" + (f", slowed down (reasons {reasons:#x})" if reasons else ""),
         is_good=now >= CLOCK_SHARE * most,
         expected=f"at least {CLOCK_SHARE:.0%} of its highest",
-        remedy="nvidia-smi -q -d PERFORMANCE says why it is slowed down: heat, power limit, or clocks that somebody set",
+        remedy="nvidia-smi -q -d PERFORMANCE says why: heat, a power limit, or clocks that somebody set",
         figures={"mhz": now, "share": now / most},
     )

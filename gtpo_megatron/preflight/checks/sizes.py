@@ -161,10 +161,11 @@ def checkpoint(room: Room) -> Iterator[Finding]:
     room.seconds["checkpoint"] = save_s
     yield judged(
         "a checkpoint",
-        f"{gib(num_bytes)} saved in {save_s:.1f} s ({rate(num_bytes / save_s)}), restored in {load_s:.1f} s, checksums agree",
+        f"{gib(num_bytes)} saved in {save_s:.1f} s ({rate(num_bytes / save_s)}), restored in {load_s:.1f} s, "
+        f"checksums agree",
         is_good=save_s <= LONGEST_SAVE_S,
         expected=f"saved within {LONGEST_SAVE_S:.0f} s",
-        remedy="a faster disk under the run folder (see the check disk), --checkpoint.async-save, or a longer --stop-before-s",
+        remedy="a faster disk (see the check disk), --checkpoint.async-save, or a longer --stop-before-s",
         figures={"bytes": float(num_bytes), "save_s": save_s, "load_s": load_s},
     )
 
@@ -226,28 +227,28 @@ def _num_hosts(room: Room) -> int:
 def memory(room: Room) -> Iterator[Finding]:
     """Peaks by phase against the plan; the difference as a file for later plans."""
     if not room.expected.has_gpus:
-        peaks = room.memory.take_host()
+        found = room.memory.host_gib
         yield noted(
-            "memory by phase, all processes of this machine",
-            ", ".join(f"{phase} {gib(peak * GIB)}" for phase, peak in peaks.items()) or "no phase was long enough",
+            "memory at the end of each phase, all processes of this machine",
+            ", ".join(f"{phase} {gib(size * GIB)}" for phase, size in found.items()),
             why="the plan is for GPUs",
-            figures={f"{phase}_bytes": peak * GIB for phase, peak in peaks.items()},
+            figures={f"{phase}_bytes": size * GIB for phase, size in found.items()},
         )
         return
     names = room.one_per_host()
     room.ask(names, set_phase, "")
     by_host = room.ask(names, stop_smi)
-    measured = {key: value for peaks in by_host.values() for key, value in peaks.items()}
-    planned, found = fullest(room, measured)
+    measured = {key: value for of_host in by_host.values() for key, value in of_host.items()}
+    planned, peaks = fullest(room, measured)
     for phase in planned:
-        yield phase_memory(phase, planned=planned[phase], measured=found[phase], capacity=_capacity(room))
+        yield phase_memory(phase, planned=planned[phase], measured=peaks[phase], capacity=_capacity(room))
     if planned:
         correction = PlanCorrection(
             recipe=room.config.name,
             layout=str(room.config.parallel),
             gpu=next(device.name for devices in room.devices.values() for device in devices),
             planned_bytes=planned,
-            measured_bytes=found,
+            measured_bytes=peaks,
         )
         write_correction(room.output / CORRECTION_FILE, correction)
 

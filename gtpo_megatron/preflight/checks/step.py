@@ -118,8 +118,8 @@ def generate(room: Room) -> Iterator[Finding]:
         measured,
         is_good=own / seconds >= least,
         expected=f"at least {least:,.0f} tokens/s",
-        remedy="more --rollout.max-concurrent-sequences and --rollout.kv-cache-mib decode more at once; look for preempted "
-        "requests in log.txt, and at the check clocks",
+        remedy="larger --rollout.max-concurrent-sequences and --rollout.kv-cache-mib decode more at once; look at the "
+        "check clocks",
         figures=figures,
     )
 
@@ -149,7 +149,7 @@ def rewards(room: Room) -> Iterator[Finding]:
         f"{total / seconds:,.0f} responses/s, mean {mean:.3g}, {failed} without a verdict",
         is_good=failed == 0,
         expected="a verdict on every response",
-        remedy="log.txt says what the reward function raised; --reward.timeout-s and --reward.num-workers if it was slow",
+        remedy="log.txt says what the reward function raised; too slow: --reward.num-workers or --reward.timeout-s",
         figures={"seconds": seconds, "failed": float(failed)},
     )
 
@@ -188,7 +188,7 @@ def mismatch(what: str, metrics: Mapping[str, Metric], gate: MismatchGate) -> Fi
         f"{figures['max_nats']:.2g}, KL {scalars[KL]:.2g}",
         is_good=not verdict.broken,
         expected=f"mean at most {limits[f'{GAP}_mean_limit']:.2g}, 99% {limits[f'{GAP}_p99_limit']:.2g}",
-        remedy="the sampler is not the trainer's policy: docs/mismatch.md names the usual causes by the shape of the gaps",
+        remedy="the sampler is not the trainer's policy: docs/mismatch.md has the usual causes",
         figures=figures,
     )
 
@@ -210,7 +210,7 @@ def update(room: Room) -> Iterator[Finding]:
         f"loss {loss:.3g}, gradient norm {norm:.3g}, {skipped:.0f} skipped",
         is_good=math.isfinite(loss) and math.isfinite(norm) and skipped == 0,
         expected="finite, none skipped",
-        remedy="NaN on one rank only: see the checks clocks and kernels; on all: try --model.dtype float32 on a small model",
+        remedy="see the checks clocks, kernels and layer; if they passed, the learning rate or the model's weights",
         figures={"loss": loss, "grad_norm": norm},
     )
 

@@ -40,7 +40,7 @@ def reach(room: Room) -> Iterator[Finding]:
 
 
 def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> Finding:
-    """Whether everything arrived; how fast is noted, since ranks do not talk over TCP where there is something better."""
+    """Whether everything arrived; its rate decides nothing, since NCCL takes better ways than TCP where it can."""
     nominal = f" of {answer['megabits']} Mbit/s" if answer["megabits"] else ""
     return judged(
         f"TCP from {there} to {here}",
@@ -48,7 +48,7 @@ def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> Find
         f"{answer['interface'] or 'an interface without a name'}{nominal}",
         is_good=answer["arrived"] == size,
         expected=f"{size >> 20} MiB arrive",
-        remedy="name the network that nodes share with --network-interface; a firewall between nodes must let them talk",
+        remedy="name the network that nodes share with --network-interface; no firewall may stand between them",
         figures={"bytes_per_s": size / answer["seconds"], "there_and_back_s": answer["there_and_back"]},
     )
 
@@ -70,7 +70,7 @@ def adapters(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
         "; ".join(down) or f"{len(first)} port(s) a node: {', '.join(sorted(set(first.values())))}",
         is_good=not down and len(rates) == 1,
         expected="all active, the same on all nodes",
-        remedy="ports that are meant to be down: NCCL_IB_HCA leaves them out (--env); else the node's network is broken",
+        remedy="NCCL_IB_HCA (--env) leaves out ports that are meant to be down; else the node's network is broken",
     )
 
 
@@ -167,6 +167,6 @@ def write_rate(write: float, read: float, checkpoint: int) -> Finding:
         f"writes {rate(write)}, reads {rate(read)}; a checkpoint of {gib(checkpoint)} in {seconds:.3g} s",
         is_good=seconds <= LONGEST_SAVE_S,
         expected=f"a checkpoint within {LONGEST_SAVE_S:.0f} s",
-        remedy="put the run folder on the cluster's parallel file system; or save less often, and raise --stop-before-s",
+        remedy="put the run folder on the cluster's parallel file system, or raise --stop-before-s",
         figures={"write_bytes_per_s": write, "read_bytes_per_s": read, "checkpoint_s": seconds},
     )

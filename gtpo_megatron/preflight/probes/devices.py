@@ -32,7 +32,10 @@ def visible(_held: object = None) -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [{"uuid": f"GPU-{one.uuid}", "name": one.name, "memory": one.total_memory} for one in found]
+    return [
+        {"uuid": f"GPU-{str(one.uuid).removeprefix('GPU-')}", "name": one.name, "memory": one.total_memory}
+        for one in found
+    ]
 
 
 def matrix_products() -> dict[str, Any]:
@@ -40,7 +43,8 @@ def matrix_products() -> dict[str, Any]:
 
     Returns:
         ``seconds`` of a product by device (a GPU's median, which a straggler cannot hide; a CPU's best, since other
-        programs share it), ``flops`` of one product, ``wrong`` results, ``clocks``: what nvidia-smi says meanwhile, and ``copies``: bytes a second to and from the host.
+        programs share it), ``flops`` of one product, ``wrong`` results, ``clocks``: what nvidia-smi says meanwhile, and
+        ``copies``: bytes a second to and from the host.
     """
     if not torch.cuda.is_available():
         torch.set_num_threads(1)

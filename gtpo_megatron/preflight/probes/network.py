@@ -51,8 +51,8 @@ def call(_held: object, address: str, port: int, num_bytes: int) -> dict[str, An
     """Calls an opened port.
 
     Returns:
-        Seconds ``there_and_back`` of one byte, ``seconds`` of all, bytes that ``arrived``, and this side's ``interface``
-        with its nominal ``megabits`` a second (0: unknown).
+        Seconds ``there_and_back`` of one byte, ``seconds`` of all, bytes that ``arrived``, and this side's
+        ``interface`` with its nominal ``megabits`` a second (0: unknown).
     """
     with socket.create_connection((address, port), timeout=TIMEOUT_S) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -24,6 +25,8 @@ def software(_held: object) -> dict[str, str]:
     found = {**versions(), "python": platform.python_version(), "commit": commit()}
     if driver := driver_version():
         found["nvidia driver"] = driver
+    if torch.version.cuda is not None:
+        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     return found
 
 
@@ -55,7 +58,7 @@ def machine(_held: object) -> dict[str, Any]:
 
 
 def pins(extra: str) -> dict[str, Requirement]:
-    """Distributions that an extra of this package asks for, by name; empty where the package is not installed."""
+    """Distributions that this package with an extra asks for, by name; empty where it is not installed."""
     try:
         lines = importlib.metadata.requires(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -64,5 +67,5 @@ def pins(extra: str) -> dict[str, Requirement]:
     return {
         canonicalize_name(one.name): one
         for one in asked
-        if one.marker is not None and one.marker.evaluate({"extra": extra}) and not one.marker.evaluate({"extra": ""})
+        if one.name != PACKAGE and (one.marker is None or one.marker.evaluate({"extra": extra}))
     }
