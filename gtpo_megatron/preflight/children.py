@@ -1,7 +1,7 @@
 """Measurements in a process of their own: they leave no trace in the run's process, and one that hangs is ended.
 
-``python -m gtpo_megatron.preflight.children MODULE:FUNCTION`` calls the function with the JSON object on standard
-input, and prints what it returns as JSON on the last line.
+A child gets function, arguments and module path as a JSON object on standard input, and prints what the function returns
+as JSON on a line of its own.
 """
 
 import importlib
@@ -15,6 +15,11 @@ from gtpo_megatron.errors import WorkerError
 
 SHOWN_CHARACTERS = 400
 """Of what a failed child has said."""
+
+_BOOTSTRAP = (
+    "import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
+    "from gtpo_megatron.preflight.children import answer; answer(given)"
+)
 
 MARK = "preflight answer: "
 """Before the answer, since libraries print too."""
@@ -31,10 +36,15 @@ def in_child(_held: object, function: str, arguments: Mapping[str, Any], timeout
     Raises:
         WorkerError: it failed, or took longer.
     """
-    command = [sys.executable, "-m", __name__, function]
+    given = json.dumps({"path": sys.path, "function": function, "arguments": dict(arguments)})
     try:
         done = subprocess.run(
-            command, input=json.dumps(dict(arguments)), capture_output=True, text=True, timeout=timeout_s, check=False
+            [sys.executable, "-c", _BOOTSTRAP],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise WorkerError(
@@ -48,12 +58,8 @@ def in_child(_held: object, function: str, arguments: Mapping[str, Any], timeout
     return json.loads(answers[-1].removeprefix(MARK))
 
 
-def main() -> None:
-    """Entry of a child."""
-    module, _, name = sys.argv[1].partition(":")
-    answer = getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
-    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
-
-
-if __name__ == "__main__":
-    main()
+def answer(given: Mapping[str, Any]) -> None:
+    """What a child does."""
+    module, _, name = given["function"].partition(":")
+    found = getattr(importlib.import_module(module), name)(**given["arguments"])
+    sys.stdout.write(f"{MARK}{json.dumps(found)}\n")

@@ -4,6 +4,7 @@ What nvidia-smi counts is everything on a device: contexts, communicators and ot
 knows of itself. One ``nvidia-smi`` a node prints it every tenth of a second.
 """
 
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -37,10 +38,15 @@ class _SmiStream:
                 self.peaks[key] = max(self.peaks.get(key, 0), int(used) * MIB)
 
 
-def start_smi(_held: object) -> None:
-    """A question to one process of each node: starts its stream."""
-    if "smi" not in _watchers:
-        _watchers["smi"] = _SmiStream()
+def start_smi(_held: object) -> bool:
+    """A question to one process of each node: starts its stream; False where there is no nvidia-smi.
+
+    A stream whose reader has died ends with its next line.
+    """
+    if shutil.which(SMI[0]) is None:
+        return False
+    _watchers.setdefault("smi", _SmiStream())
+    return True
 
 
 def set_phase(_held: object, phase: str) -> None:
@@ -49,8 +55,10 @@ def set_phase(_held: object, phase: str) -> None:
 
 
 def stop_smi(_held: object) -> dict[tuple[str, str], int]:
-    """A question to the same processes: ends the stream; returns bytes by phase and device."""
-    stream = _watchers.pop("smi")
+    """A question to the same processes: ends the stream; returns bytes by phase and device, nothing without one."""
+    stream = _watchers.pop("smi", None)
+    if stream is None:
+        return {}
     stream.process.terminate()
     stream.process.wait()
     return stream.peaks

@@ -14,6 +14,7 @@ from gtpo_megatron.orchestration.loop.inputs import RunInputs
 from gtpo_megatron.orchestration.stages.inspection import Machines, Question, Relink
 from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, Stages
 from gtpo_megatron.planner.hardware import GPUName
+from gtpo_megatron.preflight.children import in_child
 from gtpo_megatron.preflight.expectations import Device, Expectations
 from gtpo_megatron.preflight.memory_watch import MemoryWatch
 from gtpo_megatron.preflight.session import Session
@@ -21,6 +22,9 @@ from gtpo_megatron.preflight.turns import Turns
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.push.wire import wire_dtype
 from gtpo_megatron.weights.reshard import hf_shapes
+
+CHILD_ENDS_S = 5.0
+"""In which a process can say that its child has been ended."""
 
 
 @dataclass(slots=True)
@@ -117,6 +121,11 @@ class Room:
     def ask_each(self, question: Question, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Asks each process with arguments of its own."""
         return self.processes.ask(question, arguments, deadline_s=self.session.limit_s)
+
+    def ask_children(self, names: tuple[str, ...], function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Asks children of processes; one that hangs is ended before the check's limit, so that it is named."""
+        timeout_s = max(1.0, self.session.limit_s - CHILD_ENDS_S)
+        return self.ask(names, in_child, function, arguments, timeout_s)
 
     def one_per_host(self) -> tuple[str, ...]:
         """The first process on every host."""

@@ -48,6 +48,9 @@ STAGE_SHARE = 0.4
 SILENT = Console(quiet=True, force_terminal=True)
 """For log lines: ``log.txt`` has them, and the terminal has one line a finding."""
 
+DEVICES_S = 180.0
+"""In which a child has imported torch from a slow disk, and made a context on its GPUs."""
+
 PING_S = 15.0
 """In which a process answers that is not busy with a call that hangs."""
 
@@ -236,8 +239,8 @@ class _Inspection(Inspector):
             raise _EnoughError
         if room.expected.has_gpus:
             nodes = room.one_per_host()
-            room.ask(nodes, start_smi)
-            room.memory.watch_devices(lambda phase: room.ask(nodes, set_phase, phase))
+            if all(room.ask(nodes, start_smi).values()):
+                room.memory.watch_devices(lambda phase: room.ask(nodes, set_phase, phase))
         else:
             room.memory.watch_host()
         self.seconds = time.monotonic() - began
@@ -259,7 +262,7 @@ def _devices(room: Room) -> dict[str, tuple[Device, ...]]:
     names = machines.ranks
     if room.config.rollout.placement != "colocated":
         names = (*names, *machines.engines)
-    found = room.ask(names, in_child, f"{devices.__name__}:visible", {}, PING_S * 4)
+    found = room.ask(names, in_child, f"{devices.__name__}:visible", {}, DEVICES_S)
     return {name: tuple(Device(**device) for device in answer) for name, answer in found.items()}
 
 

@@ -1,6 +1,7 @@
 """Runs checks one after another, each under a deadline; one that raises is a line, and the rest goes on."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -91,11 +92,11 @@ class Session:
         self._is_alive = is_alive
         self._unusable: dict[str, str] = {}
         self._lost = ""
-        self._limit_end = 0.0
+        self._limit_end = math.inf
 
     @property
     def limit_s(self) -> float:
-        """Seconds that the running check has left."""
+        """Seconds that the running check has left, or the whole between checks."""
         return max(1.0, min(self._limit_end - time.monotonic(), self.budget.left_s))
 
     def wants(self, names: Iterable[str]) -> bool:
@@ -129,6 +130,8 @@ class Session:
         except Exception as error:  # any: the next check may say more
             logger.warning("%s raised", name, exc_info=True)
             self.fail(name, error, seconds=time.monotonic() - began)
+        finally:
+            self._limit_end = math.inf
 
     def fail(self, name: str, error: Exception, *, seconds: float) -> None:
         """Records that a check raised, and whether the processes are still there."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.config.serialize import to_plain
-from gtpo_megatron.preflight.children import in_child
 from gtpo_megatron.preflight.expectations import Expectations
 from gtpo_megatron.preflight.finding import Finding, judged, noted
 from gtpo_megatron.preflight.probes import kernels
@@ -45,7 +44,7 @@ def output_kernels(room: Room) -> Iterator[Finding]:
     }
     machines = room.processes
     names = machines.ranks if has_gpus else machines.ranks[:1]
-    found = room.ask(names, in_child, f"{kernels.__name__}:output_layer", arguments, room.session.limit_s)
+    found = room.ask_children(names, f"{kernels.__name__}:output_layer", arguments)
     for dtype in arguments["dtypes"]:
         yield kernel_errors(dtype, {name: answer[dtype] for name, answer in found.items()})
     yield kernel_rate({name: answer[room.config.model.dtype] for name, answer in found.items()}, room.expected)
@@ -101,7 +100,7 @@ def layer(room: Room) -> Iterator[Finding]:
     arguments = {"config": to_plain(room.config)}
     names = room.one_per_host()
     probe = "gtpo_megatron.actor.probes.layer:compare_layer"
-    found = room.ask(names, in_child, probe, arguments, room.session.limit_s)
+    found = room.ask_children(names, probe, arguments)
     for name, answer in found.items():
         yield layer_errors(room.processes.hosts[name], answer, dtype=room.config.model.dtype)
 

@@ -10,7 +10,6 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.host import is_cpu_build
 from gtpo_megatron.planner.phases import node_host, trainer_gpu
 from gtpo_megatron.planner.step_time import HOST_BYTES
-from gtpo_megatron.preflight.children import in_child
 from gtpo_megatron.preflight.expectations import Expectations, gib, rate
 from gtpo_megatron.preflight.finding import Finding, judged, not_here, noted
 from gtpo_megatron.preflight.probes import devices, software
@@ -145,7 +144,7 @@ def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> F
 
 def clocks(room: Room) -> Iterator[Finding]:
     """The same product on every GPU at once: results, stragglers, clocks, share of the bfloat16 rate."""
-    found = room.ask(room.with_devices(), in_child, f"{devices.__name__}:matrix_products", {}, room.session.limit_s)
+    found = room.ask_children(room.with_devices(), f"{devices.__name__}:matrix_products", {})
     names = {
         (f"{name} on {room.processes.hosts[name]}" + (f" ({device})" if device != "cpu" else "")): (answer, device)
         for name, answer in found.items()

@@ -16,7 +16,7 @@ from gtpo_megatron.preflight.checks.surroundings import LONGEST_SAVE_S
 from gtpo_megatron.preflight.expectations import TIME_FACTOR, Expectations, gib, rate
 from gtpo_megatron.preflight.finding import Finding, judged, not_here, noted
 from gtpo_megatron.preflight.full_batch import full_rollouts, mixed_rewards
-from gtpo_megatron.preflight.memory_watch import set_phase, stop_smi
+from gtpo_megatron.preflight.memory_watch import stop_smi
 from gtpo_megatron.preflight.room import Room
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import run_facts
@@ -235,9 +235,10 @@ def memory(room: Room) -> Iterator[Finding]:
             figures={f"{phase}_bytes": size * GIB for phase, size in found.items()},
         )
         return
-    names = room.one_per_host()
-    room.ask(names, set_phase, "")
-    by_host = room.ask(names, stop_smi)
+    by_host = room.ask(room.one_per_host(), stop_smi)
+    if missing := [room.processes.hosts[name] for name, peaks in by_host.items() if not peaks]:
+        yield not_here("GPU memory by phase", f"no figures of nvidia-smi on {', '.join(missing)}")
+        return
     measured = {key: value for of_host in by_host.values() for key, value in of_host.items()}
     planned, peaks = fullest(room, measured)
     for phase in planned:

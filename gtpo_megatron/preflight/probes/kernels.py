@@ -38,11 +38,12 @@ def output_layer(
 def _of_dtype(
     dtype: torch.dtype, device: torch.device, hidden_size: int, vocab_size: int, tokens: int, chunk_tokens: int
 ) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(tokens, hidden_size, generator=generator).to(device, dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    hidden = torch.randn(tokens, hidden_size, generator=generator, device=device).to(dtype)
     # logits with a standard deviation of 3, as sharp as a policy's
-    weight = (torch.randn(vocab_size, hidden_size, generator=generator) * 3 / hidden_size**0.5).to(device, dtype)
-    targets = torch.randint(0, vocab_size, (tokens,), generator=generator).to(device)
+    weight = torch.randn(vocab_size, hidden_size, generator=generator, device=device).mul_(3 / hidden_size**0.5)
+    weight = weight.to(dtype)
+    targets = torch.randint(0, vocab_size, (tokens,), generator=generator, device=device)
     checked = min(tokens, CHECKED_TOKENS)
     found = _passed(hidden[:checked], weight, targets[:checked], chunk_tokens)
     wanted = _dense(hidden[:checked], weight, targets[:checked])

@@ -35,7 +35,7 @@ CORRECTION = PlanCorrection(
 
 def test_a_stream_of_nvidia_smi_has_peaks_by_phase_and_device(monkeypatch):
     monkeypatch.setattr(memory_watch, "SMI", (sys.executable, "-c", SMI))
-    start_smi(None)
+    assert start_smi(None)
     stream = memory_watch._watchers["smi"]
     set_phase(None, "train")
     deadline = time.monotonic() + 30
@@ -47,6 +47,9 @@ def test_a_stream_of_nvidia_smi_has_peaks_by_phase_and_device(monkeypatch):
     assert peaks["train", "GPU-0"] == 106 << 20
     assert all(uuid == "GPU-0" for _, uuid in peaks), "a device that does not say is not counted"
     assert stream.process.poll() is not None
+    assert stop_smi(None) == {}
+    monkeypatch.setattr(memory_watch, "SMI", ("no-such-program",))
+    assert not start_smi(None)
 
 
 def test_nodes_are_told_the_phases_and_the_host_is_read_after_them():
