@@ -1,7 +1,7 @@
 """Measurements in a process of their own: they leave no trace in the run's process, and one that hangs is ended.
 
-A child gets function, arguments and module path as a JSON object on standard input, and prints what the function returns
-as JSON on a line of its own.
+A child gets function, arguments and module path as a JSON object on standard input, and prints what the function
+returns as JSON on a line of its own.
 """
 
 import importlib

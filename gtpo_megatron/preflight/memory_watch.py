@@ -27,15 +27,24 @@ class _SmiStream:
         self.phase = ""
         self.peaks: dict[tuple[str, str], int] = {}
         self.process = subprocess.Popen(SMI, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        threading.Thread(target=self._read, name="nvidia-smi", daemon=True).start()
+        self._thread = threading.Thread(target=self._read, name="nvidia-smi", daemon=True)
+        self._thread.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            uuid, _, used = (part.strip() for part in line.partition(","))
-            if used.isdigit():
-                key = (self.phase, uuid)
-                self.peaks[key] = max(self.peaks.get(key, 0), int(used) * MIB)
+        with self.process.stdout as lines:
+            for line in lines:
+                uuid, _, used = (part.strip() for part in line.partition(","))
+                if used.isdigit():
+                    key = (self.phase, uuid)
+                    self.peaks[key] = max(self.peaks.get(key, 0), int(used) * MIB)
+
+    def end(self) -> dict[tuple[str, str], int]:
+        """Ends nvidia-smi and the thread; returns what was read."""
+        self.process.terminate()
+        self.process.wait()
+        self._thread.join()
+        return self.peaks
 
 
 def start_smi(_held: object) -> bool:
@@ -57,11 +66,7 @@ def set_phase(_held: object, phase: str) -> None:
 def stop_smi(_held: object) -> dict[tuple[str, str], int]:
     """A question to the same processes: ends the stream; returns bytes by phase and device, nothing without one."""
     stream = _watchers.pop("smi", None)
-    if stream is None:
-        return {}
-    stream.process.terminate()
-    stream.process.wait()
-    return stream.peaks
+    return {} if stream is None else stream.end()
 
 
 class MemoryWatch:

@@ -26,7 +26,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSy
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.observability.metrics import merge, to_scalars
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.architecture import model_fields, read_architecture
 
 VOCABULARY = 2048
 """Rows of embedding and output layer: their own check is the kernels'."""
@@ -96,7 +96,7 @@ def _make_model(source: Path, folder: Path, *, dtype: torch.dtype) -> torch.nn.M
     """Saves a model of ``source``'s shape with few layers and random weights; returns it in float32, equal weights."""
     import transformers
 
-    fields = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    fields = dict(model_fields(source).raw)
     layers = num_compared_layers(str(source))
     fields |= {"num_hidden_layers": layers, "vocab_size": VOCABULARY, "pad_token_id": None}
     fields |= {"bos_token_id": None, "eos_token_id": 0}

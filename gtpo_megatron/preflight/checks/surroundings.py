@@ -1,6 +1,7 @@
 """Network, Ray and disk: what lies between the nodes."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,7 @@ def ray(room: Room) -> Iterator[Finding]:
         figures={"nodes": cluster["nodes"], "store_bytes": cluster["store_bytes"]},
     )
     for name in room.one_per_host():
-        seconds, is_right = ray_store.fetched(
-            lambda name=name: room.ask((name,), ray_store.store, STORED_BYTES)[name], STORED_BYTES
-        )
+        seconds, is_right = ray_store.fetched(partial(_stored_by, room, name), STORED_BYTES)
         yield judged(
             f"an object from {room.processes.hosts[name]}",
             rate(STORED_BYTES / seconds),
@@ -101,6 +100,11 @@ def ray(room: Room) -> Iterator[Finding]:
             remedy="see the raylet's log on that node",
             figures={"bytes_per_s": STORED_BYTES / seconds},
         )
+
+
+def _stored_by(room: Room, name: str) -> list[Any]:
+    found: list[Any] = room.ask((name,), ray_store.store, STORED_BYTES)[name]
+    return found
 
 
 def disk_speed(room: Room) -> Iterator[Finding]:
