@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Verdict = Literal["passed", "failed", "noted", "not here", "left out", "not run"]
-"""``noted``: measured, with nothing to expect. ``not here``: this machine or recipe has no such thing. ``left out``: by
-``--only`` or ``--skip``. ``not run``: for want of time, or because what it builds on failed."""
+Verdict = Literal["passed", "failed", "noted", "not here", "not run"]
+"""``noted``: measured, with nothing to expect. ``not here``: this machine or recipe has no such thing.
+``not run``: for want of time, or because what it builds on failed."""
 
 UNPROVEN: frozenset[Verdict] = frozenset({"failed", "not run"})
 """With one of these the whole has not passed."""

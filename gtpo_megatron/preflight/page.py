@@ -11,7 +11,7 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.preflight.finding import UNPROVEN, Line
 from gtpo_megatron.preflight.report import Report
 
-MARKS = {"passed": "✓", "failed": "✗", "not run": "✗", "noted": "·", "not here": "-", "left out": "-"}
+MARKS = {"passed": "✓", "failed": "✗", "not run": "✗", "noted": "·", "not here": "-"}
 
 
 def write_page(path: Path, report: Report) -> None:

@@ -19,7 +19,6 @@ STYLES: dict[Verdict, str] = {
     "not run": "bold red",
     "noted": "cyan",
     "not here": "dim",
-    "left out": "dim",
 }
 
 

@@ -31,6 +31,7 @@ class Check:
         find: yields findings.
         needs: checks without which it cannot be made.
         limit_s: longest time; it is also never more than what is left of the whole.
+        remedy: what to do if it raises.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Check:
     find: Callable[[Any], Iterable[Finding]]
     needs: tuple[str, ...] = ()
     limit_s: float = 120.0
+    remedy: str = "log.txt in the output folder has the whole of it; mend this first, later lines may follow from it"
 
 
 class Budget:
@@ -142,7 +144,7 @@ class Session:
             measured=cause(error),
             expected="an answer",
             verdict="failed",
-            remedy="log.txt in the output folder has the whole of it; mend this first, later lines may follow from it",
+            remedy=check.remedy,
         )
         self._add(check, finding, seconds=seconds)
         if not self._lost and not self._is_alive():

@@ -1,11 +1,17 @@
 """Checks run in order, one that raises is a line, and what it leaves impossible is not run."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
 from gtpo_megatron.preflight.finding import has_passed, judged, not_here, noted
+from gtpo_megatron.preflight.memory_watch import MemoryWatch
 from gtpo_megatron.preflight.session import LONGEST_CAUSE, Budget, Check, Session, cause, chosen_checks
+from gtpo_megatron.preflight.turns import Turns
+from gtpo_megatron.weights.push.sync import WeightSync
 
 
 def good(_room):
@@ -100,6 +106,20 @@ def test_the_whole_passes_if_something_did_and_nothing_failed(findings, passed):
         yield from findings
 
     assert has_passed(make(find)) == passed
+
+
+def test_a_push_that_arrives_otherwise_than_it_was_sent_fails():
+    """Real comparison, a transfer that loses a tensor's value."""
+    sync = WeightSync(WeightSyncConfig(), lambda *_, **__: ({0: {"w": 1}}, {0: {"w": 2}}))
+    sharing = SimpleNamespace(to_trainer=lambda **_: None, to_push=lambda: None)
+    turns = Turns(SimpleNamespace(memory_sharing=sharing, weight_sync=sync), MemoryWatch())
+    lines = []
+    session = Session(CHECKS, ["push", "generate"], Budget(100.0), show=lines.append)
+    session.run("push", SimpleNamespace(turns=turns))
+    session.run("generate", None)
+    assert verdicts(lines) == ["failed", "not run"]
+    assert "worker 0 received other weights than were sent, in 1 of 1 tensors, first 'w'" in lines[0].finding.measured
+    assert "docs/weight_push.md" in lines[0].finding.remedy
 
 
 def test_a_long_cause_is_cut():
