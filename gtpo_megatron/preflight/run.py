@@ -5,7 +5,6 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -162,13 +161,10 @@ def _run(room: Room) -> None:
     inspector = _Inspection(room)
     config = room.config
     timers = StageTimers()
-    make: partial[AbstractContextManager[Stages]] = (
-        partial(ray_stages, take_signals=lambda: None) if config.cluster.mode == "ray" else partial(local_stages)
-    )
     began = time.monotonic()
     has_started = False
     try:
-        with make(config, room.output, timers, inspector=inspector) as stages:
+        with _stages(config, room.output, timers, inspector) as stages:
             has_started = True
             _started(room, stages, seconds=time.monotonic() - began - inspector.seconds)
             for name in WITH_MODELS:
@@ -182,6 +178,15 @@ def _run(room: Room) -> None:
             session.give_up(inspector.missing(), "the processes did not start")
         return
     session.run("end", room)
+
+
+def _stages(
+    config: RunConfig, folder: Path, timers: StageTimers, inspector: Inspector
+) -> AbstractContextManager[Stages]:
+    """As ``train`` makes them."""
+    if config.cluster.mode == "ray":
+        return ray_stages(config, folder, timers, take_signals=lambda: None, inspector=inspector)
+    return local_stages(config, folder, timers, inspector=inspector)
 
 
 def _started(room: Room, stages: Stages, *, seconds: float) -> None:

@@ -217,7 +217,7 @@ class _Reference:
             betas=(settings.adam_beta1, settings.adam_beta2),
             eps=settings.adam_eps,
         )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), settings.clip_grad)
         optimizer.step()
         return float(loss), float(norm)

@@ -15,17 +15,22 @@ Relink = Callable[[WeightSyncConfig], WeightSync]
 
 
 class Machines(Protocol):
-    """The processes of ranks and engines.
+    """The processes of ranks and engines."""
 
-    Attributes:
-        ranks: names of the ranks, in order.
-        engines: names of the engines, in order.
-        hosts: host of each of them.
-    """
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Names of the ranks, in order."""
+        ...
 
-    ranks: tuple[str, ...]
-    engines: tuple[str, ...]
-    hosts: Mapping[str, str]
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Names of the engines, in order."""
+        ...
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """Host of each of them."""
+        ...
 
     def ask(self, question: Question, arguments: Mapping[str, tuple[Any, ...]], *, deadline_s: float) -> dict[str, Any]:
         """Asks some processes at once; returns their answers by name.

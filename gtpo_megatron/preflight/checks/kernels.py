@@ -35,17 +35,18 @@ def output_kernels(room: Room) -> Iterator[Finding]:
     """The fused output layer against float64, on every GPU."""
     arch = read_architecture(Path(room.config.model.path))
     has_gpus = room.expected.has_gpus
+    dtypes = sorted({"float32", room.config.model.dtype})
     arguments = {
         "hidden_size": arch.hidden_size,
         "vocab_size": arch.vocab_size if has_gpus else min(arch.vocab_size, CPU_VOCABULARY),
         "tokens": GPU_TOKENS if has_gpus else CPU_TOKENS,
         "chunk_tokens": room.config.model.head_chunk_tokens,
-        "dtypes": sorted({"float32", room.config.model.dtype}),
+        "dtypes": dtypes,
     }
     machines = room.processes
     names = machines.ranks if has_gpus else machines.ranks[:1]
     found = room.ask_children(names, f"{kernels.__name__}:output_layer", arguments)
-    for dtype in arguments["dtypes"]:
+    for dtype in dtypes:
         yield kernel_errors(dtype, {name: answer[dtype] for name, answer in found.items()})
     yield kernel_rate({name: answer[room.config.model.dtype] for name, answer in found.items()}, room.expected)
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import GTPOError
@@ -22,7 +23,8 @@ from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import run_facts
 from gtpo_megatron.weights.architecture import read_architecture
 
-TRANSPORTS = ("shared_memory", "process_group", "relay")
+Transport = Literal["shared_memory", "process_group", "relay"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 CORRECTION_FILE = "plan_correction.json"
 
@@ -292,11 +294,8 @@ def _capacity(room: Room) -> int:
 
 def step_time(room: Room) -> Iterator[Finding]:
     """Seconds of a step by what was measured, in the order of a step."""
-    parts = {
-        name: room.seconds[name]
-        for name in ("generate", "reward", "score", "update", "push", "sleep and wake")
-        if name in room.seconds
-    }
+    order: tuple[str, ...] = ("generate", "reward", "score", "update", "push", "sleep and wake")
+    parts = {name: room.seconds[name] for name in order if name in room.seconds}
     yield predicted(parts, room.expected)
 
 

@@ -71,7 +71,7 @@ def _passed(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int) 
     """Scores and gradients of ``sum(log p)``; the device has done its work when it returns."""
     hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
     scores = linear_token_scores(hidden, weight, targets, chunk_tokens=chunk_tokens)
-    scores.logprobs.sum().backward()
+    scores.logprobs.sum().backward()  # type: ignore[no-untyped-call]
     if hidden.is_cuda:
         torch.cuda.synchronize()
     assert hidden.grad is not None
@@ -89,7 +89,7 @@ def _dense(hidden: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Tensor]
     wide_hidden, wide_weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
     logprobs = torch.log_softmax(wide_hidden @ wide_weight.T, dim=-1)
     chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    chosen.sum().backward()
+    chosen.sum().backward()  # type: ignore[no-untyped-call]
     assert wide_hidden.grad is not None
     assert wide_weight.grad is not None
     return {

@@ -26,7 +26,8 @@ def software(_held: object) -> dict[str, str]:
     if driver := driver_version():
         found["nvidia driver"] = driver
     if torch.version.cuda is not None:
-        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl))}
     return found
 
 
