@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         config = replace(
             config,
             rollout=replace(config.rollout, placement="disaggregated", num_engines=engines),
-            weight_sync=replace(config.weight_sync, transport="process_group"),
+            weight_sync=replace(config.weight_sync, transport="auto"),
         )
     request = request_from(
         config,
@@ -142,4 +142,5 @@ COMMAND = Command(
                     memory of every part on every GPU for every layout; needs neither GPUs nor weights;
                     MODEL, such as Qwen/Qwen2.5-32B, is planned in the paper's setting""",
     run=run,
+    options=PlanOptions,
 )

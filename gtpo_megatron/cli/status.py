@@ -117,4 +117,5 @@ def _when(moment: float) -> str:
 COMMAND = Command(
     usage="  status RUN        says where a run stands, from its folder",
     run=run,
+    options=StatusOptions,
 )

@@ -1,6 +1,6 @@
 """The root of a run's configuration and the checks that span its parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
@@ -15,9 +15,10 @@ from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.problems.data import DataConfig
+from gtpo_megatron.config.problems.dataset import DatasetRef
 from gtpo_megatron.config.problems.evaluation import EvaluationConfig, metric_names
 from gtpo_megatron.config.profile import ProfileConfig
-from gtpo_megatron.config.rollout import RolloutConfig, WeightSyncConfig
+from gtpo_megatron.config.rollout import RolloutConfig, Transport, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
 
 
@@ -105,9 +106,27 @@ class RunConfig:
         return self.num_steps * self.update.updates_per_rollout
 
     @property
+    def heldout_sets(self) -> dict[str, DatasetRef]:
+        """Every held-out set by its label; rows that have the training set's columns are read by them."""
+        return {
+            label: replace(
+                ref, usual_prompt_column=self.data.prompt_column, usual_answer_column=self.data.answer_column
+            )
+            for label, ref in self.evaluation.sets.items()
+        }
+
+    @property
     def has_reference(self) -> bool:
         """Whether the run has a reference policy."""
         return self.algorithm.reference_kl.coef > 0 or self.reference.measured
+
+    def transport(self, *, has_gpus: bool) -> Transport:
+        """How the bytes of a push travel; what ``weight_sync.transport="auto"`` stands for."""
+        if self.weight_sync.transport != "auto":
+            return self.weight_sync.transport
+        if has_gpus and self.rollout.placement == "colocated":
+            return "relay"
+        return "process_group" if has_gpus and self.cluster.mode == "ray" else "shared_memory"
 
     def _check_reference(self) -> None:
         """What is said of a reference policy that nothing reads is a mistake."""

@@ -249,14 +249,17 @@ def local_stages(
     machines = LocalMachines()
     inspector.processes_are_up(machines)
     with swept_process(), tempfile.TemporaryDirectory() as folder:
+        timers.starting("building the model")
         # the trainer first: vLLM can use an existing torch.distributed world of one, Megatron cannot
         trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
+        timers.starting("loading the engine")
         sampler = VllmEngine(
             config.model.path,
             config.rollout,
             max_sequence_tokens=config.model.max_sequence_tokens,
             seed=config.seed,
             num_threads=config.cluster.engine_threads,
+            awaits_push=True,
         )
         grader = build_grader(config, run_folder)
         engine, actor = LocalEngine(sampler), LocalActor(trainer)
