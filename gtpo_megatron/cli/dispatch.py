@@ -5,14 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from platform import python_version
 
-<<<<<<< HEAD
-from gtpo_megatron.cli import (
-    config,
-    contamination,
-    evaluate,
-    plan,
-    preflight,
-=======
 from gtpo_megatron import __version__
 from gtpo_megatron.cli import (
     completion,
@@ -21,8 +13,8 @@ from gtpo_megatron.cli import (
     convert,
     evaluate,
     plan,
+    preflight,
     quickstart,
->>>>>>> baa51dbe91e6b8eea80954f38ffe149679862a71
     report,
     status,
     study,

@@ -59,4 +59,5 @@ COMMAND = Command(
                     checks the machines, the layout and one step before a run is paid for, ten minutes at most;
                     status 0 if all has passed""",
     run=run,
+    options=PreflightCommandOptions,
 )

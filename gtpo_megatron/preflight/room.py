@@ -107,6 +107,11 @@ class Room:
         return self.moves
 
     @property
+    def transport(self) -> str:
+        """Of the run's pushes."""
+        return self.config.transport(has_gpus=self.expected.has_gpus)
+
+    @property
     def pushed_bytes(self) -> int:
         """Bytes of a push: the whole model into every engine, in the dtype that travels."""
         config = self.config

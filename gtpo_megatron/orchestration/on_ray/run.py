@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,7 +73,9 @@ def ray_stages(
         _log_placement(placement)
         starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
         starter.all(deadline)
+        began = time.monotonic()
         inspector.processes_are_up(RayMachines(processes, placement))
+        deadline.extend(time.monotonic() - began)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
         places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
         deadline_s = config.cluster.stage_deadline_s

@@ -82,7 +82,7 @@ def hosts(room: Room) -> Iterator[Finding]:
     for name, machine in found.items():
         host = room.processes.hosts[name]
         yield host_memory(host, machine, room.config, room.expected)
-        yield shared_memory(host, machine, room.config)
+        yield shared_memory(host, machine, room.config, has_gpus=room.expected.has_gpus)
 
 
 def gpus(room: Room) -> Finding:
@@ -127,11 +127,13 @@ def host_memory(host: str, machine: Mapping[str, int], config: RunConfig, expect
     )
 
 
-def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> Finding:
+def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig, *, has_gpus: bool) -> Finding:
     """Free bytes of ``/dev/shm`` against Ray's object store and the slots of pushes."""
     rollout, sync = config.rollout, config.weight_sync
     slots = 2 * sync.bucket_mib * rollout.num_engines * rollout.tensor_parallel_size
-    needed = (config.cluster.object_store_mib + (slots if sync.transport == "shared_memory" else 0)) << 20
+    needed = (
+        config.cluster.object_store_mib + (slots if config.transport(has_gpus=has_gpus) == "shared_memory" else 0)
+    ) << 20
     return judged(
         f"/dev/shm of {host}",
         f"{gib(machine['shared'])} free",

@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
+from gtpo_megatron.config.rollout import Transport
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.metrics import to_scalars
@@ -23,7 +24,6 @@ from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import run_facts
 from gtpo_megatron.weights.architecture import read_architecture
 
-Transport = Literal["shared_memory", "process_group", "relay"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 CORRECTION_FILE = "plan_correction.json"
@@ -178,7 +178,7 @@ def transports(room: Room) -> Iterator[Finding]:
     sync = room.config.weight_sync
     room.turns.engine()
     for transport in TRANSPORTS:
-        if transport == sync.transport:
+        if transport == room.transport:
             continue
         if why := transport_obstacle(transport, room.config, has_gpus=room.expected.has_gpus, hosts=_num_hosts(room)):
             yield not_here(f"push over {transport}", why)

@@ -33,7 +33,7 @@ def push(room: Room) -> Iterator[Finding]:
     turns.engine()
     room.seconds["push"] = turns.seconds["push"]
     yield pushed(
-        room.config.weight_sync.transport,
+        room.transport,
         num_bytes=room.pushed_bytes,
         verified_s=verified_s,
         plain_s=turns.seconds["push"],
