@@ -131,9 +131,8 @@ def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig, *, h
     """Free bytes of ``/dev/shm`` against Ray's object store and the slots of pushes."""
     rollout, sync = config.rollout, config.weight_sync
     slots = 2 * sync.bucket_mib * rollout.num_engines * rollout.tensor_parallel_size
-    needed = (
-        config.cluster.object_store_mib + (slots if config.transport(has_gpus=has_gpus) == "shared_memory" else 0)
-    ) << 20
+    has_slots = config.transport(has_gpus=has_gpus) == "shared_memory"
+    needed = (config.cluster.object_store_mib + (slots if has_slots else 0)) << 20
     return judged(
         f"/dev/shm of {host}",
         f"{gib(machine['shared'])} free",
