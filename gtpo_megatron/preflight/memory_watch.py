@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.memory import tree_memory_gib
 
 SMI = ("nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits", "-lms", "100")
@@ -99,11 +100,14 @@ class MemoryWatch:
         self._tell(name)
         try:
             yield
-            if self._reads_host:
-                gib, _ = tree_memory_gib()
-                self._host[name] = max(gib, self._host.get(name, 0.0))
-        finally:
-            self._tell("")
+        except BaseException:
+            with suppress(GTPOError):  # of processes that cannot be told any more; the first error says more
+                self._tell("")
+            raise
+        if self._reads_host:
+            gib, _ = tree_memory_gib()
+            self._host[name] = max(gib, self._host.get(name, 0.0))
+        self._tell("")
 
     @property
     def host_gib(self) -> Mapping[str, float]:
