@@ -9,6 +9,8 @@ from rich.console import Console
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.extras import require_libraries
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.health.judge import in_one_line, judge
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 
@@ -59,6 +61,8 @@ def train(options: TrainOptions, *, command: str) -> int:
         return EXIT_STOPPED
     for result in summary.after or ():
         console.print(f"after:  {result}", highlight=False)
+    rows, _ = read_what_there_is(run_dir / METRICS_FILE)
+    console.print(f"health: {in_one_line(judge(rows))}", highlight=False)
     if summary.report is not None:
         console.print(f"report: {summary.report}", highlight=False)
     return 0

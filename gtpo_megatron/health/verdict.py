@@ -1,5 +1,6 @@
 """The judgement of one sign."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -36,7 +37,7 @@ class Verdict:
     rule: str
 
 
-def worst(verdicts: tuple[Verdict, ...]) -> Level:
+def worst(verdicts: Sequence[Verdict]) -> Level:
     """The level of a run; green without a verdict."""
     return max((verdict.level for verdict in verdicts), default=Level.GREEN)
 

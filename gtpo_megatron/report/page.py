@@ -12,6 +12,7 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.report.differences import contaminated, differences
 from gtpo_megatron.report.figures import figures
 from gtpo_megatron.report.headline import headlines, summary
+from gtpo_megatron.report.health import health
 from gtpo_megatron.report.run_data import RunData, measured_sets, read_runs
 from gtpo_megatron.report.samples import num_bytes, page_json, sample_section, samples
 from gtpo_megatron.report.traces import Figure, plain_figure
@@ -69,7 +70,7 @@ def content(runs: Sequence[RunData]) -> Content:
     """Builds the content for one or several runs."""
     drawn = figures(runs)
     plots = {figure.key: plain_figure(figure.traces, **figure.layout) for figure in drawn if figure.traces}
-    above = headlines(runs)
+    above = health(runs) + headlines(runs)
     between = "".join(
         ["<section class='figures'>", *map(_figure, drawn), "</section>", _still_to_come(runs) or _not_measured(drawn)]
     )
