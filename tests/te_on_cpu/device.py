@@ -51,15 +51,14 @@ def install() -> None:
     cuda.nvtx = types.SimpleNamespace(
         range_push=lambda label: None, range_pop=lambda: None, range=lambda label: contextlib.nullcontext()
     )
-    _say_that_tensors_are_on_a_gpu()
+    # the project and torch choose their kernels by the same two answers
+    is_cuda: Any = torch.Tensor.is_cuda
+    torch.Tensor.is_cuda = property(  # type: ignore[assignment]
+        lambda tensor: _is_asked_by_transformer_engine() or is_cuda.__get__(tensor)
+    )
+    cuda.is_available = lambda: _is_asked_by_transformer_engine()  # noqa: PLW0108 - one frame further down
 
 
-def _say_that_tensors_are_on_a_gpu() -> None:
-    """To Transformer Engine only: the project and torch choose their kernels by the same attribute."""
-    original: Any = torch.Tensor.is_cuda
-
-    def is_cuda(tensor: torch.Tensor) -> bool:
-        asker = sys._getframe(1).f_globals.get("__name__", "")
-        return asker.startswith("transformer_engine.") or original.__get__(tensor)
-
-    torch.Tensor.is_cuda = property(is_cuda)  # type: ignore[assignment]
+def _is_asked_by_transformer_engine() -> bool:
+    """Whether the caller of the caller is one of its modules."""
+    return sys._getframe(2).f_globals.get("__name__", "").startswith("transformer_engine.")

@@ -74,7 +74,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
         context_parallel.thd_grad_correction,
         optimizer.multi_tensor_adam,
         optimizer.multi_tensor_l2norm,
-        optimizer.multi_tensor_scale,
         optimizer.multi_tensor_scale_tensor,
     )
 }
@@ -148,4 +147,6 @@ def import_transformer_engine(folder: Path) -> None:
         common: Any = importlib.import_module("transformer_engine.common")
     common.load_framework_extension = lambda framework: None
     spec.loader.exec_module(package)
-    importlib.import_module("transformer_engine.pytorch")
+    # which has the extension's names as far as they were known when it was imported
+    names: Any = importlib.import_module("transformer_engine.pytorch.cpp_extensions")
+    names.__getattr__ = lambda name: getattr(sys.modules[NAME], name)

@@ -64,17 +64,12 @@ def multi_tensor_l2norm(
     return norms.norm()[None], norms if per_tensor else torch.zeros(0)
 
 
-def multi_tensor_scale(chunk_size: int, skip: Tensor, lists: Sequence[Sequence[Tensor]], scale: float) -> None:
+def multi_tensor_scale_tensor(
+    chunk_size: int, skip: Tensor, lists: Sequence[Sequence[Tensor]], scale: Tensor
+) -> None:
     """``lists[1] = scale * lists[0]``; ``skip`` becomes 1 if one of them is not finite."""
     del chunk_size
     for source, target in zip(*lists, strict=True):
         if not bool(torch.isfinite(source).all()):
             skip.fill_(1)
         target.copy_(source.float() * scale)
-
-
-def multi_tensor_scale_tensor(
-    chunk_size: int, skip: Tensor, lists: Sequence[Sequence[Tensor]], scale: Tensor
-) -> None:
-    """As ``multi_tensor_scale``, with a factor that is on the device."""
-    multi_tensor_scale(chunk_size, skip, lists, float(scale))
