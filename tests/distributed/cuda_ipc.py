@@ -45,7 +45,9 @@ def install(folder: Path, *, gpu: int, number: int) -> None:
             raise RuntimeError("CUDA error: invalid device ordinal")
         if not handle.startswith(b"%d-" % gpu):
             raise RuntimeError("CUDA error: peer access is not supported between these two devices")
-        return torch.from_file(str(folder / handle.decode()), shared=True, size=size, dtype=torch.uint8).untyped_storage()
+        return torch.from_file(
+            str(folder / handle.decode()), shared=True, size=size, dtype=torch.uint8
+        ).untyped_storage()
 
     cuda: Any = torch.cuda
     cuda.current_device = lambda: number

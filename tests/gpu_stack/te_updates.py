@@ -46,9 +46,7 @@ class Agreement:
 def te_config(folder, layout, *, recompute="none", **fields):
     """The actor's in bfloat16, with the optimizer sharded."""
     config = make_config(folder, {"distributed_optimizer": True, **layout}, **fields)
-    return dataclasses.replace(
-        config, model=dataclasses.replace(config.model, dtype="bfloat16", recompute=recompute)
-    )
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16", recompute=recompute))
 
 
 def counted_update(rank, world_size, init_method, *arguments):
@@ -85,7 +83,9 @@ def te_update(tmp_path, model, config) -> Agreement:
     scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
     directions, lengths = [], []
     for name, tensor in read_tensors(path, config.model.path).items():
-        ours, theirs = (side.flatten().double() - before[name].flatten() for side in (tensor, expected["weights"][name]))
+        ours, theirs = (
+            side.flatten().double() - before[name].flatten() for side in (tensor, expected["weights"][name])
+        )
         directions.append(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0)))
         lengths.append(float((ours.norm() / theirs.norm() - 1).abs()))
     return Agreement(

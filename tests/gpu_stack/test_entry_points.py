@@ -1,4 +1,4 @@
-"""Each answer of ``tests.te_on_cpu`` against plain torch, or a scalar loop; tensors in bfloat16 as the actor has them."""
+"""Each answer of ``tests.te_on_cpu`` against plain torch, or a scalar loop; in bfloat16, as the actor has it."""
 
 import itertools
 from types import SimpleNamespace
@@ -98,7 +98,9 @@ def shard(rank, start, end):
 
 
 MASKS = {"padding_causal": "NVTE_PADDING_CAUSAL_MASK", "padding": "NVTE_PADDING_MASK"}
-NAMES = [SimpleNamespace(name=name) for name in ("NVTE_THD_THD_THD", "NVTE_THD", "NVTE_NO_BIAS", "NVTE_VANILLA_SOFTMAX")]
+NAMES = [
+    SimpleNamespace(name=name) for name in ("NVTE_THD_THD_THD", "NVTE_THD", "NVTE_NO_BIAS", "NVTE_VANILLA_SOFTMAX")
+]
 
 
 def forward(q, k, v, lengths, places, mask, scale=0.25):

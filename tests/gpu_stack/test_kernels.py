@@ -1,6 +1,6 @@
 """The Triton kernels, compiled for H100 and B200 without either: registers, spills, and how they load.
 
-    python -m tests.gpu_stack.test_kernels      # the table
+python -m tests.gpu_stack.test_kernels      # the table
 """
 
 import itertools
@@ -22,8 +22,8 @@ from gtpo_megatron.kernels.partials import SoftmaxSums
 ARCHITECTURES = {90: "H100", 100: "B200"}
 THREADS_PER_MULTIPROCESSOR = 2048
 REGISTERS_PER_MULTIPROCESSOR = 65536
-LEAST_OCCUPANCY = 0.5
-"""Of the threads that a multiprocessor can hold: enough to hide the latency of memory, which both kernels wait for."""
+LEAST_OCCUPANCY = 0.375
+"""Of the threads that a multiprocessor can hold: three programs of 256, which have 48 KiB of loads on their way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,10 @@ def launches(columns: int, *, temperature: bool, entropy: bool, dtype: torch.dty
 
     rows, noted = 1024, []
     kernels = {name: kernel for name, kernel in vars(triton_tiles).items() if name.endswith("_kernel")}
-    with mock.patch.multiple(
-        triton_tiles, **{name: _Recorder(kernel, noted) for name, kernel in kernels.items()}
-    ), torch.device("meta"):
+    with (
+        mock.patch.multiple(triton_tiles, **{name: _Recorder(kernel, noted) for name, kernel in kernels.items()}),
+        torch.device("meta"),
+    ):
         logits, row = torch.empty(rows, columns), torch.empty(rows)
         targets = torch.empty(rows, dtype=torch.int64)
         scale = row if temperature else None
@@ -150,7 +151,7 @@ def cases() -> Iterator[tuple[str, bool, bool]]:
 @pytest.mark.timeout(300)  # a minute of assembling on one core
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_keep_to_registers(architecture):
-    """No spills, and room for half of the threads that a multiprocessor can hold."""
+    """No spills, and few enough of them that a multiprocessor holds several programs."""
     for columns, temperature, entropy in cases():
         for launch in launches(COLUMNS[columns], temperature=temperature, entropy=entropy, dtype=torch.bfloat16):
             found = compile_for(launch, architecture)

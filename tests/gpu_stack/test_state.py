@@ -1,4 +1,4 @@
-"""What a rank with Transformer Engine's Adam keeps comes back to the last bit: out of a checkpoint, and off the host."""
+"""What a rank with Transformer Engine's Adam keeps comes back to the last bit: from a checkpoint, and from the host."""
 
 import dataclasses
 

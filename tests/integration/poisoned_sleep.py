@@ -82,7 +82,8 @@ def _lost(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def install(worker: Any) -> None:
-    """A call for ``collective_rpc``: of this worker, from now on."""
+    """A call for ``collective_rpc``: of this worker, from now on. vLLM hands out a wrapper of it."""
+    worker = worker.worker
     worker._sleep_mode_backend = PoisonedMemory(worker)
     worker.sleep = functools.partial(_with_accelerator, gpu_worker.Worker.sleep, worker)
     worker.wake_up = functools.partial(_with_accelerator, gpu_worker.Worker.wake_up, worker)
@@ -98,4 +99,4 @@ def _with_accelerator(method: Any, worker: Any, *args: Any, **kwargs: Any) -> An
 
 def num_poisoned(worker: Any) -> int:
     """A call for ``collective_rpc``."""
-    return worker._sleep_mode_backend.num_poisoned
+    return worker.worker._sleep_mode_backend.num_poisoned

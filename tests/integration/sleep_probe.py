@@ -2,8 +2,8 @@
 
     python -m tests.integration.sleep_probe FOLDER SAMPLER_TP
 
-One worker. The engine's memory forgets while it sleeps (``poisoned_sleep``). Prints a line of JSON for every case: what vLLM says
-afterwards, beside ``transformers`` with the weights that it should have.
+One worker. The engine's memory forgets while it sleeps (``poisoned_sleep``). Prints a line of JSON for every case: what
+vLLM says afterwards, beside ``transformers`` with the weights that it should have.
 """
 
 import json

@@ -2,9 +2,9 @@
 
 A GPU's path through Transformer Engine is mostly Python: its modules, its autograd functions, its choice of a kernel,
 its ring of context-parallel ranks, its optimizer, and Megatron's classes around them. All of that runs here as it is.
-What is missing without a GPU is one module, ``transformer_engine_torch``: ``extension`` puts another in its place, whose
-functions do what the kernels do, with float32 sums and the dtypes of the kernels' results. What the actor does not call
-refuses, with its name.
+What is missing without a GPU is one module, ``transformer_engine_torch``: ``extension`` puts another in its place,
+whose functions do what the kernels do, with float32 sums and the dtypes of the kernels' results. What the actor does
+not call refuses, with its name.
 
 =====================  ==============================================================================================
 ``matmul_and_norm``    matrix products, RMSNorm, rotary embeddings

@@ -44,12 +44,11 @@ def install() -> None:
     )
     cuda.get_device_capability = lambda *_: CAPABILITY
     cuda.device_count = lambda: 1
-    cuda.set_device = lambda device: None
-    cuda.manual_seed = cuda.manual_seed_all = lambda seed: None
+    cuda.set_device = cuda.manual_seed = cuda.manual_seed_all = lambda _: None
     cuda.is_current_stream_capturing = lambda: False
     cuda.Stream = cuda.Event = FinishedStream
     cuda.nvtx = types.SimpleNamespace(
-        range_push=lambda label: None, range_pop=lambda: None, range=lambda label: contextlib.nullcontext()
+        range_push=lambda _: None, range_pop=lambda: None, range=lambda _: contextlib.nullcontext()
     )
     # the project and torch choose their kernels by the same two answers
     is_cuda: Any = torch.Tensor.is_cuda

@@ -145,7 +145,7 @@ def import_transformer_engine(folder: Path) -> None:
     package = sys.modules["transformer_engine"] = importlib.util.module_from_spec(spec)
     with mock.patch.dict(os.environ, {"NVTE_PROJECT_BUILDING": "1"}):  # which loads no libraries
         common: Any = importlib.import_module("transformer_engine.common")
-    common.load_framework_extension = lambda framework: None
+    common.load_framework_extension = lambda _: None
     spec.loader.exec_module(package)
     # which has the extension's names as far as they were known when it was imported
     names: Any = importlib.import_module("transformer_engine.pytorch.cpp_extensions")

@@ -1,4 +1,4 @@
-"""The project's actor with the layers, the optimizer and the settings that it has on a GPU, in a process without one."""
+"""The project's actor with the layers, the optimizer and the settings of a GPU, in a process without one."""
 
 import functools
 import importlib
@@ -41,7 +41,7 @@ def install() -> type:
     cpu_platform.is_cpu = lambda: False
     cpu_platform.device = lambda: torch.device("cpu")
     start = dist.init_process_group
-    dist.init_process_group = lambda backend, **options: start("gloo", **options)  # type: ignore[assignment]
+    dist.init_process_group = lambda _, **options: start("gloo", **options)  # type: ignore[assignment]
     return actor.MegatronActor
 
 

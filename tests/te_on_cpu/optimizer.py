@@ -40,9 +40,7 @@ def multi_tensor_adam(
     first_part, second_part = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
     gradients, parameters, firsts, seconds = lists[:4]
     masters = lists[4] if len(lists) > 4 else parameters
-    for grad, parameter, first, second, master in zip(
-        gradients, parameters, firsts, seconds, masters, strict=True
-    ):
+    for grad, parameter, first, second, master in zip(gradients, parameters, firsts, seconds, masters, strict=True):
         weight = master.float()
         change = grad.float() if mode else grad.float() + weight_decay * weight
         first.copy_(beta1 * first.float() + (1 - beta1) * change)
@@ -64,9 +62,7 @@ def multi_tensor_l2norm(
     return norms.norm()[None], norms if per_tensor else torch.zeros(0)
 
 
-def multi_tensor_scale_tensor(
-    chunk_size: int, skip: Tensor, lists: Sequence[Sequence[Tensor]], scale: Tensor
-) -> None:
+def multi_tensor_scale_tensor(chunk_size: int, skip: Tensor, lists: Sequence[Sequence[Tensor]], scale: Tensor) -> None:
     """``lists[1] = scale * lists[0]``; ``skip`` becomes 1 if one of them is not finite."""
     del chunk_size
     for source, target in zip(*lists, strict=True):
