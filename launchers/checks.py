@@ -112,7 +112,7 @@ def check_world(options: SlurmOptions) -> Placement:
     ranks, more = gpus_of(options.config)
     engines = f"{rollout.num_engines} engine(s) of {rollout.tensor_parallel_size}"
     if gpus and total < ranks + more:
-        shared = f"; or {ranks} that both share: --rollout.placement colocated --weight-sync.transport relay"
+        shared = f"; or {ranks} that both share: --rollout.placement colocated"
         raise ConfigError(
             f"--nodes {options.nodes} of --gpus-per-node {gpus} are {total} GPUs; {parallel} and {engines} "
             f"need {ranks + more}{shared if more else ', which both share'}"
@@ -140,12 +140,13 @@ def check_transport(config: RunConfig, placement: Placement) -> None:
         ConfigError: it does not.
     """
     colocated = config.rollout.placement == "colocated"
-    if config.weight_sync.transport == "process_group" and colocated and placement.has_gpus:
+    transport = config.transport(has_gpus=placement.has_gpus)
+    if transport == "process_group" and colocated and placement.has_gpus:
         raise ConfigError(
             "weight_sync.transport='process_group' with rollout.placement='colocated': NCCL refuses two processes on "
             "one GPU; use --weight-sync.transport relay"
         )
-    if config.weight_sync.transport != "shared_memory":
+    if transport != "shared_memory":
         return
     parallel = config.parallel
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size

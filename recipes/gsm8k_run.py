@@ -40,7 +40,6 @@ def gsm8k_run(
             path=model,
             dtype="bfloat16",
             max_sequence_tokens=MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS,
-            head_chunk_tokens=1024,
             recompute=on.recompute,
         ),
         data=DataConfig(train_path="gsm8k", prompts_per_step=64, max_prompt_tokens=MAX_PROMPT_TOKENS),
@@ -59,7 +58,7 @@ def gsm8k_run(
             max_concurrent_sequences=on.max_concurrent_sequences,
         ),
         update=UpdateConfig(updates_per_rollout=1, mini_batch_prompts=0, micro_batch_tokens=micro_batch_tokens),
-        weight_sync=WeightSyncConfig(transport="relay", verify_every_steps=50),
+        weight_sync=WeightSyncConfig(verify_every_steps=50),
         checkpoint=CheckpointConfig(every_steps=20, keep=2, export_hf=True),
         cluster=ClusterConfig(mode="ray", object_store_mib=2048, start_deadline_s=900.0, stage_deadline_s=3600.0),
     )

@@ -155,7 +155,6 @@ def math_run(
             path=model,
             dtype="bfloat16",  # ours
             max_sequence_tokens=MAX_PROMPT_TOKENS + max_response_tokens,
-            head_chunk_tokens=1024,
             recompute=on.recompute,
         ),
         data=DataConfig(
@@ -190,7 +189,6 @@ def math_run(
             micro_batch_tokens=max(8192, MAX_PROMPT_TOKENS + max_response_tokens),
         ),
         weight_sync=WeightSyncConfig(
-            transport="relay",
             deadline_s=600.0,
             verify_every_steps=50,
         ),

@@ -27,7 +27,7 @@ from gtpo_megatron.actor.held_batch import HeldBatch
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
 from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.micro_batching import MicroBatching
-from gtpo_megatron.actor.model.policy_model import build_chunks, mark_experts, weights_by_name
+from gtpo_megatron.actor.model.policy_model import build_chunks, fuse_weight_gradients, mark_experts, weights_by_name
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype, transformer_config
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.policy_update import PolicyUpdate
@@ -49,6 +49,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.data.unshaped_tokens import UnshapedTokens, unshaped_tokens_of
 from gtpo_megatron.distributed import advantage_reducer
+from gtpo_megatron.distributed.vocab_parallel import TokenScores
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merged
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
@@ -148,6 +149,7 @@ class MegatronActor:
         transformer = transformer_config(self._arch, config.model, parallel)
         self._chunks = build_chunks(self._arch, config.model, parallel, transformer)
         mark_experts(self._chunks)
+        fuse_weight_gradients(self._chunks)
         self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
         self._reference = first_reference(config, self._arch, self._load_weights, self._weights)
         if self._reference is None or config.reference.path:
@@ -218,14 +220,14 @@ class MegatronActor:
         """Log-probs and entropies ``[B, T]`` of the weights that the model has; zeros on ranks without logits."""
         logprobs, entropy = torch.zeros(rollouts.response_ids.shape), torch.zeros(rollouts.response_ids.shape)
 
-        def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, None]:
-            scores = self._head.score(hidden, batch)
+        def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, tuple[PackedMicroBatch, TokenScores]]:
+            return torch.zeros([], device=hidden.device), (batch, self._head.score(hidden, batch))
+
+        # copied to the host at the end: a copy in between would wait for the device once a micro-batch
+        for batch, scores in run_micro_batches(self._model, batches, keep, forward_only=True):
             places = (torch.tensor(batch.rows, dtype=torch.int64)[batch.token_rows], batch.token_columns)
             logprobs[places] = scores.logprobs.float().cpu()
             entropy[places] = scores.entropy.float().cpu()
-            return torch.zeros([], device=hidden.device), None
-
-        run_micro_batches(self._model, batches, keep, forward_only=True)
         return logprobs, entropy
 
     def _reference_logprobs(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> Tensor | None:

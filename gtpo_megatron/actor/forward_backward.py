@@ -47,7 +47,7 @@ def run_micro_batches(
 
     def forward_step(batches: Iterator[tuple[int, PackedMicroBatch]], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
         number, batch = next(batches)
-        cu_seqlens = batch.cu_seqlens.to(device)
+        cu_seqlens = batch.cu_seqlens.to(device, non_blocking=True)
         packed = PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=cu_seqlens,
@@ -57,8 +57,8 @@ def run_micro_batches(
         )
         setattr(packed, NUMBER, number)
         hidden = chunk(
-            batch.input_ids.to(device)[None],
-            batch.position_ids.to(device)[None],
+            batch.input_ids.to(device, non_blocking=True)[None],
+            batch.position_ids.to(device, non_blocking=True)[None],
             None,
             packed_seq_params=packed,
             **_padding_mask(chunk, batch),
@@ -96,7 +96,7 @@ def _padding_mask(chunk: Any, batch: PackedMicroBatch) -> dict[str, Tensor]:
     config = get_model_config(chunk)
     if config.num_moe_experts is None:
         return {}
-    mask = batch.is_padding.to(cpu_platform.device())
+    mask = batch.is_padding.to(cpu_platform.device(), non_blocking=True)
     if config.sequence_parallel and not get_attr_wrapped_model(chunk, "pre_process"):
         mask = mask.chunk(config.tensor_model_parallel_size)[parallel_state.get_tensor_model_parallel_rank()]
     return {"padding_mask": mask[None]}

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtpo_megatron.actor.host_pieces import host_pieces, split_like
+
 logger = logging.getLogger(__name__)
 
 
@@ -18,8 +20,8 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        self._parked: list[tuple[Tensor, Tensor]] = []
-        self._buffers: list[Tensor] = []
+        self._parked: list[tuple[Tensor, list[Tensor]]] = []
+        self._buffers: list[list[Tensor]] = []
 
     def park(self, tensors: Iterable[Tensor]) -> int:
         """Moves tensors to the host; returns how many bytes. Each must own its storage as a whole."""
@@ -29,9 +31,10 @@ class HostCopies:
             if storage.nbytes() == 0:
                 continue
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            buffer = self._buffer(len(self._parked), len(flat), pin=tensor.is_cuda)
-            buffer.copy_(flat, non_blocking=True)
-            self._parked.append((tensor, buffer))
+            pieces = self._pieces(len(self._parked), len(flat), pin=tensor.is_cuda)
+            for piece, part in zip(pieces, split_like(flat, pieces), strict=True):
+                piece.copy_(part, non_blocking=True)
+            self._parked.append((tensor, pieces))
             num_bytes += len(flat)
         _synchronise(self._parked)
         for tensor, _ in self._parked:
@@ -40,19 +43,20 @@ class HostCopies:
 
     def fetch(self) -> None:
         """Moves everything back."""
-        for tensor, buffer in self._parked:
-            tensor.untyped_storage().resize_(len(buffer))
+        for tensor, pieces in self._parked:
+            tensor.untyped_storage().resize_(sum(len(piece) for piece in pieces))
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            flat.copy_(buffer, non_blocking=True)
+            for piece, part in zip(pieces, split_like(flat, pieces), strict=True):
+                part.copy_(piece, non_blocking=True)
         _synchronise(self._parked)
         self._parked.clear()
 
-    def _buffer(self, place: int, num_bytes: int, *, pin: bool) -> Tensor:
+    def _pieces(self, place: int, num_bytes: int, *, pin: bool) -> list[Tensor]:
         """By place, not by identity: ``parameter.data`` is another object every time."""
         if place == len(self._buffers):
-            self._buffers.append(torch.empty(0, dtype=torch.uint8))
-        if len(self._buffers[place]) != num_bytes:
-            self._buffers[place] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
+            self._buffers.append([])
+        if sum(len(piece) for piece in self._buffers[place]) != num_bytes:
+            self._buffers[place] = host_pieces(num_bytes, pin=pin)
         return self._buffers[place]
 
 
@@ -79,6 +83,6 @@ def optimizer_tensors(optimizer: Any, parameters: Iterable[Tensor]) -> list[Tens
     return found
 
 
-def _synchronise(moved: list[tuple[Tensor, Tensor]]) -> None:
+def _synchronise(moved: list[tuple[Tensor, list[Tensor]]]) -> None:
     if moved and moved[0][0].is_cuda:
         torch.cuda.synchronize()

@@ -10,6 +10,7 @@ from gtpo_megatron.actor.model.policy_model import PolicyModel
 from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.distributed.context_parallel import gather_tokens
 from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.distributed.input_checks import check_targets
 from gtpo_megatron.distributed.vocab_parallel import TokenScores, linear_token_scores
 
 
@@ -41,7 +42,10 @@ class PolicyHead:
             batch: says which positions predict response tokens.
 
         Returns:
-            ``logprobs [R]`` with gradient and ``entropy [R]`` without, float32, nats.
+            ``logprobs [R]`` with gradient and ``entropy [R]`` without, float32, nats. The host does not wait for them.
+
+        Raises:
+            DataError: a response token is not in the vocabulary.
 
         Collectives: those of ``linear_token_scores`` over tp; under sequence parallelism one all-gather, and in
         backward one reduce-scatter; under context parallelism one all-reduce of two numbers per token.
@@ -51,15 +55,18 @@ class PolicyHead:
             hidden = gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=True, group=self.groups.tp
             )
+        # on the host, where they come from; all tensor-parallel ranks have the same micro-batch
+        check_targets(batch.target_ids, len(batch.score_positions), self.vocab_size, batch.target_ids.device)
         scores = linear_token_scores(
-            hidden[:, 0].index_select(0, batch.score_positions.to(hidden.device)),
+            hidden[:, 0].index_select(0, batch.score_positions.to(hidden.device, non_blocking=True)),
             self.model.output_weight(),
-            batch.target_ids.to(hidden.device),
+            batch.target_ids.to(hidden.device, non_blocking=True),
             tp_group=self.groups.tp,
             temperature=self.temperature,
             vocab_size=self.vocab_size,
             chunk_tokens=self.chunk_tokens,
             reduce_hidden_grad=not self.sequence_parallel,
+            check_inputs=False,
         )
         if self.groups.cp is None:
             return scores
@@ -74,5 +81,5 @@ class PolicyHead:
 
 def to_rows(values: Tensor, batch: PackedMicroBatch, *, num_columns: int) -> Tensor:
     """Flat token values ``[R]`` as ``[n, T]``, rows in the order of ``batch.rows``, zero elsewhere; differentiable."""
-    places = (batch.token_rows.to(values.device), batch.token_columns.to(values.device))
-    return values.new_zeros(len(batch.rows), num_columns).index_put(places, values)
+    rows, columns = (index.to(values.device, non_blocking=True) for index in (batch.token_rows, batch.token_columns))
+    return values.new_zeros(len(batch.rows), num_columns).index_put((rows, columns), values)

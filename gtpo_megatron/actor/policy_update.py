@@ -1,6 +1,7 @@
 """(7)(8) The optimizer updates of one rollout batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,23 @@ from gtpo_megatron.mismatch.statistics import gap_metrics
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge, to_scalars
 
 Metrics = dict[str, Metric]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptMicroBatch:
+    """What a micro-batch leaves behind, on the device: reading it there would keep the host from launching backward.
+
+    Attributes:
+        share: scalar, its part of the loss.
+        statistics: of its tokens.
+        places: row and column of its response tokens in the rank's batch; None with a scoring pass.
+        token_logprobs: ``[R]`` nats, theirs; None with a scoring pass.
+    """
+
+    share: Tensor
+    statistics: dict[str, SumCount]
+    places: tuple[Tensor, Tensor] | None = None
+    token_logprobs: Tensor | None = None
 
 
 class PolicyUpdate:
@@ -103,26 +121,30 @@ class PolicyUpdate:
             self._balance.begin(with_grad=True)
         place = {row: i for i, row in enumerate(rows)}
 
-        def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, tuple[float, Metrics]]:
+        def loss(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, KeptMicroBatch]:
             assert prepared is not None
             width = int(batch.scored.shard.rollouts.response_lengths[list(micro.rows)].max()) if micro.rows else 0
             token_logprobs = self._head.score(hidden, micro).logprobs
             logprobs = to_rows(token_logprobs, micro, num_columns=width)
             arguments = prepared.rows([place[row] for row in micro.rows], width)
-            metrics: Metrics = {}
+            beside_sampler: dict[str, Any] = {}
+            statistics: dict[str, SumCount] = {}
             if not self._has_scoring_pass:
                 # on policy: the weights have not moved since the responses were sampled
                 arguments["old_logprobs"] = logprobs.detach()
-                metrics = self._sampler_metrics(
-                    batch.scored.shard.rollouts,
-                    micro,
-                    token_logprobs.detach(),
-                    logprobs.detach(),
-                    arguments["response_mask"],
-                )
+                rollouts, mask = batch.scored.shard.rollouts, arguments["response_mask"]
+                index = torch.tensor(micro.rows, dtype=torch.int64)
+                sampled = rollouts.rollout_logprobs[index, :width].to(logprobs.device, non_blocking=True)
+                statistics = off_policy_statistics(self._config.algorithm.off_policy, logprobs.detach(), sampled, mask)
+                beside_sampler = {
+                    "places": (index[micro.token_rows], micro.token_columns),
+                    "token_logprobs": token_logprobs.detach(),
+                }
             terms = policy_loss(self._config.algorithm, logprobs=logprobs, **arguments)
             share = terms.loss_sum / weight
-            return share, (float(share.detach()), metrics | _as_means(terms.statistics))
+            return share, KeptMicroBatch(
+                share=share.detach(), statistics=statistics | terms.statistics, **beside_sampler
+            )
 
         with self._stages.stage("forward_backward"):
             for chunk in self._chunks:
@@ -143,7 +165,8 @@ class PolicyUpdate:
             metrics |= self._balance.end()
         if prepared is not None and self._has_scoring_pass:
             metrics |= _as_means(prepared.statistics)
-        return merge([metrics, *(one for _, one in kept)]), sum(share for share, _ in kept)
+        of_micro_batches = [self._metrics(one, batch.scored.shard.rollouts) for one in kept]
+        return merge([metrics, *of_micro_batches]), sum(float(one.share) for one in kept)
 
     def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateTensors | None:
         """What the loss needs of the whole mini-batch; None on a rank without logits."""
@@ -170,25 +193,19 @@ class PolicyUpdate:
             dp_group=self._groups.dp,
         ).to(self._head.model.output_weight().device)
 
-    def _sampler_metrics(
-        self, rollouts: RolloutBatch, micro: PackedMicroBatch, token_logprobs: Tensor, logprobs: Tensor, mask: Tensor
-    ) -> Metrics:
-        """How far the sampler's log-probs are from the trainer's before its update, which a scoring pass would say.
+    def _metrics(self, kept: KeptMicroBatch, rollouts: RolloutBatch) -> Metrics:
+        """A micro-batch's metrics on the host; waits for the device.
 
-        Args:
-            rollouts: of this rank.
-            micro: the micro-batch.
-            token_logprobs: ``[R]``, the trainer's, of its response tokens.
-            logprobs: ``[rows, width]``, the same.
-            mask: ``[rows, width]``, tokens in the loss.
+        Without a scoring pass also how far the sampler's log-probs are from the trainer's before its update, which a
+        scoring pass would say.
         """
-        rows = torch.tensor(micro.rows, dtype=torch.int64)
-        sampled = rollouts.rollout_logprobs[rows, : logprobs.shape[1]].to(logprobs.device)
-        statistics = off_policy_statistics(self._config.algorithm.off_policy, logprobs, sampled, mask)
-        places = (rows[micro.token_rows], micro.token_columns)
+        metrics = _as_means(kept.statistics)
+        if kept.token_logprobs is None or kept.places is None:
+            return metrics
         assert self.trainer_logprobs is not None
-        self.trainer_logprobs[places] = token_logprobs.cpu()
-        return gap_metrics(token_logprobs.cpu(), rollouts.rollout_logprobs[places]) | _as_means(statistics)
+        token_logprobs = kept.token_logprobs.cpu()
+        self.trainer_logprobs[kept.places] = token_logprobs
+        return gap_metrics(token_logprobs, rollouts.rollout_logprobs[kept.places]) | metrics
 
 
 def _as_means(statistics: dict[str, SumCount]) -> Metrics:

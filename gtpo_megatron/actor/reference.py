@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gtpo_megatron.actor.host_pieces import host_pieces, split_like
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.architecture import Architecture, check_same_model
 from gtpo_megatron.weights.conversion import converted_weights
@@ -16,10 +17,6 @@ from gtpo_megatron.weights.file_checksum import file_checksum
 from gtpo_megatron.weights.hf.reader import weight_files
 
 logger = logging.getLogger(__name__)
-
-PIECE_BYTES = 64 << 20
-"""What the GPU holds of both policies at once; ``planner/hardware.py`` has the same number. Torch rounds page-locked
-memory up to a power of two, which this is."""
 
 
 class ReferencePolicy:
@@ -46,7 +43,8 @@ class ReferencePolicy:
         self._reset_every_steps = reset_every_steps
         self.files = dict(files)
         self.reset_step = 0
-        self._host = {name: _host_pieces(tensor) for name, tensor in weights().items()}
+        # by the piece, so that of both policies the GPU holds no more than a piece at once
+        self._host = {name: host_pieces(tensor.nbytes, pin=tensor.is_cuda) for name, tensor in weights().items()}
         self._take_live()
 
     @contextmanager
@@ -78,7 +76,7 @@ class ReferencePolicy:
             reset_step: see the class.
         """
         for name, pieces in self._host.items():
-            for piece, part in zip(pieces, torch.split(_bytes(values[name]), PIECE_BYTES), strict=True):
+            for piece, part in zip(pieces, split_like(_bytes(values[name]), pieces), strict=True):
                 piece.copy_(part)
         self.reset_step = reset_step
 
@@ -97,21 +95,13 @@ class ReferencePolicy:
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Pieces of live and host memory, as bytes."""
         for name, tensor in self._weights().items():
-            yield from zip(torch.split(_bytes(tensor), PIECE_BYTES), self._host[name], strict=True)
+            pieces = self._host[name]
+            yield from zip(split_like(_bytes(tensor), pieces), pieces, strict=True)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The same memory as a vector of bytes."""
     return tensor.detach().view(-1).view(torch.uint8)
-
-
-def _host_pieces(tensor: Tensor) -> list[Tensor]:
-    if not tensor.is_cuda:
-        return list(torch.split(torch.empty(tensor.nbytes, dtype=torch.uint8), PIECE_BYTES))
-    return [
-        torch.empty(part.nbytes, dtype=torch.uint8, pin_memory=True)
-        for part in torch.split(_bytes(tensor), PIECE_BYTES)
-    ]
 
 
 def _whole(pieces: list[Tensor], *, like: Tensor) -> Tensor:

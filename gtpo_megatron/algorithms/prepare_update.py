@@ -77,7 +77,7 @@ class UpdateTensors:
 
         ``policy_loss(config, logprobs=logprobs, **update.rows(index, logprobs.shape[1]))``
         """
-        picked = torch.as_tensor(index, dtype=torch.int64, device=self.advantages.device)
+        picked = torch.as_tensor(index, dtype=torch.int64).to(self.advantages.device, non_blocking=True)
 
         def cut(matrix: Tensor | None) -> Tensor | None:
             return None if matrix is None else matrix[picked, :width]

@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         config = replace(
             config,
             rollout=replace(config.rollout, placement="disaggregated", num_engines=engines),
-            weight_sync=replace(config.weight_sync, transport="process_group"),
+            weight_sync=replace(config.weight_sync, transport="auto"),
         )
     request = request_from(
         config,

@@ -15,7 +15,9 @@ class ModelConfig:
         path: folder with ``config.json``, ``*.safetensors`` and tokenizer files.
         dtype: of the weights in forward and backward; optimizer state and gradients are always float32.
         max_sequence_tokens: prompt plus response; ``data.max_prompt_tokens`` and the response limit must fit in.
-        head_chunk_tokens: tokens whose logits are in memory at a time in the fused output layer.
+        head_chunk_tokens: tokens whose logits are made together in the fused output layer, some columns at a time. The
+            gradient of its weight, float32, is read and written once a chunk, so that more tokens cost less of the
+            memory's rate; a chunk of hidden states is held in float32 twice.
         recompute: activations that the backward pass makes again instead of keeping them: ``selective`` those inside
             attention, ``experts`` those of the experts, their router and the copies of tokens, ``full`` every layer's,
             which costs one more forward pass and leaves one hidden state a layer.
@@ -24,7 +26,7 @@ class ModelConfig:
     path: str
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_sequence_tokens: int = 6144
-    head_chunk_tokens: int = 1024
+    head_chunk_tokens: int = 4096
     recompute: Literal["none", "selective", "experts", "full"] = "none"
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from gtpo_megatron.config.checks import divisors, require_positive, require_types
+from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.errors import ConfigError
 
 
@@ -17,6 +18,9 @@ class ParallelConfig:
         pipeline_parallel_size: ranks that share the layers.
         virtual_pipeline_size: model chunks per pipeline rank, each with layers of its own; more of them make the
             pipeline's bubble smaller and its messages more. Needs pipeline_parallel_size > 1.
+        last_stage_layers: layers of the last pipeline rank, which also has the output layer and is waited for by all
+            others if it has as many layers as they; None: equally many. The others share the rest evenly. Needs
+            pipeline_parallel_size > 1; ``gtpo-megatron plan`` chooses it.
         context_parallel_size: ranks that share the tokens of every sequence.
         sequence_parallel: shard activations between the tensor-parallel regions too; needs tensor_parallel_size > 1.
         distributed_optimizer: shard optimizer state over the ranks that hold the same weights (data x context).
@@ -30,6 +34,7 @@ class ParallelConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     virtual_pipeline_size: int = 1
+    last_stage_layers: int | None = None
     context_parallel_size: int = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
@@ -62,6 +67,15 @@ class ParallelConfig:
             raise ConfigError(f"{self}: sequence_parallel needs tensor_parallel_size > 1; switch it off")
         if self.virtual_pipeline_size > 1 and self.pipeline_parallel_size == 1:
             raise ConfigError(f"{self}: virtual_pipeline_size needs pipeline_parallel_size > 1; set it to 1")
+        if self.last_stage_layers is not None:
+            require_positive(last_stage_layers=self.last_stage_layers)
+            if self.pipeline_parallel_size == 1:
+                raise ConfigError(f"{self}: last_stage_layers needs pipeline_parallel_size > 1; leave it out")
+
+    @property
+    def layer_split(self) -> LayerSplit:
+        """Which layers each stage holds."""
+        return LayerSplit(self.pipeline_parallel_size, self.virtual_pipeline_size, self.last_stage_layers)
 
     @property
     def replica_size(self) -> int:
@@ -106,11 +120,15 @@ class ParallelConfig:
         return (
             f"num_ranks={self.num_ranks} (tensor_parallel_size={self.tensor_parallel_size}, "
             f"pipeline_parallel_size={self.pipeline_parallel_size}, "
-            f"virtual_pipeline_size={self.virtual_pipeline_size}, "
+            f"virtual_pipeline_size={self.virtual_pipeline_size}, {self._last_stage}"
             f"context_parallel_size={self.context_parallel_size}, data_parallel_size="
             f"{self.num_ranks / self.replica_size:g}, sequence_parallel={self.sequence_parallel}, "
             f"distributed_optimizer={self.distributed_optimizer}{self._experts})"
         )
+
+    @property
+    def _last_stage(self) -> str:
+        return "" if self.last_stage_layers is None else f"last_stage_layers={self.last_stage_layers}, "
 
     @property
     def _experts(self) -> str:

@@ -13,6 +13,9 @@ from gtpo_megatron.config.checks import (
 from gtpo_megatron.config.mismatch import LearntLimits, MismatchLimits
 from gtpo_megatron.errors import ConfigError
 
+Transport = Literal["shared_memory", "process_group", "relay"]
+"""How the bytes of a push travel; see ``WeightSyncConfig``."""
+
 LARGEST_STALENESS = 64
 """More would keep whole epochs of responses in memory."""
 
@@ -181,7 +184,8 @@ class WeightSyncConfig:
     Attributes:
         transport: how the bytes travel: ``shared_memory`` between processes of one machine, ``process_group`` over the
             network (NCCL on GPUs, gloo on CPUs), ``relay`` for colocated engines, over the network between ranks and
-            then inside the GPU that a rank shares with a worker.
+            then inside the GPU that a rank shares with a worker. ``auto``: on GPUs ``relay`` or ``process_group``, as
+            the placement is; without them ``shared_memory``.
         bucket_mib: largest piece under way; two for each sampler worker are in memory at a time.
         deadline_s: longest time that one side of a push waits for the other.
         verify_every_steps: every so many pushes, and at the first one, both sides compare a checksum of every tensor.
@@ -189,7 +193,7 @@ class WeightSyncConfig:
             beyond one of them the run stops.
     """
 
-    transport: Literal["shared_memory", "process_group", "relay"] = "shared_memory"
+    transport: Literal["auto", "shared_memory", "process_group", "relay"] = "auto"
     bucket_mib: int = 256
     deadline_s: float = 120.0
     verify_every_steps: int = 10

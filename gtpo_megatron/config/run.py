@@ -17,7 +17,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.problems.data import DataConfig
 from gtpo_megatron.config.problems.evaluation import EvaluationConfig, metric_names
 from gtpo_megatron.config.profile import ProfileConfig
-from gtpo_megatron.config.rollout import RolloutConfig, WeightSyncConfig
+from gtpo_megatron.config.rollout import RolloutConfig, Transport, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
 
 
@@ -108,6 +108,14 @@ class RunConfig:
     def has_reference(self) -> bool:
         """Whether the run has a reference policy."""
         return self.algorithm.reference_kl.coef > 0 or self.reference.measured
+
+    def transport(self, *, has_gpus: bool) -> Transport:
+        """How the bytes of a push travel; what ``weight_sync.transport="auto"`` stands for."""
+        if self.weight_sync.transport != "auto":
+            return self.weight_sync.transport
+        if has_gpus and self.rollout.placement == "colocated":
+            return "relay"
+        return "process_group" if has_gpus and self.cluster.mode == "ray" else "shared_memory"
 
     def _check_reference(self) -> None:
         """What is said of a reference policy that nothing reads is a mistake."""

@@ -27,7 +27,7 @@ def gather_tokens(values: Tensor, places: Tensor, *, num_tokens: int, cp_group: 
     if cp_group is None:
         return values
     whole = values.new_zeros(*values.shape[:-1], num_tokens)
-    whole = whole.index_copy(-1, places.to(values.device), values)
+    whole = whole.index_copy(-1, places.to(values.device, non_blocking=True), values)
     total: Tensor = _SumOverRanks.apply(whole, cp_group)  # type: ignore[no-untyped-call]
     return total
 

@@ -184,4 +184,5 @@ def _add_matmul_(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:
-        total.add_(torch.mm(left, right, out_dtype=total.dtype))
+        # cuBLAS adds in its epilogue: no temporary of float32 products, and no second pass over the sum
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)

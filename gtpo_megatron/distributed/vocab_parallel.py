@@ -50,6 +50,8 @@ def token_scores(
     temperature: float | Tensor = 1.0,
     vocab_size: int | None = None,
     entropy_grad: bool = False,
+    *,
+    check_inputs: bool = True,
 ) -> TokenScores:
     """Log-probability and entropy from logits, which are not changed.
 
@@ -61,6 +63,7 @@ def token_scores(
         temperature: positive float or ``[P]``; no gradient.
         vocab_size: true size; columns at or past it are padding and take no part. None: all columns count.
         entropy_grad: make the entropy differentiable. GTPO uses entropies as constants.
+        check_inputs: False for a caller that has checked, on every rank: a bad value is then undefined behaviour.
 
     Returns:
         `TokenScores`, the same on all ranks.
@@ -69,7 +72,7 @@ def token_scores(
         GTPOError: `ShapeError`, `DataError` or `ConfigError`, the same on every rank, before any result is exchanged.
 
     Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers per token), none backward; none
-    for one rank. One host synchronisation.
+    for one rank. One host synchronisation. Without ``check_inputs`` one collective, and no synchronisation.
     """
 
     def local_check() -> checks.Facts:
@@ -77,7 +80,8 @@ def token_scores(
         return _check_task(logits.shape[0], logits, logits.shape[1], options)
 
     options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad)
-    checks.agree(local_check, tp_group, logits.device)
+    if check_inputs:
+        checks.agree(local_check, tp_group, logits.device)
     task = options.task(logits.shape[1])
     return TokenScores(*_LogitsScores.apply(logits, task))  # type: ignore[no-untyped-call]
 
@@ -93,6 +97,7 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     *,
     reduce_hidden_grad: bool = True,
+    check_inputs: bool = True,
 ) -> TokenScores:
     """Log-probability and entropy from the output layer's input; ``logits = hidden @ weight.T`` is never all in memory.
 
@@ -111,6 +116,7 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         chunk_tokens: tokens per tile.
         reduce_hidden_grad: sum ``hidden.grad`` over ``tp_group``. False with sequence parallelism, because the backward
             pass of the gather of ``hidden`` reduce-scatters it.
+        check_inputs: False for a caller that has checked, on every rank: a bad value is then undefined behaviour.
 
     Returns:
         `TokenScores`, the same on all ranks.
@@ -119,7 +125,8 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         GTPOError: `ShapeError`, `DataError` or `ConfigError`, the same on every rank, before any result is exchanged.
 
     Collectives: two over ``tp_group`` forward (2 KiB of input checks, then 4 numbers per token); backward one
-    all-reduce of ``hidden.grad`` per chunk, if ``reduce_hidden_grad``. One host synchronisation.
+    all-reduce of ``hidden.grad`` per chunk, if ``reduce_hidden_grad``. One host synchronisation. Without
+    ``check_inputs`` one collective forward, and no synchronisation.
     """
 
     def local_check() -> checks.Facts:
@@ -133,7 +140,8 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         return facts
 
     options = _Options(target_ids, tp_group, temperature, vocab_size, entropy_grad)
-    checks.agree(local_check, tp_group, hidden.device)
+    if check_inputs:
+        checks.agree(local_check, tp_group, hidden.device)
     task = options.task(weight.shape[0])
     return TokenScores(
         *_LinearScores.apply(hidden, weight, task, chunk_tokens, reduce_hidden_grad)  # type: ignore[no-untyped-call]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gtpo_megatron.kernels.partials import LOWEST, SoftmaxSums
 
-REDUCE_COLUMNS = 4096
-"""Columns that a program reads at a time: 16 KiB of float32, enough to saturate the memory's bandwidth."""
+REDUCE_COLUMNS = 2048
+"""Lanes of a program, and columns that it reads at a time: eight a thread, whose three sums stay in registers."""
 
 GRADIENT_COLUMNS = 2048
 """Columns that one program of the elementwise gradient kernel handles."""
@@ -35,42 +35,42 @@ def _reduce_kernel(
     HAS_TEMPERATURE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program per row: an online softmax that keeps the maximum's term 1 out of the sum (see `partials`)."""
+    """One program per row: an online softmax that keeps the maximum's term 1 out of the sum (see `partials`).
+
+    Each of ``COLUMNS`` lanes keeps the partial of the columns that it has read; lanes are merged once, at the end, so
+    that a block of columns costs one exponential a column and no reduction over the program's threads. A lane with
+    maximum ``m`` takes up a logit ``z`` by ``e = exp(-|z - m| / T)``: if ``z`` is the smaller one, its term is ``e``;
+    else ``e`` scales what was there, and the old maximum's term, which was not in the sum, is ``e``.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * row_stride
     scale = tl.load(inverse_temperature_ptr + row) if HAS_TEMPERATURE else 1.0
-    maximum = tl.full((), float("-inf"), tl.float32)
-    rest = tl.zeros((), tl.float32)
-    weighted = tl.zeros((), tl.float32)
-    occupied = tl.zeros((), tl.float32)  # 0 before the first finite logit, 1 after it
+    lane = tl.arange(0, COLUMNS)
+    maximum = tl.full((COLUMNS,), float("-inf"), tl.float32)
+    rest = tl.zeros((COLUMNS,), tl.float32)
+    weighted = tl.zeros((COLUMNS,), tl.float32)
     for start in range(0, num_columns, COLUMNS):
-        columns = start + tl.arange(0, COLUMNS)
+        columns = start + lane
         z = tl.load(logits_ptr + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
-        block_maximum = tl.max(z, axis=0)
-        winner = start + tl.argmax(z, axis=0)
-        is_empty = block_maximum == float("-inf")
-        reference = tl.where(is_empty, 0.0, block_maximum)
-        d = tl.where(z == float("-inf"), _LOWEST, tl.maximum((z - reference) * scale, _LOWEST))
-        # NaN and infinite logits must give NaN; the maxima may have ignored them.
+        d = tl.maximum(-tl.abs(z - maximum) * scale, _LOWEST)
+        # the first logit of a lane has nothing before it, and an excluded column takes no part
+        d = tl.where((maximum == float("-inf")) | (z == float("-inf")), _LOWEST, d)
+        # NaN and infinite logits must give NaN; comparisons may have ignored them
         d = tl.where((z != z) | (z == float("inf")), float("nan"), d)
         e = tl.exp(d)
-        block_rest = tl.sum(tl.where((columns == winner) & (e == e), 0.0, e), axis=0)
-        block_weighted = tl.sum(e * d, axis=0)
-        block_occupied = tl.where(is_empty, 0.0, 1.0)
-
-        merged = tl.maximum(maximum, block_maximum)
-        merged_reference = tl.where(merged == float("-inf"), 0.0, merged)
-        old_d = tl.where(occupied == 0.0, _LOWEST, tl.maximum((maximum - merged_reference) * scale, _LOWEST))
-        new_d = tl.where(is_empty, _LOWEST, tl.maximum((block_maximum - merged_reference) * scale, _LOWEST))
-        old_w, new_w = tl.exp(old_d), tl.exp(new_d)
-        block_wins = block_maximum > maximum
-        loser_one = tl.where(block_wins, old_w * occupied, new_w * block_occupied)
-        weighted = old_w * (weighted + old_d * (occupied + rest)) + new_w * (
-            block_weighted + new_d * (block_occupied + block_rest)
-        )
-        rest = old_w * rest + new_w * block_rest + loser_one
-        occupied = tl.maximum(occupied, block_occupied)
-        maximum = merged
+        wins = z > maximum
+        weighted = tl.where(wins, e * (weighted + d * (1.0 + rest)), weighted + e * d)
+        rest = tl.where(wins, e * rest, rest) + e
+        maximum = tl.where(wins, z, maximum)
+    lanes_maximum, lanes_rest, lanes_weighted = maximum, rest, weighted
+    maximum = tl.max(lanes_maximum, axis=0)
+    winner = tl.argmax(lanes_maximum, axis=0)
+    d = tl.maximum((lanes_maximum - maximum) * scale, _LOWEST)
+    d = tl.where(lanes_maximum == float("-inf"), _LOWEST, d)
+    e = tl.exp(d)
+    # e = 0 drops a lane that has met no logit; one that is not finite has left NaN in its lane's sums
+    rest = tl.sum(e * lanes_rest + tl.where(lane == winner, 0.0, e), axis=0)
+    weighted = tl.sum(e * (lanes_weighted + d * (1.0 + lanes_rest)), axis=0)
     target = tl.load(targets_ptr + row)
     is_held = (target >= 0) & (target < num_columns)
     at_target = tl.load(logits_ptr + target, mask=is_held, other=float("-inf")).to(tl.float32)

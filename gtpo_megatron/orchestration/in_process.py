@@ -228,6 +228,7 @@ def local_stages(config: RunConfig, run_folder: Path, timers: StageTimers) -> It
             max_sequence_tokens=config.model.max_sequence_tokens,
             seed=config.seed,
             num_threads=config.cluster.engine_threads,
+            awaits_push=True,
         )
         grader = build_grader(config, run_folder)
         engine, actor = LocalEngine(sampler), LocalActor(trainer)

@@ -58,7 +58,7 @@ FRAGMENTATION = 0.05
 with expandable segments."""
 
 EXCHANGE_BYTES = GIB // 16
-"""What a GPU holds of both policies while they change places; ``actor/reference.py`` has the same number."""
+"""What a GPU holds of both policies while they change places; ``actor/host_pieces.py`` has the same number."""
 
 HOST_PROCESS_BYTES = 4 * GIB
 """Resident memory of a process that has imported torch, CUDA's libraries and Megatron or vLLM."""

@@ -8,7 +8,7 @@ from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.problems.data import DataConfig
 from gtpo_megatron.config.problems.evaluation import EvaluationConfig
-from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.planner.engine import divides_engine
 from gtpo_megatron.planner.known_models import find_shape
@@ -66,7 +66,6 @@ def paper_setting(model: str, *, num_gpus: int, gpu_memory_gib: float, gpus_per_
             max_concurrent_sequences=256 if engine == 1 else 128,
         ),
         update=UpdateConfig(micro_batch_tokens=max(8192, prompt_tokens + response_tokens)),
-        weight_sync=WeightSyncConfig(transport="relay"),
     )
 
 

@@ -55,8 +55,6 @@ def output_layer(
     hidden = tokens * hidden_size * weight_bytes
     gathered = hidden if gathers else 0
     low_precision_tile = chunk * columns * weight_bytes if weight_bytes < FLOAT32_BYTES else 0
-    # a tile's share of the weight's gradient is made in float32 before it is added to Megatron's buffer
-    tile_of_weight_gradient = columns * hidden_size * FLOAT32_BYTES
     # autograd is handed zeros of the weight's size, so that Megatron's hook fires
     zeros = vocab_rows * hidden_size * weight_bytes
     hidden_chunk = 2 * chunk * hidden_size * FLOAT32_BYTES
@@ -64,5 +62,5 @@ def output_layer(
         saved=hidden + tokens * SUMS_BYTES,
         # the next chunk's tile is made while the last one's is still held
         scoring=gathered + (2 if tokens > chunk else 1) * tile,
-        training=hidden + gathered + max(zeros, tile + low_precision_tile + tile_of_weight_gradient + hidden_chunk),
+        training=hidden + gathered + max(zeros, tile + low_precision_tile + hidden_chunk),
     )

@@ -282,7 +282,7 @@ def request_from(
             expert_parallel=config.rollout.expert_parallel,
         ),
         own_layout=_own_layout(config, shape) if is_own else None,
-        transport=config.weight_sync.transport,
+        transport=config.transport(has_gpus=True),
         bucket_bytes=config.weight_sync.bucket_mib << 20,
         weight_bytes=ELEMENT_BYTES[config.model.dtype],
         offload_fraction=config.optimizer.offload_fraction,
@@ -303,12 +303,13 @@ def _own_layout(config: RunConfig, shape: ModelShape) -> Layout:
     """
     parallel = config.parallel
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    virtual = parallel.virtual_pipeline_size
-    if not divides_model(shape, tensor) or shape.num_layers % (pipeline * virtual):
+    if not divides_model(shape, tensor):
         raise ConfigError(
             f"{parallel} does not divide {config.model.path}: {shape.num_layers} layers, {shape.num_heads} heads, "
             f"{shape.num_query_groups} key-value heads, MLP width {shape.ffn_size}"
         )
+    if (problem := parallel.layer_split.problem(shape.num_layers)) is not None:
+        raise ConfigError(f"{parallel}: {problem}")
     if shape.experts is not None:
         shape.experts.check_layout(parallel)
     elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:
@@ -317,7 +318,8 @@ def _own_layout(config: RunConfig, shape: ModelShape) -> Layout:
         num_ranks=parallel.num_ranks,
         tensor=tensor,
         pipeline=pipeline,
-        virtual=virtual,
+        virtual=parallel.virtual_pipeline_size,
+        last_layers=parallel.last_stage_layers,
         context=parallel.context_parallel_size,
         expert=parallel.expert_parallel_size,
         expert_tensor=parallel.expert_tensor_parallel_size,

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gtpo_megatron.planner.hardware import GIB
-from gtpo_megatron.planner.layout import Layout, Recompute, layouts
+from gtpo_megatron.planner.layout import Layout, Recompute, layers_of_stage, layouts
 from gtpo_megatron.planner.phases import GPUMemory, Part, Phase, engine_gpu, engine_of, node_host, trainer_gpu
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.step_time import StepTime, step_time
-from gtpo_megatron.planner.trainer_state import layers_of_stage, stage_parameters
+from gtpo_megatron.planner.trainer_state import stage_parameters
 
 ABOUT_AS_FAST = 1.1
 """Estimates are not better than this; within it, fewer communicating ranks decide: they fail and wait less."""
@@ -158,11 +158,13 @@ def _in_order(judged_layouts: Sequence[JudgedLayout]) -> list[JudgedLayout]:
     """Those about as fast as the fastest first, fewest communicating ranks before more; then the slower ones."""
     fastest = min((judged.seconds for judged in judged_layouts), default=0.0)
 
-    def key(judged: JudgedLayout) -> tuple[int, int, int, float]:
+    def key(judged: JudgedLayout) -> tuple[int, int, int, int, float]:
         layout, ratio = judged.layout, judged.seconds / fastest
         if ratio > ABOUT_AS_FAST:
-            return 1, 0, 0, ratio
-        # chunks must be worth their messages: the steps of a percentage are coarse, and fewer chunks win a step
-        return 0, layout.model_ranks, round(ratio / EQUALLY_FAST), layout.virtual + ratio
+            return 1, 0, 0, 0, ratio
+        # chunks must be worth their messages, and unequal stages their trouble: the steps of a percentage are coarse,
+        # and the simpler layout wins a step
+        simplicity = 2 * layout.virtual + (layout.last_layers is not None)
+        return 0, layout.model_ranks, round(ratio / EQUALLY_FAST), simplicity, ratio
 
     return sorted(judged_layouts, key=key)

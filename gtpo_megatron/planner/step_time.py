@@ -7,7 +7,7 @@ adds its bubble. Published steps take about 1.7 times as long: docs/planning.md 
 from dataclasses import dataclass
 
 from gtpo_megatron.planner.engine import EngineMemory
-from gtpo_megatron.planner.layout import Layout
+from gtpo_megatron.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.trainer_state import StageParameters
 
@@ -67,14 +67,14 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     batch = request.batch
     length = batch.mean_prompt_tokens + batch.mean_response_tokens
     tokens = max(batch.micro_batch_tokens, length)
-    forward = _forward(request, layout, tokens)
+    forward, in_experts = _slowest_stage(request, layout, tokens)
     scored, trained = (
         max(1.0, num * length / layout.data / tokens) for num in (batch.num_responses, batch.num_update_responses)
     )
     if layout.virtual > 1:  # the interleaved schedule wants a multiple of the stages
         trained = -(-trained // layout.pipeline) * layout.pipeline
     bubble = layout.pipeline - 1
-    again = {"full": forward, "experts": _experts(request, layout, tokens)}.get(layout.recompute, 0.0)
+    again = {"full": forward, "experts": in_experts}.get(layout.recompute, 0.0)
     update = (trained + bubble / layout.virtual) * (3 * forward + again) + _reduce(request, layout, widest)
     state = sum(
         elements / (replicas if layout.distributed_optimizer else 1) for elements, replicas in widest.replicated(layout)
@@ -96,14 +96,32 @@ def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
     return 4 * widest.num_elements * request.weight_bytes / HOST_BYTES
 
 
-def _forward(request: PlanRequest, layout: Layout, tokens: float) -> float:
-    """Seconds of one micro-batch on the slowest stage, which also has the output layer."""
+def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple[float, float]:
+    """Seconds of one micro-batch on the stage that all others wait for, and how much of it is in its experts."""
+    last = layout.pipeline - 1
+    kinds = {(*layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
+    return max(_forward(request, layout, tokens, *kind) for kind in kinds)
+
+
+def _forward(
+    request: PlanRequest, layout: Layout, tokens: float, dense_layers: int, expert_layers: int, has_head: bool
+) -> tuple[float, float]:
+    """Seconds of one micro-batch on a stage, and how much of it is in its experts.
+
+    Args:
+        request: batch, model and GPUs.
+        layout: of the trainer.
+        tokens: of the micro-batch.
+        dense_layers: layers of the stage with a dense MLP.
+        expert_layers: layers of the stage with experts.
+        has_head: it has the output layer too.
+    """
     shape, batch = request.shape, request.batch
     length = batch.mean_prompt_tokens + batch.mean_response_tokens
-    layers, expert_layers = (num / layout.pipeline for num in (shape.num_layers, shape.num_expert_layers))
-    experts = _chosen_expert_parameters(request) / layout.pipeline
-    weights = (shape.num_active_parameters - shape.embedding_parameters) / layout.pipeline - experts
-    head = shape.vocab_size * shape.hidden_size * batch.mean_response_tokens / length
+    layers = dense_layers + expert_layers
+    weights = layers * shape.attention_parameters + dense_layers * shape.dense_mlp_parameters
+    weights += expert_layers * shape.shared_parameters
+    head = shape.vocab_size * shape.hidden_size * batch.mean_response_tokens / length if has_head else 0.0
     flops = 2 * tokens * (weights + layers * shape.query_width * length + head) / (layout.tensor * layout.context)
     row = tokens / layout.context * shape.hidden_size * request.weight_bytes
     keys_and_values = 2 * row * shape.key_value_width / shape.hidden_size / layout.tensor
@@ -116,24 +134,26 @@ def _forward(request: PlanRequest, layout: Layout, tokens: float) -> float:
     if layout.pipeline > 1:  # a chunk's ranks come after all of the stage before it
         reach = layout.tensor * layout.context * layout.data * 2
         hop = layout.virtual * row / layout.sequence_split / _link(request, reach)
-    return flops / _flops(request) + _experts(request, layout, tokens) + sent + hop
+    in_experts = _experts(request, layout, tokens, expert_layers)
+    return flops / _flops(request) + in_experts + sent + hop, in_experts
 
 
-def _experts(request: PlanRequest, layout: Layout, tokens: float) -> float:
-    """Seconds of a micro-batch in the experts of one stage, with the copies of tokens there and back."""
+def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> float:
+    """Seconds of a micro-batch in the experts of some layers, with the copies of tokens there and back."""
     load = layout.busiest_load(request.expert_imbalance)
-    flops = 2 * tokens * load * _chosen_expert_parameters(request) / (layout.pipeline * layout.tensor * layout.context)
+    chosen = _chosen_expert_parameters(request, expert_layers)
+    flops = 2 * tokens * load * chosen / (layout.tensor * layout.context)
     row = tokens / layout.context * request.shape.hidden_size * request.weight_bytes
-    sent = request.shape.num_expert_layers / layout.pipeline * load * _dispatch(request, layout, row)
+    sent = expert_layers * load * _dispatch(request, layout, row)
     return flops / _expert_flops(request) + sent
 
 
-def _chosen_expert_parameters(request: PlanRequest) -> int:
-    """Parameters of the experts that a token is sent to, over all layers; 0 for a dense model."""
+def _chosen_expert_parameters(request: PlanRequest, expert_layers: int) -> int:
+    """Parameters of the experts that a token is sent to, over some layers; 0 for a dense model."""
     shape = request.shape
     if shape.experts is None:
         return 0
-    return shape.num_expert_layers * shape.experts.experts_per_token * shape.expert_parameters
+    return expert_layers * shape.experts.experts_per_token * shape.expert_parameters
 
 
 def _dispatch(request: PlanRequest, layout: Layout, row: float) -> float:
@@ -180,7 +200,8 @@ def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     steps = max(batch.max_response_tokens, responses * batch.mean_response_tokens / together)
     decoded = responses * batch.mean_response_tokens / steps
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
-    shape, experts = request.shape, _chosen_expert_parameters(request)
+    shape = request.shape
+    experts = _chosen_expert_parameters(request, shape.num_expert_layers)
     load = min(tensor, request.expert_imbalance) if request.engine.expert_parallel else 1.0
     dense = 2 * (shape.num_active_parameters - experts) / tensor / _flops(request)
     token = dense + 2 * load * experts / tensor / _expert_flops(request)

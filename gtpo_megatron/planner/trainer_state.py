@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gtpo_megatron.planner.layout import Layout, layers_of_chunk
+from gtpo_megatron.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.planner.shape import ModelShape
 
 GRADIENT_BYTES = 4
@@ -145,12 +145,6 @@ def _router_bytes(shape: ModelShape, layout: Layout) -> int:
     # one table there and one back; two views of one if there is nothing to sort
     is_sorted = layout.expert * layout.expert_tensor > 1 and num > layout.expert
     return counted + num * layout.expert_tensor * INDEX_BYTES * (2 if is_sorted else 1)
-
-
-def layers_of_stage(shape: ModelShape, layout: Layout, stage: int) -> tuple[int, int]:
-    """Its layers with a dense MLP, and those with experts, over all of its chunks."""
-    chunks = [layers_of_chunk(shape, layout, stage, chunk) for chunk in range(layout.virtual)]
-    return sum(dense for dense, _ in chunks), sum(sparse for _, sparse in chunks)
 
 
 def _attention_tensors(shape: ModelShape, tensor: int) -> list[int]:

@@ -1,36 +1,37 @@
 """Entropy of every sampled token, computed inside vLLM during sampling.
 
-It is a logits processor of vLLM that only reads the logits. It runs after the temperature and before top-k and top-p,
-on logits of the whole vocabulary (gathered over tensor-parallel workers), so it scores the full sampling distribution.
-Values are kept by response and position until ``WorkerExtension.gtpo_take_entropies`` collects them.
+A logits processor of vLLM that only reads the logits. It sees those of the whole vocabulary (gathered over
+tensor-parallel workers) before top-k and top-p, so it scores the full sampling distribution. vLLM 0.32 has two model
+runners with an interface each: CPUs have the first one, GPUs the second.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
-from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.interface import BatchUpdate
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor as FirstInterface
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondInterface
 
 from gtpo_megatron.distributed.vocab_parallel import token_scores
+from gtpo_megatron.rollout.entropy_log import EntropyLog
 from gtpo_megatron.rollout.requests import REQUEST_KEY
 
 
-class SampledEntropy(LogitsProcessor):
-    """Computes ``H = -sum_v p_v log p_v`` in nats, in float32 relative to the largest logit.
+class SampledEntropy(FirstInterface):
+    """``H = -sum_v p_v log p_v`` in nats, float32, for the first model runner.
 
-    A value is stored by response and position (the number of tokens that the response has before the sampled one).
-    Values that vLLM computes again after a preemption, or discards for an incomplete prompt, are replaced.
+    Attributes:
+        log: where entropies are kept.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         del vllm_config, device, is_pin_memory  # vLLM's signature
         self._tracked: dict[int, tuple[int, list[int]]] = {}
-        self._log: list[tuple[list[int], list[int], Tensor]] = []
-        self._values: dict[int, list[float]] = {}
-        self.vocab_size = 0
+        self.log = EntropyLog()
 
     def is_argmax_invariant(self) -> bool:
         """True: the logits are not changed. This also places it after the temperature."""
@@ -38,7 +39,7 @@ class SampledEntropy(LogitsProcessor):
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Tracks requests that vLLM adds, removes and moves in its batch."""
-        process_dict_updates(self._tracked, batch_update, _response_of)
+        process_dict_updates(self._tracked, batch_update, _response_and_tokens)
 
     def apply(self, logits: Tensor) -> Tensor:
         """Scores the rows whose entropies are needed.
@@ -49,51 +50,96 @@ class SampledEntropy(LogitsProcessor):
         Returns:
             The same logits.
         """
-        if not self._tracked:
-            return logits
         rows = sorted(self._tracked)
-        responses, positions = [], []
-        for row in rows:
-            response, output_ids = self._tracked[row]
-            responses.append(response)
-            positions.append(len(output_ids))
-        wanted = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
-        targets = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)  # only the entropy is used
-        entropy = token_scores(wanted, targets).entropy
-        self.vocab_size = logits.shape[1]
-        # nothing is copied to the host while vLLM generates
-        self._log.append((responses, positions, entropy))
+        tracked = [self._tracked[row] for row in rows]
+        positions = [len(output_ids) for _, output_ids in tracked]
+        _note(self.log, logits, rows, [response for response, _ in tracked], positions, 1.0)
         return logits
 
-    def take(self, responses: Sequence[int]) -> dict[int, list[float]]:
-        """Removes and returns the entropies of finished responses, one per sampled token.
 
-        The last value may belong to a token after a stop that vLLM did not return; callers must cut it.
+class SampledEntropyOfSlots(SecondInterface):
+    """The same for the second model runner, which names requests by slots and applies the temperature afterwards.
+
+    Attributes:
+        log: where entropies are kept.
+    """
+
+    def __init__(self, vllm_config: Any, req_states: LogitsProcRequestState) -> None:
+        del vllm_config  # vLLM's signature
+        self._states = req_states
+        # slot -> response, temperature; slots are used again
+        self._tracked: dict[int, tuple[int, float]] = {}
+        self.log = EntropyLog()
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Tracks the request of a slot; True if its logits are wanted, without which ``apply`` is not called."""
+        response = _response_of(sampling_params)
+        if response is None:
+            self._tracked.pop(req_idx, None)
+            return False
+        self._tracked[req_idx] = (response, sampling_params.temperature)
+        return True
+
+    def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
+        """Scores the rows whose entropies are needed.
+
+        Args:
+            logits: ``[requests, V]`` float32, before the temperature; one row a request, without speculative decoding.
+            ctx: which slot a row is of, and how many of its tokens the model has seen.
+
+        Returns:
+            The same logits.
         """
-        self._store_log()
-        return {response: self._values.pop(response, []) for response in responses}
+        rows, responses, positions, temperatures = [], [], [], []
+        for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
+            position = int(ctx.seq_lens_upper_bound_np[row]) - int(self._states.prompt_len.np[slot])
+            # before 0 the prompt is not complete, and what is sampled is thrown away
+            if slot in self._tracked and position >= 0:
+                response, temperature = self._tracked[slot]
+                rows.append(row)
+                responses.append(response)
+                positions.append(position)
+                temperatures.append(temperature)
+        is_one = len(set(temperatures)) < 2
+        temperature = temperatures[0] if is_one and temperatures else 1.0
+        _note(
+            self.log,
+            logits,
+            rows,
+            responses,
+            positions,
+            temperature if is_one else torch.tensor(temperatures).to(logits.device, non_blocking=True),
+        )
+        return logits
 
-    def _store_log(self) -> None:
-        """Stores the logged values by response and position."""
-        if not self._log:
-            return
-        flat = torch.cat([entropy for _, _, entropy in self._log]).tolist()
-        start = 0
-        for responses, positions, entropy in self._log:
-            for response, position, value in zip(responses, positions, flat[start : start + len(entropy)], strict=True):
-                if position == 0:
-                    self._values[response] = [value]
-                elif response in self._values:  # otherwise it was taken already: vLLM ran a step past a stop
-                    column = self._values[response]
-                    del column[position:]
-                    column.append(value)
-            start += len(entropy)
-        self._log.clear()
+
+def _note(
+    log: EntropyLog,
+    logits: Tensor,
+    rows: list[int],
+    responses: list[int],
+    positions: list[int],
+    temperature: float | Tensor,
+) -> None:
+    """Scores some rows; nothing waits for the device."""
+    if not rows:
+        return
+    wanted = logits
+    if len(rows) < len(logits):
+        wanted = logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
+    targets = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)  # only the entropy is used
+    entropy = token_scores(wanted, targets, temperature=temperature, check_inputs=False).entropy
+    log.vocab_size = logits.shape[1]
+    log.note(responses, positions, entropy)
 
 
-def _response_of(
+def _response_of(params: SamplingParams) -> int | None:
+    return (params.extra_args or {}).get(REQUEST_KEY)
+
+
+def _response_and_tokens(
     params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
 ) -> tuple[int, list[int]] | None:
     del prompt_ids
-    response = (params.extra_args or {}).get(REQUEST_KEY)
+    response = _response_of(params)
     return None if response is None else (response, output_ids)

@@ -25,7 +25,10 @@ from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, Slo
 logger = logging.getLogger(__name__)
 
 ENTROPY_PROCESSOR = "gtpo_megatron.rollout.sampled_entropy:SampledEntropy"
-"""Name of the logits processor for vLLM."""
+"""Name of the logits processor for vLLM's first model runner, the only one on a CPU."""
+
+GPU_ENTROPY_PROCESSOR = f"{ENTROPY_PROCESSOR}OfSlots"
+"""Name of the one for its second model runner; ``engine_environment`` asks for that on a GPU."""
 
 MIN_BATCHED_TOKENS = 8192
 """Least number of tokens per pass of vLLM: small passes waste time."""
@@ -51,10 +54,19 @@ class VllmEngine:
         max_sequence_tokens: maximum length of prompt plus response.
         seed: vLLM's own seed; each response has its own.
         num_threads: threads on a CPU; 0: vLLM's default.
+        awaits_push: nothing is sampled before the first push, so that no weights are read from the folder: of 64 GPUs
+            each engine would read the whole model to throw it away.
     """
 
     def __init__(
-        self, model_path: str, config: RolloutConfig, *, max_sequence_tokens: int, seed: int, num_threads: int = 0
+        self,
+        model_path: str,
+        config: RolloutConfig,
+        *,
+        max_sequence_tokens: int,
+        seed: int,
+        num_threads: int = 0,
+        awaits_push: bool = False,
     ) -> None:
         from vllm import LLM
         from vllm.config import WeightTransferConfig
@@ -66,7 +78,8 @@ class VllmEngine:
         experts = read_architecture(Path(model_path)).experts
         self._num_experts = 0 if experts is None else experts.num_experts
         captures_routing = config.returns_routing and not torch.cuda.is_available()
-        has_weights = converted_weights(Path(model_path)) is None
+        has_weights = not awaits_push and converted_weights(Path(model_path)) is None
+        entropy_processor = GPU_ENTROPY_PROCESSOR if torch.cuda.is_available() else ENTROPY_PROCESSOR
         shares_gpu = config.placement == "colocated" and torch.cuda.is_available()
         self._llm = LLM(
             model=model_path,
@@ -92,7 +105,7 @@ class VllmEngine:
             **({"gpu_memory_utilization": LEAST_FREE_SHARE} if shares_gpu else {}),
             enable_return_routed_experts=config.returns_routing and not captures_routing,
             seed=seed,
-            logits_processors=[ENTROPY_PROCESSOR] if self._keeps_entropies else None,
+            logits_processors=[entropy_processor] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
             weight_transfer_config=WeightTransferConfig(backend=weight_engine.BACKEND),
         )
@@ -209,7 +222,7 @@ class VllmEngine:
     def _check_weights(self) -> None:
         if self._version == UNUSABLE:
             raise RolloutError(
-                "vLLM has no usable weights: nothing was pushed into an engine of a converted folder yet, or the last "
+                "vLLM has no usable weights: nothing was pushed into an engine that waits for a push, or the last "
                 "push failed half-way"
             )
 

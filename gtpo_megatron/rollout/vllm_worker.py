@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from gtpo_megatron.rollout import weight_engine
+from gtpo_megatron.rollout.entropy_log import EntropyLog
 from gtpo_megatron.rollout.routing_capture import RoutingCapture
-from gtpo_megatron.rollout.sampled_entropy import SampledEntropy
+from gtpo_megatron.rollout.sampled_entropy import SampledEntropy, SampledEntropyOfSlots
 
 weight_engine.register()
 
@@ -33,19 +34,25 @@ class WorkerExtension:
 
     def gtpo_take_entropies(self, responses: Sequence[int]) -> tuple[dict[int, list[float]], int] | None:
         """Entropies of finished responses and the number of logits; None from all workers but the first."""
-        (recorder,) = self._recorders()
-        taken = recorder.take(responses)
-        return (taken, recorder.vocab_size) if self.rank == 0 else None
+        (log,) = self._entropy_logs()
+        taken = log.take(responses)
+        return (taken, log.vocab_size) if self.rank == 0 else None
 
     def gtpo_forget(self, responses: Sequence[int]) -> None:
         """Drops what is kept of aborted responses."""
-        for recorder in self._recorders():
-            recorder.take(responses)
+        for log in self._entropy_logs():
+            log.take(responses)
         if self._routing is not None:
             self._routing.forget(responses)
 
-    def _recorders(self) -> list[SampledEntropy]:
-        return [found for found in self.model_runner.input_batch.logitsprocs.all if isinstance(found, SampledEntropy)]
+    def _entropy_logs(self) -> list[EntropyLog]:
+        """One if the engine keeps entropies, else none; vLLM's two model runners hold their processors differently."""
+        sampler = self.model_runner.sampler
+        if hasattr(sampler, "logits_processors"):
+            processors = sampler.logits_processors
+        else:
+            processors = self.model_runner.input_batch.logitsprocs.all
+        return [found.log for found in processors if isinstance(found, SampledEntropy | SampledEntropyOfSlots)]
 
     def gtpo_capture_routing(self) -> None:
         """From now on this worker keeps the experts of every token whose request asks for it."""

@@ -109,12 +109,8 @@ class Architecture:
                     f"{parallel}: tensor_parallel_size={tensor_parallel_size} must divide {what}={total} of this "
                     f"model; choose from {divisors(math.gcd(self.num_query_groups, self.num_heads, self.ffn_size))}"
                 )
-        stages = parallel.pipeline_parallel_size * parallel.virtual_pipeline_size
-        if self.num_layers % stages:
-            raise ConfigError(
-                f"{parallel}: pipeline_parallel_size x virtual_pipeline_size = {stages} must divide "
-                f"num_layers={self.num_layers} of this model; choose a product from {divisors(self.num_layers)}"
-            )
+        if (problem := parallel.layer_split.problem(self.num_layers)) is not None:
+            raise ConfigError(f"{parallel}: {problem}")
         if self.experts is not None:
             self.experts.check_layout(parallel)
         elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
@@ -90,6 +91,7 @@ class ShardPlace:
         pipeline_size: ranks that share the layers.
         pipeline_stage: among them.
         virtual_size: model chunks a rank holds.
+        last_stage_layers: layers of the last pipeline rank; None: as many as the others have.
         expert_parallel: among the ranks that share a layer's experts.
         expert_tensor_parallel: among the ranks that share the matrices of an expert.
     """
@@ -98,13 +100,14 @@ class ShardPlace:
     pipeline_size: int = 1
     pipeline_stage: int = 0
     virtual_size: int = 1
+    last_stage_layers: int | None = None
     expert_parallel: ExpertParallel = ExpertParallel(1, 0)
     expert_tensor_parallel: TensorParallel = TensorParallel(1, 0)
 
     @property
-    def num_stages(self) -> int:
-        """Virtual stages of the whole pipeline."""
-        return self.pipeline_size * self.virtual_size
+    def layer_split(self) -> LayerSplit:
+        """Which layers each virtual stage of the whole pipeline holds."""
+        return LayerSplit(self.pipeline_size, self.virtual_size, self.last_stage_layers)
 
     @property
     def stages(self) -> list[int]:
@@ -140,6 +143,7 @@ def shard_place(parallel: ParallelConfig, rank: int) -> ShardPlace:
         pipeline_size=parallel.pipeline_parallel_size,
         pipeline_stage=stage,
         virtual_size=parallel.virtual_pipeline_size,
+        last_stage_layers=parallel.last_stage_layers,
         expert_parallel=ExpertParallel(expert_size, index // expert_tensor_size % expert_size),
         expert_tensor_parallel=TensorParallel(expert_tensor_size, index % expert_tensor_size),
     )
@@ -153,14 +157,15 @@ def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int
     """
     if arch.family not in LAYER_TABLES:
         raise WeightMappingError(f"family {arch.family!r} has no name table; known: {', '.join(LAYER_TABLES)}")
-    if arch.num_layers % place.num_stages:
-        raise WeightMappingError(f"{arch.num_layers} layers do not split over {place.num_stages} virtual stages")
+    split = place.layer_split
+    if (problem := split.problem(arch.num_layers)) is not None:
+        raise WeightMappingError(problem)
     experts = range(0) if arch.experts is None else place.expert_parallel.held(arch.experts.num_experts)
     for chunk, stage in enumerate(place.stages):
         prefix = chunk_prefix(chunk, place.virtual_size)
         yield from chunk_mappings(
             arch,
-            num_stages=place.num_stages,
+            split=split,
             stage=stage,
             prefix=prefix,
             padded_vocab_size=padded_vocab_size,
@@ -169,13 +174,13 @@ def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int
 
 
 def chunk_mappings(
-    arch: Architecture, *, num_stages: int, stage: int, prefix: str, padded_vocab_size: int, experts: range
+    arch: Architecture, *, split: LayerSplit, stage: int, prefix: str, padded_vocab_size: int, experts: range
 ) -> Iterator[ParamMapping]:
     """Every parameter of one model chunk.
 
     Args:
-        arch: of the model; its layers split over the stages.
-        num_stages: virtual stages of the whole pipeline.
+        arch: of the model.
+        split: of its layers over the stages.
         stage: the virtual stage of the chunk.
         prefix: of the parameters' names, as ``chunk_prefix`` gives it.
         padded_vocab_size: of the trainer.
@@ -185,12 +190,10 @@ def chunk_mappings(
     def vocabulary(megatron_name: str, hf_name: str) -> Vocabulary:
         return Vocabulary(prefix + megatron_name, hf_name, arch.vocab_size, arch.hidden_size, padded_vocab_size)
 
-    is_first, is_last = stage == 0, stage == num_stages - 1
+    is_first, is_last = stage == 0, stage == split.num_stages - 1
     if is_first:
         yield vocabulary("embedding.word_embeddings.weight", EMBEDDING)
-    layers = arch.num_layers // num_stages
-    for local in range(layers):
-        number = stage * layers + local
+    for local, number in enumerate(split.layers(arch.num_layers, stage)):
         layer = Layer(number, f"{prefix}decoder.layers.{local}", f"model.layers.{number}", experts)
         for rows in LAYER_TABLES[arch.family]:
             yield from rows(arch, layer)

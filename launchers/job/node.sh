@@ -180,4 +180,7 @@ read -r address interface port <<< "$network"
 # long for the sockets in it
 ray_folder=$(mktemp -d /tmp/gtpo-ray-XXXXXXXX) && [[ -O $ray_folder && $(stat -c %a "$ray_folder") == 700 ]] ||
   fail "$EXIT_NO_FOLDER" "no private folder in /tmp for Ray's sockets and logs; is it full?"
+# compiled kernels go to the node's own disk: all ranks of a job would write into one home at once
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$ray_folder/triton} VLLM_CACHE_ROOT=${VLLM_CACHE_ROOT:-$ray_folder/vllm} \
+  TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$ray_folder/inductor}
 if ((is_head)); then run_head; else run_worker; fi

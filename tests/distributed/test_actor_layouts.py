@@ -26,6 +26,13 @@ LAYOUTS = {
     "tp2_dp2": {"num_ranks": 4, "tensor_parallel_size": 2},
     "pp2_dp2": {"num_ranks": 4, "pipeline_parallel_size": 2},
     "pp2_vpp2": {"num_ranks": 2, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2},
+    "pp2_last1": {"num_ranks": 2, "pipeline_parallel_size": 2, "last_stage_layers": 1},
+    "tp2_pp3_last2": {
+        "num_ranks": 6,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 3,
+        "last_stage_layers": 2,
+    },
     "tp2_sp_pp2_vpp2": {
         "num_ranks": 4,
         "tensor_parallel_size": 2,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gtpo_megatron.actor import reference
+from gtpo_megatron.actor import host_pieces
 from gtpo_megatron.actor.reference import ReferencePolicy
 
 pytestmark = [
@@ -13,7 +13,7 @@ pytestmark = [
 
 
 def test_policies_exchange_bytes_between_gpu_and_host(monkeypatch):
-    monkeypatch.setattr(reference, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 1 << 20)
     live = {
         "a": torch.randn(700_000, device="cuda"),  # pieces with a rest
         "b": torch.randn(3, 5, device="cuda", dtype=torch.bfloat16),

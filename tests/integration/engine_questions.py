@@ -64,9 +64,10 @@ def entropies_of_a_batch_that_changes(engine):
     sample(2, 1, 0)
     del outputs[1][1:]  # vLLM takes tokens back (a failed load of keys and values)
     sample(2, 1, 0)
-    taken = recorder.take([0, 1])
+    taken = recorder.log.take([0, 1])
     sample(2, 1, 0)  # one step too many for 0 and 1
-    return taken, recorder.take([2]), recorder.take([0, 1]), {number: len(ids) for number, ids in outputs.items()}
+    rest, none = recorder.log.take([2]), recorder.log.take([0, 1])
+    return taken, rest, none, {number: len(ids) for number, ids in outputs.items()}
 
 
 def what_sleeping_says(engine):

@@ -139,6 +139,8 @@ class Whole:
     def column(self, worker, has_experts):
         if self.layout.reach != "own_rank_first" or worker not in self.places:
             return 0
+        if not any(worker in ranks for shard, ranks in self.holders.items() if shard[1] == has_experts):
+            return 0  # its stage has no layer with experts
         shards = {r: p.expert_shard if has_experts else p.dense_shard for r, p in self.places.items()}
         return [rank for rank in shards if shards[rank] == shards[worker]].index(worker)
 
@@ -166,7 +168,7 @@ class Whole:
 
     def stream(self, target):
         line = [one for one in self.line(self.region(target), False) if one.place == target.place]
-        stages = self.layout.sources[0].place.num_stages
+        stages = self.layout.sources[0].place.layer_split.num_stages
         first = line.index(target) + target.tensor_parallel.index
         buckets = []
         for section in [

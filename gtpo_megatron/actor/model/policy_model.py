@@ -54,6 +54,19 @@ def mark_experts(chunks: Sequence[torch.nn.Module]) -> None:
             setattr(parameter, "allreduce", False)  # noqa: B010 - not a field that torch knows
 
 
+def fuse_weight_gradients(chunks: Sequence[torch.nn.Module]) -> None:
+    """Lets Transformer Engine's layers add weight gradients to Megatron's float32 buffers within the product.
+
+    Otherwise each is written in the weights' dtype first, and added by a second pass over both. Megatron's own switch,
+    ``gradient_accumulation_fusion``, also asks its local layers, which refuse without a compiled extension of Apex's;
+    of those only the embedding and an unused output layer are left here. Without effect where no layer can do it.
+    """
+    for chunk in chunks:
+        for module in chunk.modules():
+            if hasattr(module, "fuse_wgrad_accumulation"):
+                setattr(module, "fuse_wgrad_accumulation", True)  # noqa: B010 - not a field that torch knows
+
+
 class PolicyModel(GPTModel):
     """A GPTModel whose last stage returns the final hidden states ``[P, 1, H]`` (sharded under sequence parallelism).
 

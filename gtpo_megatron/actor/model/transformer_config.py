@@ -50,6 +50,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         virtual_pipeline_model_parallel_size=(
             parallel.virtual_pipeline_size if parallel.virtual_pipeline_size > 1 else None
         ),
+        num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
         context_parallel_size=parallel.context_parallel_size,
         sequence_parallel=parallel.sequence_parallel,
         pipeline_dtype=dtype,
@@ -64,7 +65,8 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         **_recompute(model),
         # on gloo, freeing sent outputs and batched sends gave silently wrong results
         deallocate_pipeline_outputs=fused,
-        batch_p2p_sync=fused,
+        # would wait for the device after every exchange: Megatron's remedy for old versions of torch
+        batch_p2p_sync=False,
         batch_p2p_comm=fused and parallel.virtual_pipeline_size == 1,
         # the interleaved schedule sends while it computes
         overlap_p2p_comm=parallel.virtual_pipeline_size > 1,

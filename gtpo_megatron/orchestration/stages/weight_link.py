@@ -72,7 +72,7 @@ def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
         WeightMappingError: the layouts cannot be mapped onto each other; the message names the tensor.
         WeightSyncError: the sampler has another model, or memory for the buckets is missing.
     """
-    layout = _layout(config, trainer, sampler)
+    layout = _layout(config, trainer, sampler, has_gpus=has_gpus)
     slots: Mapping[int, SharedSlots] = {}
     try:
         endpoint = _endpoint(config, layout, trainer, sampler, has_gpus=has_gpus)
@@ -87,7 +87,7 @@ def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
         trainer.connect_weights(link)
     finally:  # also if only some of the workers have slots
         try:
-            if config.weight_sync.transport in ("shared_memory", "relay"):
+            if config.transport(has_gpus=has_gpus) in ("shared_memory", "relay"):
                 sampler.remove_slot_names()
         finally:
             # an engine that died leaves its file, which can be removed if it is on this host
@@ -100,7 +100,7 @@ def _endpoint(
     config: RunConfig, layout: PushLayout, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool
 ) -> Endpoint:
     sync = config.weight_sync
-    match sync.transport:
+    match config.transport(has_gpus=has_gpus):
         case "shared_memory":
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=sync.deadline_s)
             return dict(sampler.open_slots(shape))
@@ -134,7 +134,7 @@ def _meeting(
     )
 
 
-def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide) -> PushLayout:
+def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool) -> PushLayout:
     parallel, size = config.parallel, config.rollout.tensor_parallel_size
     sources = tuple(
         SourceRank(
@@ -161,5 +161,5 @@ def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide) -> Pu
         padded_vocab_size=trainer.padded_vocab_size(),
         itemsize=itemsize,
         bucket_bytes=config.weight_sync.bucket_mib * MIB,
-        reach=_REACH[config.weight_sync.transport],
+        reach=_REACH[config.transport(has_gpus=has_gpus)],
     )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
@@ -149,12 +150,13 @@ def chunks_by_rank(
     """
     ranks: list[list[tuple[CheckpointPart, Box]]] = []
     stages = parallel.pipeline_parallel_size
-    layers = arch.num_layers // stages
+    split = LayerSplit(stages, 1, parallel.last_stage_layers)
     stage_ranks = parallel.num_ranks // stages
     num_dense = parallel.tensor_parallel_size
     num_sparse = parallel.expert_parallel_size * parallel.expert_tensor_parallel_size if arch.experts else 0
     for stage in range(stages):
-        held = [part for part in parts if _stage(part, layers, stages) == stage]
+        layers = split.layers(arch.num_layers, stage)
+        held = [part for part in parts if _is_of_stage(part, layers, arch.num_layers)]
         for index in range(max(num_dense, num_sparse)):
             place = shard_place(parallel, stage * stage_ranks + index)
             mine = [part for part in held if index < (num_dense if part.place.expert is None else num_sparse)]
@@ -172,10 +174,10 @@ def _held(arch: Architecture, part: CheckpointPart, place: ShardPlace) -> list[B
     return part.mapping.held(place.split_of(part.mapping))
 
 
-def _stage(part: CheckpointPart, layers: int, num_stages: int) -> int:
+def _is_of_stage(part: CheckpointPart, layers: range, num_layers: int) -> bool:
     if part.place.layer is not None:
-        return part.place.layer // layers
-    return 0 if part.key.startswith("embedding.") else num_stages - 1
+        return part.place.layer in layers
+    return layers.start == 0 if part.key.startswith("embedding.") else layers.stop == num_layers
 
 
 def cut(part: CheckpointPart, box: Box, item_bytes: int) -> Iterator[CheckpointChunk]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardPlace
@@ -98,6 +99,7 @@ class TrainerShape:
         tensor: ranks that share a layer's matrices, those of experts excepted.
         pipeline: ranks that share the layers.
         virtual: model chunks of a rank.
+        last_stage_layers: layers of the last pipeline rank; None: as many as the others have.
         expert: ranks that share a layer's experts.
         expert_tensor: ranks that share the matrices of an expert.
     """
@@ -105,6 +107,7 @@ class TrainerShape:
     tensor: int
     pipeline: int
     virtual: int
+    last_stage_layers: int | None
     expert: int
     expert_tensor: int
 
@@ -113,6 +116,11 @@ class TrainerShape:
         """Virtual stages of the whole pipeline."""
         return self.pipeline * self.virtual
 
+    @property
+    def layer_split(self) -> LayerSplit:
+        """Which layers each virtual stage holds."""
+        return LayerSplit(self.pipeline, self.virtual, self.last_stage_layers)
+
 
 def shape_of(place: ShardPlace) -> TrainerShape:
     """The sizes that a rank's place names."""
@@ -120,6 +128,7 @@ def shape_of(place: ShardPlace) -> TrainerShape:
         place.tensor_parallel.size,
         place.pipeline_size,
         place.virtual_size,
+        place.last_stage_layers,
         place.expert_parallel.size,
         place.expert_tensor_parallel.size,
     )

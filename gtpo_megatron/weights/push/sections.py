@@ -116,11 +116,8 @@ class Sections:
     def __init__(self, arch: Architecture, layout: PushLayout) -> None:
         self._arch, self._layout = arch, layout
         self.shape: TrainerShape = trainer_shape(layout)
-        if arch.num_layers % self.shape.num_stages:
-            raise WeightMappingError(
-                f"{arch.num_layers} layers do not split over {self.shape.num_stages} virtual stages"
-            )
-        self._stage_layers = arch.num_layers // self.shape.num_stages
+        if (problem := self.shape.layer_split.problem(arch.num_layers)) is not None:
+            raise WeightMappingError(problem)
         self._sheets: dict[tuple[object, ...], Sheet] = {}
         self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
         self._mappings: dict[tuple[Section, int], list[ParamMapping]] = {}
@@ -144,7 +141,8 @@ class Sections:
         flags = self._expert_layers(section.stage)
         kind: tuple[object, ...] = (sum(flags),)
         if not section.has_experts:
-            kind = (*flags, section.stage == 0, section.stage == self.shape.num_stages - 1)
+            num_layers = len(self._layers(section.stage))
+            kind = (num_layers, *flags, section.stage == 0, section.stage == self.shape.num_stages - 1)
         key = (section.has_experts, kind, place)
         if key not in self._sheets:
             items = self._expert_items(section, place) if section.has_experts else self._dense_items(section, place)
@@ -175,7 +173,7 @@ class Sections:
                 mapping
                 for mapping in chunk_mappings(
                     self._arch,
-                    num_stages=self.shape.num_stages,
+                    split=self.shape.layer_split,
                     stage=section.stage,
                     prefix=chunk_prefix(chunk, self.shape.virtual),
                     padded_vocab_size=self._layout.padded_vocab_size,
@@ -206,7 +204,11 @@ class Sections:
         """Per layer of a virtual stage whether it has experts."""
         if self._arch.experts is None:
             return ()
-        return self._arch.experts.layers[stage * self._stage_layers : (stage + 1) * self._stage_layers]
+        layers = self._layers(stage)
+        return self._arch.experts.layers[layers.start : layers.stop]
+
+    def _layers(self, stage: int) -> range:
+        return self.shape.layer_split.layers(self._arch.num_layers, stage)
 
     def _keeps(self, place: WorkerPlace, expert: int | None) -> bool:
         if expert is None or not place.expert_parallel:

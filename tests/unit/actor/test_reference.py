@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from gtpo_megatron.actor import reference
+from gtpo_megatron.actor import host_pieces
 from gtpo_megatron.actor.reference import ReferencePolicy
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-    monkeypatch.setattr(reference, "PIECE_BYTES", 16)
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 16)
+    monkeypatch.setattr(host_pieces, "LEAST_BYTES", 4)
 
 
 def weights():

@@ -57,13 +57,13 @@ def start(tmp_path):
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()]
     (launch / "settings.sh").write_text("\n".join(lines), encoding="utf-8")
 
-    def start(node, *, num_nodes=2, token="t0ken"):
+    def start(node, *, num_nodes=2, token="t0ken", **variables):
         slurm = {"SLURM_NODEID": str(node), "SLURM_JOB_ID": f"t{os.getpid()}", "SLURM_NNODES": str(num_nodes)}
         slurm |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         with (launch / f"out.{node}").open("w") as output:
             process = subprocess.Popen(
                 ["bash", str(SCRIPTS / "node.sh"), str(launch / "settings.sh")],
-                env={"PATH": "/usr/bin:/bin", **slurm},
+                env={"PATH": "/usr/bin:/bin", **slurm, **variables},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -116,13 +116,18 @@ def test_a_head_that_is_told_to_end_before_its_driver_starts_none(start):
 def test_rays_folder_is_private_has_a_name_nobody_foresees_and_goes_with_the_job(start):
     """Ray opens the folder that it is given to everybody (mode 777), and has its sockets in it."""
     (start.launch / "slow").touch()
-    processes, folders = [start(0), start(1)], []
+    processes, folders = [start(0), start(1, TORCHINDUCTOR_CACHE_DIR="/own/inductor")], []
     (start.launch / "slow").unlink()
     for node in (0, 1):
         until((start.launch / f"ray.{node}").exists)
         told = (start.launch / f"ray.{node}").read_text().splitlines()
         folders.append(Path(next(word for word in told if word.startswith("--temp-dir=")).partition("=")[2]).parent)
         assert (start.launch / f"folder.{node}").read_text() == f"700 {os.getuid()}\n"
+        variables = dict(word.split("=", 1) for word in told if "=" in word)
+        # 64 ranks that compile at once would fight over one home
+        assert variables["TRITON_CACHE_DIR"] == f"{folders[-1]}/triton"
+        assert variables["VLLM_CACHE_ROOT"] == f"{folders[-1]}/vllm"
+        assert variables["TORCHINDUCTOR_CACHE_DIR"] == ("/own/inductor" if node else f"{folders[-1]}/inductor")
     assert folders[0] != folders[1]
     assert not any(f"t{os.getpid()}" in str(folder) for folder in folders), "the job's number is known to all"
     until((start.launch / "driving").exists)

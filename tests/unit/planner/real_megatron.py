@@ -85,6 +85,7 @@ def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_
         tensor_parallel_size=layout.tensor,
         pipeline_parallel_size=layout.pipeline,
         virtual_pipeline_size=layout.virtual,
+        last_stage_layers=layout.last_layers,
         context_parallel_size=layout.context,
         sequence_parallel=layout.sequence_parallel,
         distributed_optimizer=layout.distributed_optimizer,

@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 
 from gtpo_megatron.config.checks import divisors
+from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.planner.known_models import KNOWN_MODELS
-from gtpo_megatron.planner.layout import Layout, layers_of_chunk, layouts
+from gtpo_megatron.planner.layout import Layout, layer_splits, layers_of_chunk, layouts
 
 DENSE, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
 MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
@@ -25,7 +26,7 @@ def test_every_layout_can_be_built(shape):
         assert layout.tensor * layout.pipeline * layout.context * layout.data == 64
         assert layout.tensor <= 8
         assert shape.num_query_groups % layout.tensor == 0
-        assert shape.num_layers % (layout.pipeline * layout.virtual) == 0
+        assert layout.layer_split.problem(shape.num_layers) is None
         assert layout.virtual == 1 or layout.pipeline > 1
         assert layout.sequence_parallel == (layout.tensor > 1)
         experts = 1 if shape.experts is None else shape.experts.num_experts
@@ -44,7 +45,21 @@ def test_none_is_left_out():
         for pipeline in divisors(64 // tensor):
             chunks = len(divisors(64 // pipeline)) if pipeline > 1 else 1
             count += chunks * len(divisors(64 // (tensor * pipeline)))
-    assert len(all_of(DENSE, 64)) == count
+    assert len([layout for layout in all_of(DENSE, 64) if layout.last_layers is None]) == count
+
+
+def test_a_last_stage_with_fewer_layers():
+    """Qwen2.5-7B: 28 layers, an output layer as large as two and a third of them."""
+    assert layer_splits(28, 1) == (LayerSplit(),)
+    whole = [split.last_rank_layers for split in layer_splits(28, 4) if split.virtual == 1]
+    assert whole == [None, 4]  # of 1, 4, 7, 10, ...; half of an equal share is the least
+    assert [split.last_rank_layers for split in layer_splits(28, 2) if split.virtual == 1] == [None, 13, 12]
+    assert [split for split in layer_splits(28, 3) if split.virtual == 1] == [LayerSplit(3, 1, 8), LayerSplit(3, 1, 6)]
+    for layers, pipeline in ((28, 4), (64, 4), (94, 8), (92, 2), (2, 2), (3, 2)):
+        for split in layer_splits(layers, pipeline):
+            held = [number for stage in range(split.num_stages) for number in split.layers(layers, stage)]
+            assert held == list(range(layers))
+            assert split.last_rank_layers is None or layers / pipeline / 2 <= split.last_rank_layers < layers / pipeline
 
 
 def test_experts_are_shared_in_every_way():
@@ -86,6 +101,7 @@ def test_tensor_parallelism_stays_in_a_node():
 def test_names():
     assert str(Layout(num_ranks=64, tensor=8, pipeline=4)) == "TP8 PP4 DP2"
     assert str(Layout(num_ranks=64, tensor=2, pipeline=4, virtual=2, context=2)) == "TP2 PP4 VPP2 CP2 DP4"
+    assert str(Layout(num_ranks=8, pipeline=4, last_layers=13)) == "PP4(last 13) DP2"
     assert str(Layout(num_ranks=8, expert=8)) == "EP8 DP8"
     assert str(Layout(num_ranks=16, tensor=4, expert=4, expert_tensor=2)) == "TP4 EP4 ETP2 DP4"
 

@@ -78,7 +78,13 @@ def test_by_hand():
     tile, hidden = 1024 * 19072 * 4, 8192 * 5120 * 2
     assert memory.saved == hidden + 8192 * 64
     assert memory.scoring == hidden + 2 * tile
-    assert memory.training == 2 * hidden + tile + tile // 2 + 19072 * 5120 * 4 + 2 * 1024 * 5120 * 4
+    # zeros of the weight's size for autograd are more than a tile, its copy and two chunks of hidden states
+    assert memory.training == 2 * hidden + 19072 * 5120 * 2
+    wide = output_layer(
+        tokens=8192, hidden_size=5120, vocab_rows=19072, chunk_tokens=4096, weight_bytes=2, gathers=True
+    )
+    tile = 4096 * 8192 * 4
+    assert wide.training == 2 * hidden + tile + tile // 2 + 2 * 4096 * 5120 * 4
 
 
 def test_logits_take_the_same_however_many_tokens_there_are():

@@ -75,9 +75,13 @@ def test_requests_that_are_none(changes, message):
 
 def test_a_layout_that_does_not_divide_the_model():
     config = gtpo_64gpu()
-    for parallel in ({"pipeline_parallel_size": 16, "virtual_pipeline_size": 8}, {"tensor_parallel_size": 16}):
+    for parallel, message in (
+        ({"pipeline_parallel_size": 16, "virtual_pipeline_size": 8}, "must divide num_layers=64 of this model"),
+        ({"pipeline_parallel_size": 4, "last_stage_layers": 14}, "last_stage_layers=14 of this model's 64"),
+        ({"tensor_parallel_size": 16}, "does not divide Qwen/Qwen2.5-32B: 64 layers, 40 heads"),
+    ):
         wrong = replace(config, parallel=replace(config.parallel, **{"pipeline_parallel_size": 1, **parallel}))
-        with pytest.raises(ConfigError, match="does not divide Qwen/Qwen2.5-32B: 64 layers, 40 heads"):
+        with pytest.raises(ConfigError, match=message):
             request_from(wrong, cluster())
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from gtpo_megatron.planner.known_models import KNOWN_MODELS
-from gtpo_megatron.planner.layout import Layout, layouts
+from gtpo_megatron.planner.layout import Layout, layers_of_stage, layouts
 from gtpo_megatron.planner.shape import ModelShape
-from gtpo_megatron.planner.trainer_state import layers_of_stage, stage_parameters, trainer_state
+from gtpo_megatron.planner.trainer_state import stage_parameters, trainer_state
 from gtpo_megatron.weights.experts import Experts
 from tests.dist_utils import run_processes
 from tests.unit.planner import real_megatron
@@ -54,6 +54,7 @@ CASES = [
     (QWEN2_5_32B, layout(tensor=8, pipeline=4), 2, 128),
     (QWEN2_5_32B, layout(tensor=4, pipeline=4), 2, 128),
     (QWEN2_5_32B, layout(tensor=4, pipeline=4, virtual=2), 2, 128),
+    (QWEN2_5_32B, layout(tensor=4, pipeline=4, last_layers=13), 2, 128),
     (QWEN2_5_32B, layout(tensor=2, pipeline=16, context=2), 2, 128),
     (QWEN2_5_32B, layout(tensor=8), 2, 128),
     (QWEN2_5_32B, layout(pipeline=8), 4, 128),
@@ -70,6 +71,7 @@ CASES = [
     (KNOWN_MODELS["zai-org/GLM-4.5-Air"], layout(tensor=4, pipeline=2, expert=8), 2, 128),
     (MIXED, layout(tensor=2, pipeline=2, virtual=3, expert=4, expert_tensor=2), 2, 1),
     (MIXED, layout(tensor=4, pipeline=4, expert=2), 4, 1),
+    (MIXED, layout(tensor=2, pipeline=2, virtual=2, last_layers=4, expert=4), 2, 1),
     # a tied embedding: one copy where there is one stage, a bucket of its own on both ends of a pipeline
     (TIED, layout(tensor=2), 2, 1),
     (TIED, layout(tensor=2, pipeline=4), 2, 1),
@@ -81,8 +83,8 @@ SLOW_CASES = [
     (SPARSE, layout(tensor=4, pipeline=2, expert=4, expert_tensor=2), 2, 128),
     (SPARSE, layout(tensor=4, pipeline=8, expert_tensor=4), 2, 128),
     (KNOWN_MODELS["zai-org/GLM-4.5"], layout(tensor=8, pipeline=4, expert=16), 2, 128),
-    # every fifth layout of a small model
-    *((MIXED, case, 2, 1) for case in list(layouts(MIXED, num_ranks=64, gpus_per_node=8))[::5]),
+    # every thirteenth layout of a small model
+    *((MIXED, case, 2, 1) for case in list(layouts(MIXED, num_ranks=64, gpus_per_node=8))[::13]),
 ]
 
 

@@ -57,13 +57,14 @@ def architecture(**changes):
     return Architecture(**shape | changes)
 
 
-def places(tensor_size, pipeline_size, virtual_size=1):
+def places(tensor_size, pipeline_size, virtual_size=1, last_stage_layers=None):
     return [
         ShardPlace(
             tensor_parallel=TensorParallel(tensor_size, index),
             pipeline_size=pipeline_size,
             pipeline_stage=stage,
             virtual_size=virtual_size,
+            last_stage_layers=last_stage_layers,
         )
         for stage in range(pipeline_size)
         for index in range(tensor_size)
@@ -94,12 +95,13 @@ def filled(plan, tensors):
 
 
 def world(*, expert=1, expert_tensor=1, replicas=1, tensor=1, pipeline=(1, 1)):
-    """Every rank's place in a layout."""
+    """Every rank's place in a layout; ``pipeline`` is ranks, chunks of each and perhaps the layers of the last."""
     parallel = ParallelConfig(
         num_ranks=tensor * replicas * pipeline[0],
         tensor_parallel_size=tensor,
         pipeline_parallel_size=pipeline[0],
         virtual_pipeline_size=pipeline[1],
+        last_stage_layers=pipeline[2] if len(pipeline) > 2 else None,
         expert_parallel_size=expert,
         expert_tensor_parallel_size=expert_tensor,
     )
@@ -110,7 +112,7 @@ def world(*, expert=1, expert_tensor=1, replicas=1, tensor=1, pipeline=(1, 1)):
 @given(
     family=st.sampled_from(sorted(LAYER_TABLES)),
     tensor_size=st.sampled_from([1, 2, 4]),
-    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (2, 1, 3), (3, 1, 2), (4, 1, 1)]),
     expert_split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)]),
     tied=st.booleans(),
     vocab_size=st.integers(1, 40),
@@ -247,7 +249,7 @@ def test_chunks_of_a_virtual_pipeline_interleave():
 
 
 def test_layers_that_do_not_split_over_virtual_stages_are_named():
-    with pytest.raises(WeightMappingError, match="4 layers do not split over 8 virtual stages"):
+    with pytest.raises(WeightMappingError, match="= 8 must divide num_layers=4 of this model"):
         load_plan(architecture(), places(1, 4, 2)[0], 13)
 
 

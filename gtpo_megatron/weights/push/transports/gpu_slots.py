@@ -5,6 +5,8 @@ calls its own: the two may number the same GPU differently.
 """
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -33,10 +35,25 @@ def share_gpu_slots(file: SlotFile) -> Tensor:
     """
     size = file.shape.slot_bytes
     if size not in _SLOTS:
-        _SLOTS[size] = torch.empty(SLOTS, size, dtype=torch.uint8, device="cuda")
+        with _shareable_memory():
+            _SLOTS[size] = torch.empty(SLOTS, size, dtype=torch.uint8, device="cuda")
     slots = _SLOTS[size]
     file.publish(pickle.dumps(reduce_tensor(slots)))  # type: ignore[no-untyped-call]
     return slots
+
+
+@contextmanager
+def _shareable_memory() -> Iterator[None]:
+    """Allocations within can be opened by CUDA IPC, which those of expandable segments cannot.
+
+    Ranks have expandable segments on; with them off, torch takes no block that one of them has left free.
+    """
+    before = torch._C._accelerator_getAllocatorSettings()
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
 
 
 def open_gpu_slots(file: SlotFile) -> Tensor:

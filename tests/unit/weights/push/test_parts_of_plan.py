@@ -81,7 +81,7 @@ def check(arch, layout):
 @settings(max_examples=40)
 @given(
     tensor=TENSOR,
-    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (3, 1, 2)]),
     replicas=st.integers(1, 3),
     engine=st.sampled_from([1, 2, 4, 8]),
     engines=st.integers(1, 4),
@@ -111,7 +111,7 @@ def test_dense_models(
 @given(
     family=st.sampled_from(["qwen3_moe", "glm4_moe"]),
     tensor=TENSOR,
-    pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
     engine=st.sampled_from([1, 2, 4]),
     engines=st.integers(1, 4),

@@ -23,6 +23,7 @@ def push_layout(
     tp=1,
     pp=1,
     virtual=1,
+    last=None,
     replicas=1,
     workers=1,
     engines=1,
@@ -31,7 +32,7 @@ def push_layout(
     **changes,
 ):
     """Replicas of every shard, and engines of some workers each, all on one host."""
-    shards = places(tp, pp, virtual)
+    shards = places(tp, pp, virtual, last)
     fields = {
         "sources": tuple(
             SourceRank(rank=replica * len(shards) + i, place=place)
@@ -102,7 +103,7 @@ def deliver(arch, layout):
 @settings(max_examples=60)
 @given(
     tp=st.sampled_from([1, 2, 4]),
-    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (3, 1, 2)]),
     replicas=st.integers(1, 3),
     workers=st.sampled_from([1, 2, 4, 8]),
     engines=st.integers(1, 2),
@@ -115,12 +116,13 @@ def test_every_kept_element_is_written_once(
     tp, pipeline, replicas, workers, engines, tied, family, bucket_bytes, vocab
 ):
     arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab)
-    pp, virtual = pipeline
+    pp, virtual, *last = pipeline
     layout = push_layout(
         arch,
         tp=tp,
         pp=pp,
         virtual=virtual,
+        last=last[0] if last else None,
         replicas=replicas,
         workers=workers,
         engines=engines,
@@ -143,7 +145,7 @@ def test_every_kept_element_is_written_once(
 @given(
     family=st.sampled_from(["qwen3_moe", "glm4_moe"]),
     tp=st.sampled_from([1, 2, 4]),
-    pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
     workers=st.sampled_from([1, 2, 4]),
     engines=st.integers(1, 2),
