@@ -55,5 +55,5 @@ def install(folder: Path, *, gpu: int, number: int) -> None:
     cuda._lazy_init = lambda: None
     torch.UntypedStorage._new_shared_cuda = staticmethod(opened)  # type: ignore[method-assign,assignment]
     vars(gpu_slots).update(
-        torch=types.SimpleNamespace(empty=allocate, uint8=torch.uint8, cuda=cuda), reduce_tensor=reduce
+        torch=types.SimpleNamespace(empty=allocate, uint8=torch.uint8, cuda=cuda, _C=torch._C), reduce_tensor=reduce
     )

@@ -17,6 +17,7 @@ LAYOUTS = {
     "tp2_sp": {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
     "pp2": {"num_ranks": 2, "pipeline_parallel_size": 2},
     "pp2_vpp2": {"num_ranks": 2, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2},
+    "pp2_uneven": {"num_ranks": 2, "pipeline_parallel_size": 2, "last_stage_layers": 1},
     "cp2": {"num_ranks": 2, "context_parallel_size": 2},
     "dp2": {"num_ranks": 2},
 }

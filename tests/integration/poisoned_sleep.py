@@ -37,8 +37,8 @@ class PoisonedMemory(SleepModeBackend):
         self._kept = [(tensor, tensor.clone()) for tensor in weights] if level == 1 else None
         # of some layers a CPU's kernels have packed copies, which are memory like any other
         self._packed = [(layer, layer.cpu_linear) for layer in self._layers() if "cpu_linear" in vars(layer)]
-        for layer, _ in self._packed:
-            layer.cpu_linear = _lost
+        for layer, packed in self._packed:
+            layer.cpu_linear = _lost(packed)
         self._forget(weights)
         self._forget(self._cache())
 
@@ -77,8 +77,9 @@ class PoisonedMemory(SleepModeBackend):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
 
 
-def _lost(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.full((*x.shape[:-1], len(weight)), float("nan"), dtype=x.dtype)
+def _lost(packed: Any) -> Any:
+    """A product with weights that are gone; the packed ones still know its shape."""
+    return lambda *args: torch.full_like(packed(*args), float("nan"))
 
 
 def install(worker: Any) -> None:
