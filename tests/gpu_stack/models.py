@@ -8,6 +8,7 @@ import torch
 from tests.distributed.family_models import LLAMA3_ROPE, YARN_ROPE, FamilyModel, make_family_model
 
 SHAPE = {
+    "vocab_size": 197,  # odd, and more than the rows to which a GPU's tensor-parallel ranks pad theirs
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,

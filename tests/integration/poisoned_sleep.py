@@ -2,11 +2,13 @@
 
 vLLM's own code frees and allocates: ``gpu_worker.Worker.sleep`` and ``wake_up``, with a back end of the kind that it
 lets one register. Where CuMem's unmaps memory, this one overwrites it: memory that sleeps, and memory that was just
-allocated again, holds NaN. So whatever nobody writes again shows, and so does what is written too early.
+allocated again, holds NaN, and in the cache numbers that are wrong but finite, since a CPU's attention multiplies what
+is behind the end of a sequence by zero. So whatever nobody writes again shows, and so does what is written too early.
 """
 
 import contextlib
 import functools
+from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
 from vllm.v1.worker import gpu_worker
+
+LOST, WRONG = float("nan"), 3e4
 
 
 class PoisonedMemory(SleepModeBackend):
@@ -34,47 +38,51 @@ class PoisonedMemory(SleepModeBackend):
         """Level 1 keeps the weights on the host, level 2 nothing."""
         weights = self._weights()
         self.num_poisoned = len(weights)
-        self._kept = [(tensor, tensor.clone()) for tensor in weights] if level == 1 else None
+        self._kept = [(tensor, tensor.clone()) for tensor in weights.values()] if level == 1 else None
         # of some layers a CPU's kernels have packed copies, which are memory like any other
         self._packed = [(layer, layer.cpu_linear) for layer in self._layers() if "cpu_linear" in vars(layer)]
         for layer, packed in self._packed:
             layer.cpu_linear = _lost(packed)
-        self._forget(weights)
-        self._forget(self._cache())
+        self._forget(weights.values(), LOST)
+        self._forget(self._cache(), WRONG)
 
     def resume(self, tags: list[str] | None = None) -> None:
         """What was written meanwhile is lost."""
         if tags is None or "weights" in tags:
-            self._forget(self._weights())
+            self._forget(self._weights().values(), LOST)
             if self._kept is not None:
                 for tensor, kept in self._kept:
                     tensor.copy_(kept)
                 for layer, packed in self._packed:
                     layer.cpu_linear = packed
         if tags is None or "kv_cache" in tags:
-            self._forget(self._cache())
+            self._forget(self._cache(), WRONG)
+
+    def lost(self) -> list[str]:
+        """Names of what nobody has written since."""
+        return [name for name, tensor in self._weights().items() if bool(tensor.isnan().any())]
 
     def _layers(self) -> list[torch.nn.Module]:
         return list(self._worker.model_runner.model.modules())
 
-    def _weights(self) -> list[Tensor]:
-        """Every tensor of the model, whether or not torch knows it for a parameter or a buffer."""
-        found: dict[int, Tensor] = {}
-        for layer in self._layers():
-            own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False), *vars(layer).values()]
-            for tensor in own:
-                if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.numel():
-                    found.setdefault(tensor.data_ptr(), tensor.data)
-        cache = {tensor.data_ptr() for tensor in self._cache()}
-        return [tensor for place, tensor in found.items() if place not in cache]
+    def _weights(self) -> dict[str, Tensor]:
+        """Every tensor of the model, whether or not torch knows it for a parameter or a buffer; each memory once."""
+        seen, found = {tensor.data_ptr() for tensor in self._cache()}, {}
+        for prefix, layer in self._worker.model_runner.model.named_modules():
+            own = {**layer._parameters, **layer._buffers, **vars(layer)}
+            for name, tensor in own.items():
+                if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() not in seen:
+                    seen.add(tensor.data_ptr())
+                    found[f"{prefix}.{name}"] = tensor.data
+        return found
 
     def _cache(self) -> list[Tensor]:
         return list(self._worker.model_runner.kv_caches)
 
     @staticmethod
-    def _forget(tensors: list[Tensor]) -> None:
+    def _forget(tensors: Iterable[Tensor], value: float) -> None:
         for tensor in tensors:
-            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
+            tensor.fill_(value if tensor.is_floating_point() else 77)
 
 
 def _lost(packed: Any) -> Any:
@@ -98,6 +106,7 @@ def _with_accelerator(method: Any, worker: Any, *args: Any, **kwargs: Any) -> An
         return method(worker, *args, **kwargs)
 
 
-def num_poisoned(worker: Any) -> int:
-    """A call for ``collective_rpc``."""
-    return worker.worker._sleep_mode_backend.num_poisoned
+def report(worker: Any) -> dict[str, Any]:
+    """A call for ``collective_rpc``: how many tensors were overwritten, and which of them still are."""
+    memory = worker.worker._sleep_mode_backend
+    return {"num_poisoned": memory.num_poisoned, "lost": memory.lost()}

@@ -55,8 +55,8 @@ def main(folder: Path) -> None:
         assert sent == received
 
     def tell(case: str) -> None:
-        (count,) = engine._llm.collective_rpc(poisoned_sleep.num_poisoned)
-        print(json.dumps({"case": case, "num_poisoned": count} | judge(engine, reference, prompts, 8)), flush=True)
+        (report,) = engine._llm.collective_rpc(poisoned_sleep.report)
+        print(json.dumps({"case": case} | report | judge(engine, reference, prompts, 8)), flush=True)
 
     with ThreadPoolExecutor(4) as pool:
         for case in ("first step", "second step"):
