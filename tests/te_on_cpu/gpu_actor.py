@@ -20,6 +20,8 @@ usable as soon as it is there."""
 _DEVICE_LITERALS = ("transformer_engine.pytorch.module.base", "transformer_engine.pytorch.optimizers.fused_adam")
 """Modules of Transformer Engine with ``device="cuda"`` written out."""
 
+_RING = "transformer_engine.pytorch.attention.dot_product_attention.context_parallel"
+
 
 @functools.cache
 def install() -> type:
@@ -32,6 +34,9 @@ def install() -> type:
     extension.import_transformer_engine(FOLDER)
     for name in _DEVICE_LITERALS:
         importlib.import_module(name).torch = cpu_platform.CpuTorch()  # type: ignore[attr-defined]
+    ring: Any = importlib.import_module(_RING)
+    exchange = ring.flash_attn_p2p_communicate
+    ring.flash_attn_p2p_communicate = lambda *args: [_AwaitedOnce(work) for work in exchange(*args)]
     # with Transformer Engine's Adam Megatron's own loading of an optimizer is what a GPU runs
     with mock.patch.object(cpu_platform, "_fix_distributed_optimizer_loading"):
         cpu_platform.install()
@@ -43,6 +48,19 @@ def install() -> type:
     start = dist.init_process_group
     dist.init_process_group = lambda _, **options: start("gloo", **options)  # type: ignore[assignment]
     return actor.MegatronActor
+
+
+class _AwaitedOnce:
+    """Work that is awaited twice in the ring's backward, where gloo would wait for another message the second time."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work: dist.Work | None = work
+
+    def wait(self) -> None:
+        """Returns at once if it was called before."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
 
 
 def _on_gloo(transformer_config: Any) -> Any:
