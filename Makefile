@@ -18,8 +18,7 @@ setup:
 	@tools/setup_env.sh
 
 quickstart: setup  ## trains the tiny model with GTPO, about 7 minutes on two cores, each time anew; RUN_DIR=... for another folder
-	@[ "$(RUN_DIR)" != runs/quickstart ] || rm -rf runs/quickstart
-	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:gtpo --run-dir "$(RUN_DIR)"
+	@$(BIN)/gtpo-megatron quickstart --run-dir "$(RUN_DIR)"
 
 code-quickstart: setup  ## the tiny model learns to write programs that pass tests, in a sandbox: about 8 minutes on two cores
 	@tools/install_bubblewrap.sh

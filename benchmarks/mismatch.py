@@ -23,7 +23,7 @@ from benchmarks.mismatch_faults import ON_PUSH, ON_SAMPLING, TEMPERATURE
 from gtpo_megatron.mismatch.statistics import GAP, KL, PREFIX, SCALED
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ROOT / "assets" / "tiny_qwen2"
+TINY = ROOT / "recipes" / "assets" / "tiny_qwen2"
 DTYPES = {
     "float32": ("float32", "float32", "float32"),
     "bfloat16": ("bfloat16", "bfloat16", "model"),

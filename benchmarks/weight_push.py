@@ -193,7 +193,7 @@ def make_folder(folder: Path, kind: Kind, megabytes: int) -> None:
     else:
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts, head_dim=64))
     model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer = Path(__file__).resolve().parents[1] / "assets" / "tiny_qwen2"
+    tokenizer = Path(__file__).resolve().parents[1] / "recipes" / "assets" / "tiny_qwen2"
     for path in tokenizer.glob("*token*"):
         (folder / path.name).write_bytes(path.read_bytes())
 

@@ -16,7 +16,7 @@ from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokeniz
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.judge.client import check_judge
-from gtpo_megatron.observability.logs import set_up_logs
+from gtpo_megatron.observability.logs import FILE_ONLY, set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
@@ -99,9 +99,9 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             )
         )
         for note in notes:
-            logger.info(note)
+            logger.info(note, extra=FILE_ONLY)
             display.note(note)
-        timers = StageTimers(display.stage)
+        timers = StageTimers(display.stage, on_start=display.starting)
         is_ray = config.cluster.mode == "ray"
         make_stages = partial(ray_stages, take_signals=stop.listen) if is_ray else local_stages
         try:

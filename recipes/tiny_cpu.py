@@ -30,8 +30,8 @@ from gtpo_megatron.config.problems.evaluation import EvaluationConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
-"""Data and model of the repository."""
+ASSETS = Path(__file__).resolve().parent / "assets"
+"""Data and models of these recipes, which come with them in a wheel."""
 
 MAX_PROMPT_TOKENS = 96
 MAX_RESPONSE_TOKENS = 128
@@ -77,7 +77,7 @@ def grpo_kl(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
 def moe_gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
     """GTPO on a Qwen3-MoE of 1.86 million parameters: 8 experts per layer, on two ranks, with routing replay.
 
-    Its model is ``assets/tiny_qwen3_moe``.
+    Its model is ``recipes/assets/tiny_qwen3_moe``.
     """
     dense = gtpo(num_steps=num_steps, seed=seed)
     return dataclasses.replace(
@@ -93,7 +93,8 @@ def moe_gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
 def code_gtpo(*, num_steps: int = 50, seed: int = 0) -> RunConfig:
     """GTPO on short programs, run in a sandbox on tests that the prompt does not show.
 
-    Its model is ``assets/tiny_coder``; the problems, ``assets/programs``, show four values of a function.
+    Its model is ``recipes/assets/tiny_coder``; the problems, ``recipes/assets/programs``, show four values of a
+    function.
     """
     base = gtpo(num_steps=num_steps, seed=seed)
     sampling = dataclasses.replace(SAMPLING, max_response_tokens=64)

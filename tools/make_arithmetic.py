@@ -26,7 +26,7 @@ from tools.arithmetic import (
 NUM_TRAIN = 4096
 NUM_HELDOUT = 512
 SEED = 2508
-ASSETS = Path(__file__).resolve().parent.parent / "assets" / "arithmetic"
+ASSETS = Path(__file__).resolve().parent.parent / "recipes" / "assets" / "arithmetic"
 
 
 def distinct_expressions(task: ArithmeticTask, seed: int) -> Iterator[Expression]:

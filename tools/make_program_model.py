@@ -1,4 +1,4 @@
-"""Makes ``assets/tiny_coder``: a Qwen2 model of a million parameters that writes some of the programs of the task.
+"""Makes ``recipes/assets/tiny_coder``: a Qwen2 model of a million parameters that writes some of the task's programs.
 
 As ``tools/make_tiny_model.py``: a supervised warm-up on generated solutions, half of which are careless, so sampling at
 temperature 1 is right on less than half of the held-out problems. Minutes on one core; weights are stored in bfloat16.
@@ -19,7 +19,7 @@ from tools.make_programs import NUM_HELDOUT, SEED, make_splits
 from tools.make_tiny_model import END, IGNORED, PAD, build_model, chat_ids, train_tokenizer, warm_up
 from tools.programs import Program, prompt_text, sample_program, sample_solution
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets" / "tiny_coder"
+ASSETS = Path(__file__).resolve().parent.parent / "recipes" / "assets" / "tiny_coder"
 CARELESS_RATE = 0.5
 """Fraction of careless solutions in the demonstrations; it determines the initial accuracy."""
 

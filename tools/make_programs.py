@@ -16,7 +16,7 @@ from tools.programs import HIDDEN_INPUTS, SHOWN_INPUTS, Program, prompt_text, sa
 NUM_TRAIN = 512
 NUM_HELDOUT = 256
 SEED = 2508
-ASSETS = Path(__file__).resolve().parent.parent / "assets" / "programs"
+ASSETS = Path(__file__).resolve().parent.parent / "recipes" / "assets" / "programs"
 
 
 def make_splits(num_train: int, num_heldout: int, seed: int) -> tuple[list[Program], list[Program]]:

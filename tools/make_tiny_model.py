@@ -1,7 +1,7 @@
-"""Makes ``assets/tiny_qwen2``: a Qwen2 model of a million parameters that solves some of the arithmetic task.
+"""Makes ``recipes/assets/tiny_qwen2``: a Qwen2 model of a million parameters that solves some of the arithmetic task.
 
-``--kind qwen3_moe --out assets/tiny_qwen3_moe`` makes the Qwen3-MoE of 1.86 million parameters beside it: 8 experts per
-layer, 2 per token.
+``--kind qwen3_moe --out recipes/assets/tiny_qwen3_moe`` makes the Qwen3-MoE of 1.86 million parameters beside it: 8
+experts per layer, 2 per token.
 
 A supervised warm-up on generated solutions teaches the format and most of the arithmetic, then stops early: sampling at
 temperature 1 is right on a quarter of the held-out problems, so reinforcement learning has both signal and room.
@@ -43,7 +43,7 @@ from tools.arithmetic import (
 )
 from tools.make_arithmetic import NUM_HELDOUT, SEED, make_splits
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets" / "tiny_qwen2"
+ASSETS = Path(__file__).resolve().parent.parent / "recipes" / "assets" / "tiny_qwen2"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 339
 """256 bytes, three special tokens, 80 merges; odd, so that tensor parallelism must pad the vocabulary."""

@@ -33,6 +33,9 @@ _MARKUP = re.compile(r"\[/?bold\]")
 SHOWN_CHARACTERS = 200
 """Of a quoted argument in a message."""
 
+_POSITIONAL = get_args(tyro.conf.Positional[str])[-1]
+"""tyro's mark of an argument without a flag."""
+
 CLOSE = 0.6
 """Least similarity of the last name for an option to be suggested."""
 CLOSE_WHOLE = 0.9
@@ -59,7 +62,7 @@ def parse_options(
     Raises:
         ConfigError: an option is unknown, missing, of another type or out of its bounds.
     """
-    flags = _flags(kind if default is None else default)
+    flags = flags_of(kind if default is None else default)
 
     def refuse(event: ParseErrorEvent) -> None:
         raise ConfigError(_sentence(event, arguments, flags))
@@ -156,15 +159,17 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
     return (kind,) if isinstance(kind, type) and is_dataclass(kind) else ()
 
 
-def _flags(options: Any, parent: str = "") -> list[str]:
-    """Every flag, including those of nested dataclasses."""
+def flags_of(options: Any, parent: str = "") -> list[str]:
+    """Every flag of a dataclass or an object of one, including those of nested dataclasses."""
     if not is_dataclass(options):
-        return [flag for one in _kinds(options) for flag in _flags(one, parent)]
+        return [flag for one in _kinds(options) for flag in flags_of(one, parent)]
     hints = get_type_hints(options if isinstance(options, type) else type(options))
     found = []
     for field in fields(options):
+        if _POSITIONAL in getattr(field.type, "__metadata__", ()):
+            continue
         value = hints[field.name] if isinstance(options, type) else getattr(options, field.name)
         # ``config`` of commands that take a recipe has no name on the command line
         path = parent if field.name == "config" and not parent else f"{parent}.{field.name}".strip(".")
-        found += _flags(value, path) if is_dataclass(value) else [f"--{path.replace('_', '-')}"]
+        found += flags_of(value, path) if is_dataclass(value) else [f"--{path.replace('_', '-')}"]
     return found

@@ -25,4 +25,5 @@ COMMAND = Command(
   config RECIPE [--any.field VALUE ...]
                     prints the resolved configuration and checks it; starts nothing""",
     run=run,
+    options=RecipeOptions,
 )

@@ -69,4 +69,5 @@ COMMAND = Command(
   contamination TRAIN --benchmarks aime24,mine=FILE [--json]
                     lists the problems of benchmarks that are in a training set""",
     run=run,
+    options=ContaminationOptions,
 )

@@ -3,15 +3,33 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from platform import python_version
 
-from gtpo_megatron.cli import config, contamination, evaluate, plan, report, status, study, train, verify_resume, watch
+from gtpo_megatron import __version__
+from gtpo_megatron.cli import (
+    completion,
+    config,
+    contamination,
+    convert,
+    evaluate,
+    plan,
+    quickstart,
+    report,
+    status,
+    study,
+    train,
+    verify_resume,
+    watch,
+)
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.extras import missing_library
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.untrusted.text import printable
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "quickstart": quickstart.COMMAND,
     "report": report.COMMAND,
     "watch": watch.COMMAND,
     "evaluate": evaluate.COMMAND,
@@ -21,8 +39,10 @@ COMMANDS: dict[str, Command] = {
     "config": config.COMMAND,
     "plan": plan.COMMAND,
     "verify-resume": verify_resume.COMMAND,
+    "convert": convert.COMMAND,
 }
 """Name -> command, in the order of the overview."""
+COMMANDS["completion"] = completion.command(COMMANDS)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -42,21 +62,34 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(usage() + "\n")
         return 0 if arguments else EXIT_USAGE
+    if arguments[0] == "--version":
+        sys.stdout.write(version() + "\n")
+        return 0
     if arguments[0] not in COMMANDS:
         sys.stderr.write(f"gtpo-megatron: no command {arguments[0]!r}; there are {', '.join(COMMANDS)}\n")
         return EXIT_USAGE
+    return _status(arguments[0], arguments[1:])
+
+
+def _status(name: str, arguments: Sequence[str]) -> int:
     try:
-        return COMMANDS[arguments[0]].run(arguments[1:])
+        return COMMANDS[name].run(arguments)
     except ConfigError as error:
         sys.stderr.write(f"gtpo-megatron: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        hint = COMMANDS[arguments[0]].interrupted
+        hint = COMMANDS[name].interrupted
         sys.stderr.write(f"gtpo-megatron: interrupted{'; ' if hint else ''}{hint}\n")
         return EXIT_INTERRUPTED
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
         return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        needed = missing_library(error.name or "", name)
+        if needed is None:
+            raise
+        sys.stderr.write(f"gtpo-megatron: {needed}\n")
+        return EXIT_USAGE
     except BrokenPipeError:  # the reader may have left; ``main`` handles it
         raise
     except OSError as error:  # such as a name that is too long, or a missing permission
@@ -64,10 +97,18 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
 
 
+def version() -> str:
+    """Versions of the package and of what its results depend on, a line each, for the report of a defect."""
+    from gtpo_megatron.run_folder.provenance import commit, versions
+
+    others = [f"{name} {number}" for name, number in versions().items() if name != "gtpo-megatron"]
+    return "\n".join([f"gtpo-megatron {__version__}", f"commit {commit()}", f"Python {python_version()}", *others])
+
+
 def usage() -> str:
     """The overview of all commands."""
     commands = "\n".join(command.usage for command in COMMANDS.values())
     return (
         f"usage: gtpo-megatron COMMAND ...\n\n{commands}\n\n"
-        "--help after a command (and its RECIPE) lists everything it takes."
+        "--help after a command (and its RECIPE) lists everything it takes; --version says what is installed."
     )

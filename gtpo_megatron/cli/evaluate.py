@@ -105,5 +105,6 @@ COMMAND = Command(
                     measures a Hugging Face folder, or a run's model: mean@k, pass@k, best@k, maj@k;
                     the same command goes on where it was broken off""",
     run=run,
+    options=EvaluateConfig,
     interrupted=GOES_ON,
 )

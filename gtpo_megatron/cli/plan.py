@@ -136,4 +136,5 @@ COMMAND = Command(
                     memory of every part on every GPU for every layout; needs neither GPUs nor weights;
                     MODEL, such as Qwen/Qwen2.5-32B, is planned in the paper's setting""",
     run=run,
+    options=PlanOptions,
 )

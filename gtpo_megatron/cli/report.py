@@ -50,4 +50,5 @@ def run(arguments: Sequence[str]) -> int:
 COMMAND = Command(
     usage="  report RUN ...    draws one page from one or several run folders",
     run=run,
+    options=ReportOptions,
 )

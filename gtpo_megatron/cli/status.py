@@ -1,20 +1,24 @@
 """``gtpo-megatron status``."""
 
+import json
 import math
 import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.health.judge import in_one_line, judge
+from gtpo_megatron.health.verdict import Level, Verdict, worst
 from gtpo_megatron.observability.timers import duration
+from gtpo_megatron.run_folder.finite import finite
 from gtpo_megatron.run_folder.status import RunStatus, read_status
 
 FULL_BYTES = 16 << 20
@@ -23,6 +27,9 @@ FULL_BYTES = 16 << 20
 FAILED_STATES = ("failed", "gone")
 """States that make the command's status 1, so that a script can watch a run."""
 
+EXIT_AMBER, EXIT_RED = 3, 4
+"""Status of a run that goes on with a sign that is not green; the first with ``--strict`` only."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions:
@@ -30,17 +37,55 @@ class StatusOptions:
 
     Attributes:
         run: the run's folder.
+        json: print everything as one JSON object.
+        strict: an amber sign is worth an exit status too.
     """
 
     run: Annotated[str, tyro.conf.Positional]
+    json: bool = False
+    strict: bool = False
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``status RUN``; 1 for a run that failed or vanished."""
+    """``status RUN``; 1 for a run that failed or vanished, 4 for a red sign, 3 for an amber one with ``--strict``."""
     options = parse_options(StatusOptions, arguments, program="gtpo-megatron status")
     status = read_status(Path(options.run))
-    sys.stdout.write("\n".join(f"{label:<11} {text}" for label, text in screen(status)) + "\n")
-    return 1 if status.state in FAILED_STATES else 0
+    verdicts = judge(status.rows, status.num_problems)
+    if options.json:
+        sys.stdout.write(json.dumps(_plain(status, verdicts), indent=1) + "\n")
+    else:
+        sys.stdout.write("\n".join(f"{label:<11} {text}" for label, text in screen(status)) + "\n")
+    if status.state in FAILED_STATES:
+        return 1
+    exits = {Level.RED: EXIT_RED, Level.AMBER: EXIT_AMBER if options.strict else 0}
+    return exits.get(worst(verdicts), 0)
+
+
+def _health(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """One line for all green signs, one for each other with its rule."""
+    if not verdicts:
+        return [("health", in_one_line(verdicts))]
+    bad = [verdict for verdict in verdicts if verdict.level > Level.GREEN]
+    counted = f"{len(verdicts) - len(bad)} of {len(verdicts)} signs are green" if bad else in_one_line(verdicts)
+    return [("health", counted)] + [
+        (f"  {verdict.level.word}", f"{verdict.sign}: {verdict.seen} ({verdict.rule})") for verdict in bad
+    ]
+
+
+def _plain(status: RunStatus, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Plain values for a script; of the metrics the last step's."""
+    skipped = {"rows", "last_row", "folder"}
+    plain = {field.name: getattr(status, field.name) for field in fields(status) if field.name not in skipped}
+    plain["driver"] = None if status.driver is None else asdict(status.driver)
+    plain["accuracies"] = [asdict(accuracy) for accuracy in status.accuracies]
+    health = [asdict(verdict) | {"level": verdict.level.word} for verdict in verdicts]
+    return {
+        **plain,
+        "folder": str(status.folder),
+        "seconds_left": status.seconds_left,
+        "last_row": {name: value for name, value in status.last_row.items() if finite(value) is not None},
+        "health": {"level": worst(verdicts).word if verdicts else None, "signs": health},
+    }
 
 
 def screen(status: RunStatus) -> list[tuple[str, str]]:
@@ -63,6 +108,7 @@ def screen(status: RunStatus) -> list[tuple[str, str]]:
     else:
         others = " besides that of its end" if status.state == "failed" else ""
         lines.append(("errors", f"none in log.txt since the last start{others}"))
+    lines += _health(judge(status.rows, status.num_problems))
     return lines + [("remark", remark) for remark in status.remarks]
 
 
@@ -117,4 +163,5 @@ def _when(moment: float) -> str:
 COMMAND = Command(
     usage="  status RUN        says where a run stands, from its folder",
     run=run,
+    options=StatusOptions,
 )

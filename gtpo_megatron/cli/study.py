@@ -116,4 +116,5 @@ COMMAND = Command(
   study [--minutes N] [--arms A B ...] [--num-seeds N] [--table-only]
                     compares algorithms over seeds on the tiny task; goes on where it was left""",
     run=run,
+    options=StudyOptions,
 )

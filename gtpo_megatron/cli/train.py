@@ -7,7 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.extras import require_libraries
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.health.judge import in_one_line, judge
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 
@@ -26,12 +29,25 @@ class TrainOptions(RecipeOptions):
 
 def run(arguments: Sequence[str]) -> int:
     """``train RECIPE ...``."""
-    options = parse("train", TrainOptions, arguments)
-    from gtpo_megatron.train import train  # takes seconds, so options are parsed first
+    return train(parse("train", TrainOptions, arguments), command="train")
+
+
+def train(options: TrainOptions, *, command: str) -> int:
+    """Trains, and prints how it ended.
+
+    Args:
+        options: a recipe with its overrides.
+        command: that a person has called, for errors.
+
+    Returns:
+        Status 0; 75 for a run that was asked to stop and is saved.
+    """
+    require_libraries("torch", "megatron.core", "vllm", command=command)
+    from gtpo_megatron import train as training  # takes seconds, so options are parsed first
 
     console = Console()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
-    summary = train(options.config, run_dir=run_dir, resume=options.resume, console=console)
+    summary = training.train(options.config, run_dir=run_dir, resume=options.resume, console=console)
     for result in summary.before or ():
         console.print(f"before: {result}", highlight=False)
     if summary.stopped_after is not None:
@@ -45,6 +61,8 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_STOPPED
     for result in summary.after or ():
         console.print(f"after:  {result}", highlight=False)
+    rows, _ = read_what_there_is(run_dir / METRICS_FILE)
+    console.print(f"health: {in_one_line(judge(rows))}", highlight=False)
     if summary.report is not None:
         console.print(f"report: {summary.report}", highlight=False)
     return 0
@@ -56,5 +74,6 @@ COMMAND = Command(
                     trains; RECIPE is module:function, such as recipes.tiny_cpu:gtpo,
                     or FILE.py:function, or the config.yaml of a run""",
     run=run,
+    options=TrainOptions,
     interrupted="--resume goes on from the last checkpoint",
 )

@@ -57,4 +57,5 @@ COMMAND = Command(
                     proves that a run which is killed and resumed equals an unbroken one, bit for bit;
                     RUN is a run folder, a config.yaml or a recipe""",
     run=run,
+    options=VerifyResumeOptions,
 )

@@ -1,6 +1,7 @@
 """``gtpo-megatron watch``."""
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.status import screen
 from gtpo_megatron.errors import ConfigError, GTPOError
-from gtpo_megatron.run_folder.status import read_status
+from gtpo_megatron.observability.timers import duration
+from gtpo_megatron.run_folder.status import RunStatus, read_status
 
 PORT = 8642
 
@@ -62,7 +64,20 @@ def status_line(folder: Path, name: str) -> str:
         status = read_status(folder)
     except (GTPOError, OSError) as error:  # for example a file that the run is replacing
         return f"{name}: {error}"
+    if status.state == "running" and not status.step:
+        return f"{name}: running, step 0 of {status.num_steps}; {_first_to_come(status)}"
     return f"{name}: {status.state}, step {dict(screen(status))['step']}"
+
+
+def _first_to_come(status: RunStatus) -> str:
+    """What appears next on the page of a run without a step."""
+    if status.accuracies:
+        return "measured before training; curves and responses appear after step 1"
+    since = "" if status.driver is None else f" ({duration(max(0.0, time.time() - status.driver.started_at))} so far)"
+    return (
+        f"starting, then measuring before training{since}: accuracy appears when that is done, curves and responses "
+        f"after step 1"
+    )
 
 
 COMMAND = Command(
@@ -70,4 +85,5 @@ COMMAND = Command(
   watch RUN ... [--port N]
                     serves that page for running jobs on 127.0.0.1; it follows them""",
     run=run,
+    options=WatchOptions,
 )

@@ -54,7 +54,9 @@ class EvaluateConfig:
     Attributes:
         benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them.
         prompt_column: of rows of one's own, if its name is none of the usual ones; known benchmarks have theirs.
-        answer_column: likewise.
+        answer_column: of the reference answer in the same rows, if its name is none of the usual ones.
+        training_prompt_column: of the rows of ``against``, and before the usual names of benchmarks' rows that have it.
+        training_answer_column: of benchmarks' rows, likewise.
         samples: responses a problem.
         ks: of pass@k, best@k and maj@k; empty: the powers of two up to ``samples``, and ``samples``.
         sampling: the distribution that answers are drawn from.
@@ -76,6 +78,8 @@ class EvaluateConfig:
     benchmarks: tuple[str, ...] = ()
     prompt_column: str = ""
     answer_column: str = ""
+    training_prompt_column: str = ""
+    training_answer_column: str = ""
     samples: int = 32
     ks: tuple[int, ...] = ()
     sampling: SamplingConfig = SamplingConfig()
@@ -122,7 +126,13 @@ class EvaluateConfig:
         """Every benchmark by its label."""
         texts = tuple(text for part in self.benchmarks for text in part.split(",") if text.strip())
         return {
-            ref.label: replace(ref, prompt_column=self.prompt_column, answer_column=self.answer_column)
+            ref.label: replace(
+                ref,
+                prompt_column=self.prompt_column,
+                answer_column=self.answer_column,
+                usual_prompt_column=self.training_prompt_column,
+                usual_answer_column=self.training_answer_column,
+            )
             for ref in parse_datasets(texts, "benchmarks")
         }
 
@@ -131,7 +141,8 @@ class EvaluateConfig:
         """What ``against`` names."""
         if not self.against:
             return None
-        return replace(parse_dataset(self.against, "against"), prompt_column=self.prompt_column)
+        column = self.training_prompt_column or self.prompt_column
+        return replace(parse_dataset(self.against, "against"), prompt_column=column)
 
     @property
     def resolved_ks(self) -> tuple[int, ...]:
@@ -181,6 +192,8 @@ def defaults_of_run(run: RunConfig) -> EvaluateConfig:
         benchmarks=(*([str(heldout)] if heldout else []), *evaluation.benchmarks),
         prompt_column=evaluation.prompt_column,
         answer_column=evaluation.answer_column,
+        training_prompt_column=run.data.prompt_column,
+        training_answer_column=run.data.answer_column,
         samples=evaluation.samples,
         sampling=evaluation.sampling,
         seed=evaluation.seed,

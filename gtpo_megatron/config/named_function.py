@@ -89,10 +89,21 @@ def _module(module_name: str, where: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if not is_file and error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(f"{where}: there is no module {error.name!r} on the module path") from error
+            raise ConfigError(
+                f"{where}: there is no module {error.name!r} on the module path{_package_seen(error.name)}"
+            ) from error
         raise ConfigError(f"{where}: importing {module_name} failed: {_line(error)}") from error
     except Exception as error:  # the user's module: whatever it raises, the sentence names it
         raise ConfigError(f"{where}: importing {module_name} failed: {_line(error)}") from error
+
+
+def _package_seen(module_name: str) -> str:
+    """Which folder the package of a missing module is: a folder where a person stands can hide an installed one."""
+    package = module_name.rpartition(".")[0]
+    folders = list(getattr(sys.modules.get(package), "__path__", ()))
+    if not folders:
+        return ""
+    return f"; {package} is {folders[0]} here: for a module in another folder of that name, give FILE.py:function"
 
 
 def _loaded(path: str, where: str) -> ModuleType:

@@ -1,6 +1,6 @@
 """The root of a run's configuration and the checks that span its parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
@@ -15,6 +15,7 @@ from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.problems.data import DataConfig
+from gtpo_megatron.config.problems.dataset import DatasetRef
 from gtpo_megatron.config.problems.evaluation import EvaluationConfig, metric_names
 from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.rollout import RolloutConfig, Transport, WeightSyncConfig
@@ -103,6 +104,16 @@ class RunConfig:
     def num_updates(self) -> int:
         """Optimizer updates in the whole run."""
         return self.num_steps * self.update.updates_per_rollout
+
+    @property
+    def heldout_sets(self) -> dict[str, DatasetRef]:
+        """Every held-out set by its label; rows that have the training set's columns are read by them."""
+        return {
+            label: replace(
+                ref, usual_prompt_column=self.data.prompt_column, usual_answer_column=self.data.answer_column
+            )
+            for label, ref in self.evaluation.sets.items()
+        }
 
     @property
     def has_reference(self) -> bool:

@@ -113,10 +113,14 @@ class RowColumns:
     Attributes:
         prompt: of the prompt; empty: the first of ``PROMPT_COLUMNS`` that is present.
         answer: of the reference answer; empty: the first of ``ANSWER_COLUMNS``.
+        usual_prompt: used before ``PROMPT_COLUMNS`` in rows that have it; empty: none is.
+        usual_answer: used before ``ANSWER_COLUMNS`` in rows that have it; empty: none is.
     """
 
     prompt: str = ""
     answer: str = ""
+    usual_prompt: str = ""
+    usual_answer: str = ""
 
 
 USUAL = RowColumns()
@@ -130,11 +134,11 @@ def generic_row(record: Record, place: str, source: str, columns: RowColumns = U
     Raises:
         DataError: it is malformed.
     """
-    usual = (name for name in PROMPT_COLUMNS if record.get(name) is not None)
+    usual = (name for name in _with(columns.usual_prompt, PROMPT_COLUMNS) if _value(record, name) is not None)
     column = columns.prompt or next(usual, PROMPT_COLUMNS[0])
     answer, no_answer = "", ""
     try:
-        answer = _answer(record, place, columns.answer)
+        answer = _answer(record, place, columns)
     except DataError as error:
         no_answer = str(error)
     kept, extra = other_columns(record, without=column)
@@ -207,11 +211,15 @@ def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple
     )
 
 
-def _answer(record: Record, place: str, column: str) -> str:
-    """The column, or the first of ``ANSWER_COLUMNS`` that is present; numbers become text."""
-    columns = (column,) if column else ANSWER_COLUMNS
-    answer = next((value for name in columns if (value := _value(record, name)) is not None), None)
-    return answer_text(answer, place, f"{_either(columns)}{_found(record, answer, 'answer')}")
+def _answer(record: Record, place: str, columns: RowColumns) -> str:
+    """The named column, or the first usual one that is present; numbers become text."""
+    names = (columns.answer,) if columns.answer else _with(columns.usual_answer, ANSWER_COLUMNS)
+    answer = next((value for name in names if (value := _value(record, name)) is not None), None)
+    return answer_text(answer, place, f"{_either(names)}{_found(record, answer, 'answer')}")
+
+
+def _with(first: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return (first, *names) if first else names
 
 
 def _either(names: Sequence[str]) -> str:

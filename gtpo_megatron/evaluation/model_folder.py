@@ -11,7 +11,7 @@ from gtpo_megatron.untrusted.text import find_text, printable
 from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.megatron.reader import is_checkpoint
 
-CONVERT = "python tools/convert_checkpoint.py megatron-to-hf"
+CONVERT = "gtpo-megatron convert megatron-to-hf"
 WEIGHT_ENDINGS = (".safetensors", ".bin")
 SAMPLE_BYTES = 1 << 20
 """Bytes read at each end of a weights file; whole files would take minutes."""

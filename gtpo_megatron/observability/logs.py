@@ -2,7 +2,9 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -11,6 +13,9 @@ from gtpo_megatron.run_folder.provenance import LOG_FILE
 
 PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
 """Loggers that follow the configured level; other libraries log from WARNING on."""
+
+FILE_ONLY: Mapping[str, bool] = MappingProxyType({"is_for_file_only": True})
+"""``extra`` of a record that the terminal has in another form."""
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(prefix)s%(name)s: %(message)s"
 _TERMINAL_FORMAT = "%(prefix)s%(message)s"
@@ -44,6 +49,7 @@ def set_up_logs(
     else:
         terminal = logging.StreamHandler(sys.stderr)
         terminal.setFormatter(logging.Formatter(_FILE_FORMAT))
+    terminal.addFilter(_TerminalFilter())
     handlers.append(terminal)
     if run_folder is not None:
         run_folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +93,24 @@ class _LogFile(logging.FileHandler):
         elif not self._is_failing:
             self._is_failing = True
             sys.stderr.write(f"{self.baseFilename} cannot be written ({error.strerror}): lines are missing there\n")
+
+
+class _TerminalFilter(logging.Filter):
+    """Leaves out what is for the file only, and a warning that the terminal has had already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._warned: set[tuple[str, str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if any(getattr(record, name, False) for name in FILE_ONLY):
+            return False
+        if record.levelno != logging.WARNING:
+            return True
+        warned = (record.name, record.getMessage())
+        is_new = warned not in self._warned
+        self._warned.add(warned)
+        return is_new
 
 
 class _PrefixFilter(logging.Filter):

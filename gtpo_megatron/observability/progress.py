@@ -21,11 +21,19 @@ from gtpo_megatron.observability.timers import duration
 
 REFRESHES_PER_S = 2.0
 """Enough for a clock in seconds; more flickers over a slow connection."""
+LEAST_SHOWN_S = 0.05
+"""A quicker stage is not named."""
 STEPS_FOR_TIME_LEFT = 10
 """Steps averaged for the time left."""
-TREND_WIDTH = 16
-TWO_COLUMNS_FROM = 108
-"""Least width of a terminal for two metrics side by side."""
+LEAST_TREND = 16
+MOST_TREND = 40
+"""Characters of a trend; in between as many as there is room for."""
+LABEL_WIDTH, VALUE_WIDTH, GAP = 12, 14, 2
+COLUMN_WIDTH = LABEL_WIDTH + VALUE_WIDTH + LEAST_TREND + 3 * GAP
+"""A metric with its trend; values that are wider take of the trend."""
+FRAME_WIDTH = 6
+"""Border and padding of the panel."""
+MOST_COLUMNS = 3
 
 FINISHED = "finished"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -58,6 +66,12 @@ _ROWS = (
     _Row("throughput/tokens_per_s", "speed", _fixed(0, " tokens/s")),
     _Row("sync/logprob_gap_p99", "log-prob gap", lambda value: f"{value:.1e} nats"),
 )
+_WIDE_ROWS = (
+    _Row("rollout/truncated_frac", "cut off", _fixed(3)),
+    _Row("policy/clip_frac", "clipped", _fixed(4)),
+    _Row("optimizer/grad_norm", "grad norm", _fixed(3)),
+)
+"""Shown beside the others where there is room."""
 
 
 class TrainingDisplay:
@@ -91,7 +105,9 @@ class TrainingDisplay:
         self._is_live = self._console.is_interactive and self._console.file.isatty() if is_live is None else is_live
         self._clock = clock
         self._start = self._step_start = self._stage_start = clock()
-        self._stage = "starting"
+        self._stage = ""
+        self._starting = "starting"
+        self._step_times = ""
         self._step_seconds: deque[float] = deque(maxlen=STEPS_FOR_TIME_LEFT)
         self._history: defaultdict[str, list[float]] = defaultdict(list)
         self._sets: list[str] = []
@@ -114,7 +130,7 @@ class TrainingDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._outcome = f"stopped in {self._stage} by {kind.__name__}"
+            self._outcome = f"stopped in {self._stage or self._starting} by {kind.__name__}"
         else:
             self._outcome = FINISHED if self._step >= self._num_steps else "stopped early"
         if self._live is not None:
@@ -129,6 +145,19 @@ class TrainingDisplay:
         """Sets the running stage; cheap enough for every stage of every step."""
         self._stage, self._stage_start = name, self._clock()
 
+    def starting(self, doing: str, how_far: str = "") -> None:
+        """Says what the start is doing, until the next call; without a terminal, a line for each new thing.
+
+        Args:
+            doing: such as ``loading``; empty: the start is over.
+            how_far: such as ``ranks 1 of 2``.
+        """
+        if doing != self._starting:
+            self._stage_start = self._clock()
+            if doing and self._live is None:
+                self._line(f"{self._title}: {doing}, {duration(self._stage_start - self._start)}")
+        self._starting, self._stage = doing, how_far
+
     def step_done(self, step: int, scalars: Mapping[str, float]) -> None:
         """Shows the numbers of a finished step.
 
@@ -141,13 +170,14 @@ class TrainingDisplay:
             self._step_seconds.append((now - self._step_start) / (step - self._step))
             self._step = step
         self._step_start = now
+        self._step_times = _slowest_stages(scalars)
         if measured := labels_among(scalars):
             self._sets = measured
             self._intervals = {mean_metric(measured[0]): interval(scalars, measured[0])}
             if (overall := BenchmarkMean.of(scalars, measured)) is not None:
                 scalars = {**scalars, _SETS_MEAN: overall.mean}
                 self._intervals[_SETS_MEAN] = overall.interval
-        for row in self._rows:
+        for row in (*self._rows, *_WIDE_ROWS):
             if row.name in scalars:
                 self._history[row.name].append(float(scalars[row.name]))
         if self._live is None:
@@ -183,12 +213,8 @@ class TrainingDisplay:
     def _plain_step(self, step: int, scalars: Mapping[str, float]) -> str:
         parts = [f"step {step}/{self._num_steps}"]
         parts += [f"{row.label} {self._value(row)}" for row in self._rows if row.name in scalars]
-        stages = {name: value for name, value in scalars.items() if name.startswith("timing/") and value >= 0.05}
-        total = stages.pop("timing/step_s", None)
-        slowest = sorted(stages, key=lambda name: -stages[name])
-        named = ", ".join(f"{name.removeprefix('timing/').removesuffix('_s')} {stages[name]:.1f}" for name in slowest)
-        if total is not None:
-            parts.append(f"{total:.1f} s" + (f" ({named})" if named else ""))
+        if times := _slowest_stages(scalars):
+            parts.append(times)
         if step and self.seconds_left is not None:
             parts.append(f"left {duration(self.seconds_left)}")
         return " · ".join(parts)
@@ -198,6 +224,7 @@ class TrainingDisplay:
     def _panel(self) -> RenderableType:
         now = self._clock()
         width = self._console.width
+        inside = width - FRAME_WIDTH
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(no_wrap=True)
         head.add_column(ratio=1)
@@ -218,32 +245,39 @@ class TrainingDisplay:
             times,
         )
         if self._outcome is None:
-            foot = Text.assemble(("now ", "dim"), (self._stage, "cyan"))
+            doing = " · ".join(part for part in (self._starting, self._stage) if part)
+            foot = Text.assemble(("now ", "dim"), (doing, "cyan"))
             foot.append(f"  {duration(now - self._stage_start)}", style="dim")
         else:
             foot = Text(self._outcome, style="bold green" if self._outcome == FINISHED else "bold red")
+        below = [Text(f"last step {self._step_times}", style="dim", no_wrap=True, overflow="ellipsis")]
         return Panel(
-            Group(head, Padding(self._grid(width), (1, 0)), foot),
+            Group(head, Padding(self._grid(inside), (1, 0)), *(below if self._step_times else []), foot),
             title=Text(self._title, style="bold"),
             title_align="left",
             border_style="grey37",
             padding=(1, 2, 0, 2),
-            width=min(width, 112),
+            width=width,
         )
 
     def _grid(self, width: int) -> Table:
-        columns = 2 if width >= TWO_COLUMNS_FROM else 1
-        grid = Table.grid(padding=(0, 2))
+        """The metrics in as many columns as fit, with trends as long as fit."""
+        columns = max(1, min(MOST_COLUMNS, (width + GAP) // (COLUMN_WIDTH + GAP)))
+        rows = [*self._rows, *(_WIDE_ROWS if columns == MOST_COLUMNS else ())]
+        room = (width - (columns - 1) * GAP) // columns - LABEL_WIDTH - 2 * GAP
+        values = max([VALUE_WIDTH, *(len(self._value(row)) for row in rows if self._history[row.name])])
+        trend_width = max(LEAST_TREND, min(MOST_TREND, room - values))
+        grid = Table.grid(padding=(0, GAP))
         for _ in range(columns):
-            grid.add_column(no_wrap=True, style="dim", min_width=12)
-            grid.add_column(no_wrap=True, min_width=14)
-            grid.add_column(no_wrap=True, style="cyan", min_width=TREND_WIDTH)
-        cells = [self._cells(row) for row in self._rows]
+            grid.add_column(no_wrap=True, style="dim", min_width=LABEL_WIDTH)
+            grid.add_column(no_wrap=True, min_width=VALUE_WIDTH)
+            grid.add_column(no_wrap=True, style="cyan", min_width=trend_width)
+        cells = [self._cells(row, trend_width) for row in rows]
         for first in range(0, len(cells), columns):
-            grid.add_row(*[cell for group in cells[first : first + columns] for cell in group])
+            grid.add_row(*[cell for metric in cells[first : first + columns] for cell in metric])
         return grid
 
-    def _cells(self, row: _Row) -> tuple[RenderableType, RenderableType, RenderableType]:
+    def _cells(self, row: _Row, trend_width: int) -> tuple[RenderableType, RenderableType, RenderableType]:
         values = self._history[row.name]
         if not values:
             return row.label, Text("-", style="dim"), ""
@@ -251,7 +285,7 @@ class TrainingDisplay:
         if row.write is _percent:  # too few points for a trend: show the first value
             begin = Text(f"from {row.write(values[0])}", style="dim") if len(values) > 1 else Text("")
             return row.label, value, begin
-        return row.label, value, trend(values, TREND_WIDTH) if self._can_draw else ""
+        return row.label, value, trend(values, trend_width) if self._can_draw else ""
 
     @property
     def _can_draw(self) -> bool:
@@ -264,6 +298,17 @@ class TrainingDisplay:
         written = row.write(values[-1])
         low, high = self._intervals.get(row.name, (math.nan, math.nan))
         return f"{written} [{100 * low:.1f}, {100 * high:.1f}]" if math.isfinite(low + high) else written
+
+
+def _slowest_stages(scalars: Mapping[str, float]) -> str:
+    """``6.3 s (update 2.7, rollout 2.4)``: a step's seconds, and those of its stages; empty if it was not timed."""
+    stages = {name: value for name, value in scalars.items() if name.startswith("timing/") and value >= LEAST_SHOWN_S}
+    total = stages.pop("timing/step_s", None)
+    if total is None:
+        return ""
+    slowest = sorted(stages, key=lambda name: -stages[name])
+    named = ", ".join(f"{name.removeprefix('timing/').removesuffix('_s')} {stages[name]:.1f}" for name in slowest)
+    return f"{total:.1f} s" + (f" ({named})" if named else "")
 
 
 def trend(values: Sequence[float], width: int) -> str:

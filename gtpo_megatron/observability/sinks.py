@@ -1,4 +1,4 @@
-"""Writes the metrics of a step: ``metrics.jsonl`` always, TensorBoard and Weights & Biases if chosen.
+"""Writes the metrics of a step: ``metrics.jsonl`` always, loggers of other libraries and sinks of one's own if chosen.
 
 A sink that fails (such as a lost network) is switched off, logged and counted; it never stops a training run.
 ``metrics.jsonl`` waits for disk space instead. A wrong name, a step written twice, or a missing library raises.
@@ -7,19 +7,22 @@ A sink that fails (such as a lost network) is switched off, logged and counted; 
 import importlib.util
 import logging
 import sys
-import threading
-import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.named_function import named_function
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.observability.loggers.mlflow import MlflowSink
+from gtpo_megatron.observability.loggers.swanlab import SwanLabSink
+from gtpo_megatron.observability.loggers.tensorboard import TensorBoardSink
+from gtpo_megatron.observability.loggers.trackio import TrackioSink
+from gtpo_megatron.observability.loggers.wandb import WandbSink
 from gtpo_megatron.observability.metrics import check_name
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, JsonlSink, truncate_after
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import find_text
 
 _log = logging.getLogger(__name__)
 
@@ -34,84 +37,17 @@ class MetricSink(Protocol):
         """Writes what is buffered."""
 
 
-class TensorBoardSink:
-    """``events.out.*`` in the run folder, flushed every step so that a killed run shows all its curves.
+class SinkOfYours(Protocol):
+    """Opens a sink of a class or function that ``logging.sinks`` names."""
 
-    Args:
-        folder: the run folder.
-        first_step: TensorBoard hides earlier events of this step or later ones; None: a new run.
-    """
+    def __call__(self, folder: Path, *, run_config: Mapping[str, Any], last_row: int | None) -> MetricSink:
+        """Opens it.
 
-    def __init__(self, folder: Path, *, first_step: int | None = None) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes half a second, so only if chosen
-
-        if not isinstance(threading.excepthook, _QuietWriters):
-            threading.excepthook = _QuietWriters(threading.excepthook)
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds one point to every curve."""
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the event file."""
-        self._writer.close()
-
-
-class _QuietWriters:
-    """Suppresses the traceback of an error in TensorBoard's thread, which the next ``write`` raises again.
-
-    Args:
-        before: the hook for all other errors.
-    """
-
-    def __init__(self, before: Callable[[threading.ExceptHookArgs], Any]) -> None:
-        self._before = before
-
-    def __call__(self, error: threading.ExceptHookArgs) -> None:
-        if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
-            self._before(error)
-
-
-class WandbSink:
-    """One run at Weights & Biases; its id is kept in the run folder, so a resumed run continues it.
-
-    Args:
-        folder: the run folder; also wandb's own folder for offline runs.
-        logging_config: names the project.
-        run_config: the resolved configuration, shown beside the run.
-    """
-
-    def __init__(self, folder: Path, *, logging_config: LoggingConfig, run_config: Mapping[str, Any]) -> None:
-        wandb = importlib.import_module("wandb")  # an optional extra: only if chosen
-        id_file = folder / "wandb_run_id.txt"
-        run_id = (find_text(id_file, error=ConfigError) or uuid.uuid4().hex[:12]).strip()
-        bare_name(run_id, str(id_file), ConfigError)
-        write_file(id_file, run_id + "\n")
-        self._run: Any = wandb.init(
-            project=logging_config.wandb_project,
-            entity=logging_config.wandb_entity,
-            mode=logging_config.wandb_mode,
-            id=run_id,
-            name=folder.name,
-            dir=str(folder),
-            resume="allow",
-            config=dict(run_config),
-            settings={"console": "off"},  # its capture of standard output breaks the live display
-        )
-        # wandb's own step counter cannot go back to the checkpoint's step after a crash; a metric can.
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Logs one step."""
-        self._run.log({"step": step, **scalars})
-
-    def close(self) -> None:
-        """Marks the run as finished."""
-        self._run.finish()
+        Args:
+            folder: the run folder.
+            run_config: the resolved configuration.
+            last_row: last step that a resumed run keeps, -1 if none is; None: a new run.
+        """
 
 
 class MetricSinks:
@@ -175,18 +111,57 @@ class MetricSinks:
         _log.error("metrics sink %s failed and is switched off, training goes on: %s", name, self.failures[name])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Library:
+    """A logger that is an extra.
+
+    Attributes:
+        field: of ``LoggingConfig`` that chooses it.
+        module: that must be installed.
+        install: what a person installs.
+    """
+
+    field: str
+    module: str
+    install: str
+
+
+_LIBRARIES = {
+    "tensorboard": _Library(field="tensorboard", module="tensorboard", install="tensorboard"),
+    "wandb": _Library(field="wandb_project", module="wandb", install="wandb"),
+    "mlflow": _Library(field="mlflow_experiment", module="mlflow", install="mlflow-skinny"),
+    "trackio": _Library(field="trackio_project", module="trackio", install="trackio"),
+    "swanlab": _Library(field="swanlab_project", module="swanlab", install="swanlab"),
+}
+"""By the name of the extra."""
+
+
 def check_loggers(logging_config: LoggingConfig) -> None:
-    """Raises ConfigError if the library of a chosen logger is not installed; imports none."""
-    if logging_config.tensorboard and not _is_installed("tensorboard"):
-        raise ConfigError(
-            "logging.tensorboard is on, but TensorBoard is not installed; install it (uv pip install tensorboard) or "
-            "set logging.tensorboard=False"
-        )
-    if logging_config.wandb_project is not None and not _is_installed("wandb"):
-        raise ConfigError(
-            f"logging.wandb_project={logging_config.wandb_project!r}, but wandb is not installed; install it "
-            "(uv pip install wandb) or leave logging.wandb_project out"
-        )
+    """Checks that every logger can be opened; imports no library, but the modules of ``logging.sinks``.
+
+    Raises:
+        ConfigError: the library of a chosen logger is not installed, or a sink of one's own is not found.
+    """
+    for extra in chosen_loggers(logging_config):
+        library = _LIBRARIES[extra]
+        if not _is_installed(library.module):
+            value = getattr(logging_config, library.field)
+            chosen = f"logging.{library.field} is on" if value is True else f"logging.{library.field}={value!r}"
+            raise ConfigError(
+                f"{chosen}, but {library.module} is not installed; install it "
+                f"(uv pip install {library.install}, the extra {extra}) or leave logging.{library.field} out"
+            )
+    for name in logging_config.sinks:
+        _sink_of_yours(name)
+
+
+def chosen_loggers(logging_config: LoggingConfig) -> list[str]:
+    """Names of the chosen extras."""
+    return [extra for extra, library in _LIBRARIES.items() if getattr(logging_config, library.field)]
+
+
+def _sink_of_yours(name: str) -> SinkOfYours:
+    return named_function(name, what="logging.sinks", example="./mine.py:MySink")
 
 
 def _is_installed(module: str) -> bool:
@@ -207,17 +182,28 @@ def open_sinks(
         last_row: last step that a resumed run keeps; later rows are dropped. -1: none is kept. None: a new run.
 
     Raises:
-        ConfigError: a chosen library is not installed, or one of its files in the run folder is damaged.
+        ConfigError: a chosen library is not installed, a sink of one's own is not found, or a logger's file in the run
+            folder is damaged.
     """
     check_loggers(logging_config)
     if last_row is not None:
         truncate_after(folder / METRICS_FILE, last_row)
     first_step = None if last_row is None else last_row + 1
+
+    def shown(kind: Callable[..., MetricSink]) -> MetricSink:
+        return kind(folder, logging_config=logging_config, run_config=run_config)
+
+    libraries: dict[str, Callable[[], MetricSink]] = {
+        "tensorboard": lambda: TensorBoardSink(folder, first_step=first_step),
+        "wandb": lambda: shown(WandbSink),
+        "mlflow": lambda: shown(MlflowSink),
+        "trackio": lambda: shown(TrackioSink),
+        "swanlab": lambda: shown(SwanLabSink),
+    }
     makers: dict[str, Callable[[], MetricSink]] = {"jsonl": lambda: JsonlSink(folder / METRICS_FILE)}
-    if logging_config.tensorboard:
-        makers["tensorboard"] = lambda: TensorBoardSink(folder, first_step=first_step)
-    if logging_config.wandb_project is not None:
-        makers["wandb"] = lambda: WandbSink(folder, logging_config=logging_config, run_config=run_config)
+    makers |= {extra: libraries[extra] for extra in chosen_loggers(logging_config)}
+    for name in logging_config.sinks:
+        makers[name] = partial(_sink_of_yours(name), folder, run_config=run_config, last_row=last_row)
     opened: dict[str, MetricSink] = {}
     failed: dict[str, Exception] = {}
     for name, make in makers.items():
@@ -226,7 +212,7 @@ def open_sinks(
         except ConfigError:
             MetricSinks(opened).close()
             raise
-        except Exception as error:  # noqa: BLE001 - wandb.init without a network raises its own types
+        except Exception as error:  # noqa: BLE001 - without a network a library raises its own types
             failed[name] = error
     sinks = MetricSinks(opened)
     for name, reason in failed.items():

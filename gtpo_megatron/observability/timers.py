@@ -16,12 +16,18 @@ class StageTimers:
     Args:
         on_stage: called with the name of the running stage (for example ``TrainingDisplay.stage``): at entry, and with
             the outer stage's name when an inner one ends.
+        on_start: called with what the start of the run is doing and how far it is (``TrainingDisplay.starting``).
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, on_stage: Callable[[str], None] | None = None, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        on_stage: Callable[[str], None] | None = None,
+        *,
+        on_start: Callable[[str, str], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._on_start = on_start
         self._listeners = [] if on_stage is None else [on_stage]
         self._clock = clock
         self._seconds: dict[str, float] = {}
@@ -30,6 +36,11 @@ class StageTimers:
     def tell_also(self, listener: Callable[[str], None]) -> None:
         """Adds another ``on_stage`` listener, which must not raise."""
         self._listeners.append(listener)
+
+    def starting(self, doing: str, how_far: str = "") -> None:
+        """Says what the start of the run is doing, which is not timed."""
+        if self._on_start is not None:
+            self._on_start(doing, how_far)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

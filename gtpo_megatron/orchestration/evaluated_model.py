@@ -98,12 +98,12 @@ def _alone(target: Path) -> Iterator[None]:
     except held_locks.NoLockError as error:
         raise ConfigError(
             f"{target.parent} cannot be locked: {error.strerror}; the checkpoint would be converted into it by one "
-            "process at a time: convert it elsewhere with tools/convert_checkpoint.py megatron-to-hf"
+            "process at a time: convert it elsewhere with gtpo-megatron convert megatron-to-hf"
         ) from error
     except OSError as error:
         raise ConfigError(
             f"{target.parent} cannot be written: {error.strerror}; the checkpoint would be converted into it, so make "
-            "it writable, or convert elsewhere with tools/convert_checkpoint.py megatron-to-hf"
+            "it writable, or convert elsewhere with gtpo-megatron convert megatron-to-hf"
         ) from error
     try:
         with suppress(OSError):  # a full disk: the holder's name is missing, and the conversion will report it

@@ -220,8 +220,10 @@ def local_stages(config: RunConfig, run_folder: Path, timers: StageTimers) -> It
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
     with swept_process(), tempfile.TemporaryDirectory() as folder:
+        timers.starting("building the model")
         # the trainer first: vLLM can use an existing torch.distributed world of one, Megatron cannot
         trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
+        timers.starting("loading the engine")
         sampler = VllmEngine(
             config.model.path,
             config.rollout,

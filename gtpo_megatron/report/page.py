@@ -12,7 +12,8 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.report.differences import contaminated, differences
 from gtpo_megatron.report.figures import figures
 from gtpo_megatron.report.headline import headlines, summary
-from gtpo_megatron.report.run_data import RunData, read_runs
+from gtpo_megatron.report.health import health
+from gtpo_megatron.report.run_data import RunData, measured_sets, read_runs
 from gtpo_megatron.report.samples import num_bytes, page_json, sample_section, samples
 from gtpo_megatron.report.traces import Figure, plain_figure
 
@@ -69,8 +70,10 @@ def content(runs: Sequence[RunData]) -> Content:
     """Builds the content for one or several runs."""
     drawn = figures(runs)
     plots = {figure.key: plain_figure(figure.traces, **figure.layout) for figure in drawn if figure.traces}
-    above = headlines(runs)
-    between = "".join(["<section class='figures'>", *map(_figure, drawn), "</section>", _not_measured(drawn)])
+    above = health(runs) + headlines(runs)
+    between = "".join(
+        ["<section class='figures'>", *map(_figure, drawn), "</section>", _still_to_come(runs) or _not_measured(drawn)]
+    )
     below = "".join(_config(run) for run in runs if run.config_text)
     taken = num_bytes(plots) + sum(len(part.encode("utf-8", "replace")) for part in (above, between, below))
     sampled, left_out = samples(runs, max_bytes=min(MAX_SAMPLE_BYTES, MAX_OWN_BYTES - taken))
@@ -166,6 +169,30 @@ def _remarks(runs: Sequence[RunData], left_out: Sequence[str]) -> str:
 
 def _figure(figure: Figure) -> str:
     return plot(figure.key, figure.title, unit=figure.unit, caption=figure.caption) if figure.traces else ""
+
+
+def _still_to_come(runs: Sequence[RunData]) -> str:
+    """What a page without a step will show, and when; empty if a run has done one."""
+    if any(run.num_steps_done for run in runs):
+        return ""
+    lines = []
+    for run in runs:
+        samples, every = run.setting("evaluation.samples"), run.setting("evaluation.every_steps")
+        before = (
+            "its accuracy before training is above"
+            if measured_sets([run])
+            else (
+                "processes start, then the held-out sets are measured before training"
+                + (f" with {samples} responses a problem" if samples else "")
+                + ", and that accuracy appears above"
+            )
+        )
+        again = f"accuracy has its next point after step {every}" if every else "accuracy has its next point at the end"
+        lines.append(
+            f"{f'{run.name}: ' if len(runs) > 1 else ''}Step 0: {before}. Curves of reward, entropy, length, time and "
+            f"memory, and sampled responses, begin with step 1; {again}."
+        )
+    return "".join(f'<p class="missing">{escape(line)}</p>' for line in lines)
 
 
 def _not_measured(drawn: Sequence[Figure]) -> str:

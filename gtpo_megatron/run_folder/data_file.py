@@ -43,6 +43,14 @@ class DataContent:
         return f"{self.origin} with problems {self.problems_sha256[:SHOWN_DIGITS]}"
 
 
+def sizes_by_label(contents: Mapping[str, DataContent]) -> dict[str, int]:
+    """Number of problems of each held-out set, by its label."""
+    prefix = heldout_name("")
+    return {
+        name.removeprefix(prefix): content.problems for name, content in contents.items() if name.startswith(prefix)
+    }
+
+
 def heldout_name(label: str) -> str:
     """Name of a held-out set by its label."""
     return f"eval/{label}"

@@ -28,6 +28,7 @@ DISTRIBUTIONS = (
     "math-verify",
 )
 
+_NO_CHECKOUT = "unknown (not a git checkout)"
 _VERSIONS = "versions: "
 _COMMIT = re.compile(r"commit (?P<commit>.+?), Python (?P<python>[^,]+), (?P<platform>.+)")
 
@@ -89,16 +90,15 @@ def _version(distribution: str) -> str:
 
 def commit() -> str:
     """Commit of the checkout that this package is imported from, with a mark if it has changes."""
-    here = Path(__file__).parent
+    root = Path(__file__).resolve().parents[2]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        # an installed package may lie in somebody else's checkout
+        is_ours = Path(_git("rev-parse", "--show-toplevel", folder=root)).resolve() == root
+        return _git("describe", "--always", "--dirty", "--abbrev=12", folder=root) if is_ours else _NO_CHECKOUT
     except (OSError, subprocess.SubprocessError):
-        return "unknown (not a git checkout)"
-    return described.stdout.strip()
+        return _NO_CHECKOUT
+
+
+def _git(*arguments: str, folder: Path) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -10,6 +10,7 @@ from typing import Any
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.run_folder.checkpoints import DRIVER_FILE, Checkpoint, CheckpointFolder
+from gtpo_megatron.run_folder.data_file import read_contents, sizes_by_label
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.logged_errors import logged_errors
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
@@ -53,6 +54,7 @@ class RunStatus:
         driver: the last driver's record; None before the first.
         num_steps: steps of the whole run.
         step: finished steps.
+        rows: metrics of all steps.
         last_row: metrics of the last step.
         last_row_age_s: time since the last step was written.
         step_s: median time of the last steps; None without steps.
@@ -61,6 +63,7 @@ class RunStatus:
         accuracies: the last measurement on every held-out set.
         num_errors: error lines of the log since the last start.
         last_error: the last of them.
+        num_problems: problems of each held-out set, by its label, as far as known.
         remarks: sentences about what could not be read.
     """
 
@@ -70,6 +73,7 @@ class RunStatus:
     driver: RunState | None
     num_steps: int
     step: int
+    rows: tuple[dict[str, Any], ...]
     last_row: dict[str, Any]
     last_row_age_s: float | None
     step_s: float | None
@@ -78,6 +82,7 @@ class RunStatus:
     accuracies: tuple[Accuracy, ...]
     num_errors: int
     last_error: str
+    num_problems: dict[str, int]
     remarks: tuple[str, ...]
 
     @property
@@ -121,6 +126,11 @@ def read_status(path: Path) -> RunStatus:
     seconds = [row["timing/step_s"] for row in rows[-STEPS_FOR_TIME_LEFT:] if row.get("timing/step_s")]
     step_s = median(seconds) if seconds else None
     errors = logged_errors(path / LOG_FILE)
+    num_problems: dict[str, int] = {}
+    try:
+        num_problems = sizes_by_label(read_contents(path))
+    except DataError as error:
+        remarks.append(str(error))
     return RunStatus(
         name=config.name,
         folder=path,
@@ -128,6 +138,7 @@ def read_status(path: Path) -> RunStatus:
         driver=driver,
         num_steps=config.num_steps,
         step=step,
+        rows=tuple(rows),
         last_row=rows[-1] if rows else {},
         last_row_age_s=row_age,
         step_s=step_s,
@@ -136,6 +147,7 @@ def read_status(path: Path) -> RunStatus:
         accuracies=_accuracies(rows),
         num_errors=len(errors),
         last_error=errors[-1] if errors else "",
+        num_problems=num_problems,
         remarks=tuple(remarks),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.run_folder.metrics_file import read_metrics
+from recipes.tiny_cpu import ASSETS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -66,7 +67,7 @@ def test_clean_steps_pass_and_faults_are_caught(tmp_path):
     faults = ["one layer not pushed", "q and k bias dropped", "wrong norm epsilon"]
     result = tmp_path / "cell.jsonl"
     python(
-        "benchmarks.mismatch_cell", json.dumps(cell | {"is_random": False}), str(ROOT / "assets" / "tiny_qwen2"), "5",
+        "benchmarks.mismatch_cell", json.dumps(cell | {"is_random": False}), str(ASSETS / "tiny_qwen2"), "5",
         json.dumps(faults), str(result),
     )  # fmt: skip
     lines = [json.loads(line) for line in result.read_text().splitlines()]

@@ -65,7 +65,7 @@ def make_folder(folder, family, *, tied):
         **EXPERTS.get(family, {}),
     )
     model_type(config).float().save_pretrained(folder)
-    for path in (ROOT / "assets" / "tiny_qwen2").glob("*token*"):
+    for path in (ROOT / "recipes" / "assets" / "tiny_qwen2").glob("*token*"):
         shutil.copy(path, folder)
 
 

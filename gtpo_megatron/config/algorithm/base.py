@@ -122,7 +122,12 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSettings(AlgorithmConfig):
-    """Algorithms that clip an importance ratio to [1 - clip_eps_low, 1 + clip_eps_high]."""
+    """Algorithms that clip an importance ratio to [1 - clip_eps_low, 1 + clip_eps_high].
+
+    Attributes:
+        clip_eps_low: the ratio is clipped below at 1 minus this.
+        clip_eps_high: the ratio is clipped above at 1 plus this; DAPO's clip-higher is 0.28.
+    """
 
     clip_eps_low: float = 0.2
     clip_eps_high: float = 0.28

@@ -158,7 +158,7 @@ class DPPOConfig(AlgorithmConfig):
     Attributes:
         divergence: ``tv``: ``|pi - mu|``; ``kl``: ``KL(mu || pi)``, nats.
         max_tv: tokens beyond are blocked if they move away further.
-        max_kl: likewise.
+        max_kl: the same for ``kl``; nats.
         max_ratio: ``C`` of the authors' code: a greater ratio multiplies the gradient by no more. As large as theirs,
             it never acts.
         norm_tokens: every response counts as this many tokens in the denominator, as in Dr.GRPO.

@@ -47,6 +47,9 @@ class DatasetRef:
         split: of ``repository`` or of a folder; empty: the usual one.
         prompt_column: of the prompt, where it has none of the usual names; ``a.b`` is ``b`` in the object ``a``.
         answer_column: of the reference answer, likewise.
+        usual_prompt_column: of a run's other rows: taken of rows that have it, before the usual names. An adapter's
+            rows have columns of their own.
+        usual_answer_column: likewise.
     """
 
     name: str
@@ -58,6 +61,8 @@ class DatasetRef:
     split: str = ""
     prompt_column: str = ""
     answer_column: str = ""
+    usual_prompt_column: str = ""
+    usual_answer_column: str = ""
 
     @property
     def label(self) -> str:

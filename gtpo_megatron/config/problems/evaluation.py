@@ -36,7 +36,8 @@ class EvaluationConfig:
     Attributes:
         path: rows as in the training set; their metrics are ``eval/heldout_*``. Empty: ``benchmarks`` alone.
         prompt_column: of the rows of ``path`` and of benchmarks in files, as in ``data``; known benchmarks have theirs.
-        answer_column: likewise.
+            Empty: that of ``data`` in rows that have it, else the usual names.
+        answer_column: of the reference answer in the same rows; empty: as for ``prompt_column``.
         benchmarks: more sets, such as ``aime24``, ``math500=FILE``; their metrics are ``eval/aime24_*`` and so on.
         every_steps: steps between measurements; 0 measures before and after only.
         num_problems: how many rows of each set, from the first; 0 takes all.

@@ -124,6 +124,7 @@ class Controller:
             memory = stack.enter_context(PeakMemory(stage=lambda: self._stages.timers.current))
             stack.enter_context(self._saver)  # a run that ends well ends with its last checkpoint whole
             self._stages.memory_sharing.to_push()
+            self._display.starting("first push of the weights into the engines")
             with self._stages.timers.stage("weight_sync"):
                 self._stages.weight_sync.push(version=first)
             self._stages.memory_sharing.to_engine()
@@ -133,6 +134,7 @@ class Controller:
                 if after is None:
                     return self._stopped(first)  # nothing is lost: the next start begins here too
                 before = after if checkpoint is None else None
+            self._display.starting("")
             for step in range(first + 1, self._config.num_steps + 1):
                 scalars = self._step(step)
                 scores: dict[str, float] = {}
@@ -161,6 +163,9 @@ class Controller:
         """Before the first step, or after that of a checkpoint, whose measurement a stop has put off."""
         if checkpoint is not None:
             self._stages.timers.take()  # the times of this start are not the step's
+        step = checkpoint.state.step if checkpoint else 0
+        when = "before training" if checkpoint is None else "which a stop had put off"
+        self._display.starting(f"step {step}: measuring {self._heldout.size} {when}")
         results = self._heldout.measure()
         if results is None:
             return None
@@ -247,7 +252,7 @@ class Controller:
             self._stages.memory_sharing.to_engine()
 
     def _restore(self, checkpoint: Checkpoint) -> int:
-        self._display.stage("checkpoint")
+        self._display.starting("reading the checkpoint")
         self._saver.restore(checkpoint)
         state = checkpoint.state
         self._sampler.load_state_dict(state.sampler)

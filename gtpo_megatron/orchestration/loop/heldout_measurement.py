@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.evaluation.evaluator import HeldOutResult, HeldOutSet, evaluate
+from gtpo_megatron.observability.measured_sets import set_name
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.stages.protocols import Stages
@@ -41,14 +42,21 @@ class HeldOutMeasurement:
         self._display = display
         self._is_asked_to_stop = is_asked_to_stop
 
+    @property
+    def size(self) -> str:
+        """How much a measurement is, such as ``256 problems x 8``."""
+        return f"{sum(len(one.problems) for one in self._sets)} problems x {self._config.samples}"
+
     def measure(self) -> tuple[HeldOutResult, ...] | None:
         """Accuracy on every set; None if the run was asked to stop before the last set was begun."""
         self._pipeline.drain()  # no request in flight may use the prefix cache, which is emptied
         results: list[HeldOutResult] = []
         with self._stages.timers.stage("evaluation"):
-            for heldout in self._sets:
+            for number, heldout in enumerate(self._sets, start=1):
                 if self._is_asked_to_stop():
                     return None
+                if len(self._sets) > 1:
+                    self._display.stage(f"evaluation of {set_name(heldout.label)}, {number} of {len(self._sets)} sets")
                 results.append(evaluate(heldout, self._config, self._sample_and_grade, threshold=self._threshold))
             # a resumed run does not measure again, so a measurement must not change the sampler
             self._stages.engine.forget_prefixes()

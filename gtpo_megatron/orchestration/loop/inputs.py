@@ -56,7 +56,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
     notes = list(training.notes)
     contents = {TRAIN: _content(training)}
     heldout = []
-    for label, ref in evaluation.sets.items():
+    for label, ref in config.heldout_sets.items():
         found = load_problems(
             ref,
             tokenizer,

@@ -26,7 +26,12 @@ COMMON_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERRO
 
 
 def join_cluster(
-    config: ClusterConfig, *, deadline: Deadline, take_signals: Callable[[], None], temp_folder: Path
+    config: ClusterConfig,
+    *,
+    deadline: Deadline,
+    take_signals: Callable[[], None],
+    temp_folder: Path,
+    joined: Callable[[int], None] | None = None,
 ) -> None:
     """Connects this process to Ray, starting one if no address is given.
 
@@ -35,6 +40,7 @@ def join_cluster(
         deadline: of the whole start of the run.
         take_signals: called after Ray has replaced the handler of SIGTERM by one that exits at once.
         temp_folder: private folder for sockets and logs of a Ray that is started here.
+        joined: called with the number of nodes that have joined, while others are waited for.
 
     Raises:
         WorkerError: the head does not answer, or too few nodes have joined it by then.
@@ -56,7 +62,7 @@ def join_cluster(
         raise WorkerError(f"the Ray head {where} does not answer: {error}{hint}") from error
     try:
         take_signals()
-        _wait_for_nodes(config, deadline)
+        _wait_for_nodes(config, deadline, joined)
     except WorkerError:
         ray.shutdown()
         raise
@@ -81,8 +87,10 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=HEAD_TIMEOUT_S).close()
 
 
-def _wait_for_nodes(config: ClusterConfig, deadline: Deadline) -> None:
+def _wait_for_nodes(config: ClusterConfig, deadline: Deadline, joined: Callable[[int], None] | None) -> None:
     while (num := len(ray_nodes())) < config.num_nodes:
+        if joined is not None:
+            joined(num)
         if not deadline.left_s:
             raise WorkerError(
                 f"{num} of cluster.num_nodes={config.num_nodes} nodes have joined the Ray head at {config.address} "

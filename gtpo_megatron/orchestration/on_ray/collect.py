@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from gtpo_megatron.errors import GTPOError, WorkerError
@@ -44,20 +45,28 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
 
-def collect(calls: Mapping[str, Any], *, stage: str, deadline_s: float | Deadline) -> dict[str, Any]:
+def collect(
+    calls: Mapping[str, Any],
+    *,
+    stage: str,
+    deadline_s: float | Deadline,
+    answered: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """Returns the results by name of remote calls that depend on each other.
 
     Args:
         calls: name of the process -> Ray reference of its call.
         stage: their stage, for messages.
         deadline_s: longest time to wait for all of them, or what is left of a limit that they share with other calls.
+        answered: called with the name of each process that has answered.
 
     Raises:
         WorkerError: a process died, raised, or has not answered in time; the message names it, first those that died.
         GTPOError: the error that a process raised, if none died.
     """
     shared = deadline_s if isinstance(deadline_s, Deadline) else Deadline(deadline_s)
-    results, failures, late = _wait(calls, deadline_s=shared.left_s, grace_s=GRACE_S)
+    wait = _wait if answered is None else partial(_wait, answered=answered)
+    results, failures, late = wait(calls, deadline_s=shared.left_s, grace_s=GRACE_S)
     if failures or late:
         _raise_worst(failures, late, stage, shared.limit_s)
     return results
@@ -97,7 +106,11 @@ def collect_next(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> 
 
 
 def _wait(
-    calls: Mapping[str, Any], *, deadline_s: float, grace_s: float
+    calls: Mapping[str, Any],
+    *,
+    deadline_s: float,
+    grace_s: float,
+    answered: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Results and failures by name, and names of late calls; waits at most ``grace_s`` after the first failure."""
     import ray
@@ -112,6 +125,8 @@ def _wait(
         for reference in ready:
             try:
                 results[names[reference]] = ray.get(reference)
+                if answered is not None:
+                    answered(names[reference])
             except ray.exceptions.RayError as error:
                 if not failures:
                     deadline = min(deadline, time.monotonic() + grace_s)

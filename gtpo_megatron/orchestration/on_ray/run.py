@@ -43,7 +43,15 @@ def ray_stages(
     """
     with _watched(run_folder, timers) as (watch, processes):
         deadline = Deadline(config.cluster.start_deadline_s)
-        join_cluster(config.cluster, deadline=deadline, take_signals=take_signals, temp_folder=watch.temp_folder)
+        address = config.cluster.address
+        timers.starting(f"joining Ray at {address}" if address else "starting Ray")
+        join_cluster(
+            config.cluster,
+            deadline=deadline,
+            take_signals=take_signals,
+            temp_folder=watch.temp_folder,
+            joined=lambda num: timers.starting("waiting for nodes", f"{num} of {config.cluster.num_nodes}"),
+        )
         placement = place(
             config.parallel,
             num_engines=config.rollout.num_engines,
@@ -55,7 +63,7 @@ def ray_stages(
         starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
         starter.all(deadline)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
-        places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows)
+        places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
         deadline_s = config.cluster.stage_deadline_s
         actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
 
@@ -63,6 +71,7 @@ def ray_stages(
             connect(config, actor, engines, has_gpus=placement.has_gpus)
 
         fleet = _fleet(config, placement, starter, processes, watch, open_link=open_link)
+        timers.starting("connecting ranks and engines for pushes")
         fleet.reconnect()
         transfer = RayTransfer(actor, fleet, deadline_s=deadline_s)
         weight_sync = WeightSync(config.weight_sync, transfer, before_push=fleet.replace_dead)

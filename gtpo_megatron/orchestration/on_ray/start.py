@@ -16,6 +16,7 @@ from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect
 from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
+from gtpo_megatron.orchestration.on_ray.start_progress import Starting, counted
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,13 @@ class ProcessStarter:
 
 
 def bring_up(
-    config: RunConfig, processes: dict[str, Any], ranks: list[Any], *, deadline: Deadline, met: Met
+    config: RunConfig,
+    processes: dict[str, Any],
+    ranks: list[Any],
+    *,
+    deadline: Deadline,
+    met: Met,
+    starting: Starting | None = None,
 ) -> list[RankPlace]:
     """Waits until every process has started; returns the ranks' places.
 
@@ -151,25 +158,28 @@ def bring_up(
         ranks: the ranks among them, in order.
         deadline: of the whole start, of which a part is over.
         met: called with name and process id of every process on this machine.
+        starting: told what is waited for; None: nobody is.
     """
-    _meet(processes, deadline, met)
+    _meet(processes, deadline, met, starting)
     waiting = dict(processes)
     if config.rollout.placement == "colocated":
         engines = {name: waiting.pop(name) for name in engine_names(config.rollout.num_engines)}
         loading = {name: engine.start.remote() for name, engine in engines.items()}
-        collect(loading, stage="start", deadline_s=deadline)
+        answered = counted("loading the engines", engines, starting)
+        collect(loading, stage="start", deadline_s=deadline, answered=answered)
         falling_asleep = {name: engine.sleep.remote(keep_weights=False) for name, engine in engines.items()}
         collect(falling_asleep, stage="start", deadline_s=deadline)
     meeting = collect({"rank 0": ranks[0].rendezvous.remote()}, stage="start", deadline_s=deadline)["rank 0"]
-    starting = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
-    starting |= {name: process.start.remote() for name, process in waiting.items() if name not in starting}
-    answers = collect(starting, stage="start", deadline_s=deadline)
+    calls = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
+    calls |= {name: process.start.remote() for name, process in waiting.items() if name not in calls}
+    answered = counted("loading", calls, starting)
+    answers = collect(calls, stage="start", deadline_s=deadline, answered=answered)
     return [answers[rank_name(index)] for index in range(len(ranks))]
 
 
 def bring_up_engine(name: str, process: Any, *, deadline: Deadline, met: Met) -> None:
     """Waits until a replacement engine has started."""
-    _meet({name: process}, deadline, met)
+    _meet({name: process}, deadline, met, None)
     collect({name: process.start.remote()}, stage="restart", deadline_s=deadline)
 
 
@@ -184,9 +194,12 @@ def end_in_order(processes: dict[str, Any], engines: list[str]) -> None:
         logger.warning("an engine did not end in good order: %s", error)
 
 
-def _meet(processes: dict[str, Any], deadline: Deadline, met: Met) -> None:
+def _meet(processes: dict[str, Any], deadline: Deadline, met: Met, starting: Starting | None) -> None:
     identities = collect(
-        {name: process.identity.remote() for name, process in processes.items()}, stage="start", deadline_s=deadline
+        {name: process.identity.remote() for name, process in processes.items()},
+        stage="start",
+        deadline_s=deadline,
+        answered=counted("starting the processes", processes, starting),
     )
     for name, (host, pid) in identities.items():
         logger.info("%s: process %d on %s", name, pid, host)

@@ -12,6 +12,7 @@ from launchers import local, slurm
 RECIPE = "recipes.tiny_cpu:gtpo"
 COMMANDS = {
     "train": [RECIPE],
+    "quickstart": [],
     "config": [RECIPE],
     "plan": [RECIPE],
     "verify-resume": [RECIPE],
@@ -21,6 +22,8 @@ COMMANDS = {
     "evaluate": ["model"],
     "contamination": ["train.jsonl", "--benchmarks", "aime24"],
     "study": [],
+    "convert": ["hf-to-megatron", "a", "b"],
+    "completion": [],
 }
 TOOLS = Path(__file__).parents[3] / "tools"
 

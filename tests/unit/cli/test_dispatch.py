@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gtpo_megatron import __version__
 from gtpo_megatron.cli import dispatch
 
 
@@ -51,3 +52,10 @@ def test_help_is_not_an_error(capsys):
         text = capsys.readouterr().out
         assert part in text
         assert "--algorithm NAME" in text
+
+
+def test_the_version_is_for_the_report_of_a_defect(capsys):
+    assert dispatch.run(["--version"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == f"gtpo-megatron {__version__}"
+    assert {line.split()[0] for line in others} >= {"commit", "Python", "torch", "ray"}

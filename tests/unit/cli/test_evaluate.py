@@ -267,7 +267,7 @@ def test_a_checkpoint_that_lies_elsewhere_is_told_what_to_do(capsys, tmp_path):
     shutil.move(folder / "checkpoints" / "step_4", tmp_path / "step_4")
     text = complaint(capsys, str(tmp_path / "step_4"), "--benchmarks", "aime24")[1]
     assert "is a Megatron checkpoint outside a run" in text
-    assert "tools/convert_checkpoint.py megatron-to-hf" in text
+    assert "gtpo-megatron convert megatron-to-hf" in text
     converted = tmp_path / "converted"
     hf_to_megatron(ASSETS / "tiny_qwen2", converted, ParallelConfig(num_ranks=1), progress=ConversionProgress())
     text = complaint(capsys, str(converted), "--benchmarks", "aime24")[1]

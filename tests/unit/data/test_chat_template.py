@@ -7,7 +7,7 @@ import sentencepiece as spm
 from gtpo_megatron.data.chat_template import load_tokenizer, render_prompt
 from gtpo_megatron.errors import DataError
 
-TINY = "assets/tiny_qwen2"
+TINY = "recipes/assets/tiny_qwen2"
 
 
 @pytest.fixture(scope="module")

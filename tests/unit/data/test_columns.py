@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "1+1?"}]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer("assets/tiny_qwen2")
+    return load_tokenizer("recipes/assets/tiny_qwen2")
 
 
 def written(tmp_path, *rows, name="set.jsonl"):

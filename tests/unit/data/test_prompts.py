@@ -10,7 +10,7 @@ from gtpo_megatron.errors import ConfigError, DataError
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer("assets/tiny_qwen2")
+    return load_tokenizer("recipes/assets/tiny_qwen2")
 
 
 def written(tmp_path, *rows):
@@ -20,8 +20,8 @@ def written(tmp_path, *rows):
 
 
 def test_the_committed_task_loads_and_its_splits_share_no_prompt(tokenizer):
-    heldout = load_problems("assets/arithmetic/heldout.jsonl", tokenizer, max_prompt_tokens=64)
-    train = load_problems("assets/arithmetic/train.jsonl", tokenizer, max_prompt_tokens=64)
+    heldout = load_problems("recipes/assets/arithmetic/heldout.jsonl", tokenizer, max_prompt_tokens=64)
+    train = load_problems("recipes/assets/arithmetic/train.jsonl", tokenizer, max_prompt_tokens=64)
     assert (len(heldout.problems), len(train.problems)) == (512, 4096)
     assert heldout.num_dropped_long == train.num_dropped_long == 0
     assert not {p.prompt_ids for p in heldout.problems} & {p.prompt_ids for p in train.problems}
@@ -69,7 +69,7 @@ def test_a_repeated_id_names_both_lines(tmp_path, tokenizer):
 
 
 def test_a_refused_template_names_the_line(tmp_path):
-    strict = load_tokenizer("assets/tiny_qwen2")
+    strict = load_tokenizer("recipes/assets/tiny_qwen2")
     strict.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(DataError, match=r"set\.jsonl:1: the chat template"):
         load_problems(written(tmp_path, {"prompt": "a", "answer": "1"}), strict, max_prompt_tokens=32)

@@ -13,6 +13,7 @@ from launchers.checks import check_job, check_world
 from launchers.job_folder import container_image, job_folder, mounts, settings
 from launchers.options import SlurmOptions
 from launchers.slurm import PROGRAM
+from recipes.tiny_cpu import ASSETS
 from tests.unit.launchers.jobs import ANYWHERE, big_options, tiny_options
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -195,7 +196,7 @@ def test_a_measured_evaluation_counts_more_than_an_estimate(tmp_path):
     """Shared out by responses: 960 s, of which 15/20 are the first set's."""
     sets = tmp_path / "sets"
     sets.mkdir()
-    row = (REPOSITORY / "assets" / "arithmetic" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    row = (ASSETS / "arithmetic" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[0]
     for name, num in (("large", 15), ("small", 5)):
         (sets / f"{name}.jsonl").write_text(f"{row}\n" * num, encoding="utf-8")
     rows = [{"step": 0, "timing/evaluation_s": 960.0}, {"step": 1, "timing/step_s": 10.0}]

@@ -5,7 +5,7 @@ import warnings
 import pytest
 from rich.console import Console
 
-from gtpo_megatron.observability.logs import LOG_FILE, PACKAGES, rank_prefix, set_up_logs
+from gtpo_megatron.observability.logs import FILE_ONLY, LOG_FILE, PACKAGES, rank_prefix, set_up_logs
 from gtpo_megatron.run_folder.provenance import log_provenance, logged_provenance, provenance
 from recipes import tiny_cpu
 
@@ -86,3 +86,24 @@ def test_warnings_go_to_the_log(tmp_path):
         logging.captureWarnings(capture=True)
         warnings.warn("old api", UserWarning, stacklevel=1)
     assert "old api" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_terminal_has_each_warning_once_and_the_file_all(tmp_path, capsys):
+    set_up_logs(run_folder=tmp_path)
+    ours, theirs = logging.getLogger("gtpo_megatron.x"), logging.getLogger("some_library")
+    for _ in range(3):
+        theirs.warning("beware of %s", "this")
+        ours.warning("beware of this")
+        ours.info("step")
+        ours.error("failed")
+    text = capsys.readouterr().err
+    assert text.count("beware of this") == 2  # of two loggers
+    assert (text.count(": step"), text.count(": failed")) == (3, 3)
+    assert (tmp_path / "log.txt").read_text().count("beware of this") == 6
+
+
+def test_a_note_that_the_display_shows_is_in_the_file_only(tmp_path, capsys):
+    set_up_logs(run_folder=tmp_path)
+    logging.getLogger("gtpo_megatron.x").info("12 prompts are left out", extra=FILE_ONLY)
+    assert capsys.readouterr().err == ""
+    assert "12 prompts are left out" in (tmp_path / "log.txt").read_text()

@@ -203,3 +203,69 @@ def test_notes_stay_above_the_panel():
 )
 def test_trend(values, width, text):
     assert trend(values, width) == text
+
+
+def test_the_start_names_what_it_does_once_and_how_far_it_is():
+    stream = io.StringIO()
+    plain, clock = display(stream)
+    with plain:
+        plain.starting("starting Ray")
+        clock.now += 4.0
+        for num in (0, 1, 2):
+            plain.starting("loading", f"ranks {num} of 2")
+        clock.now += 61.0
+        plain.starting("step 0: measuring 256 problems x 8 before training")
+        plain.stage("evaluation")
+        plain.starting("")
+    assert stream.getvalue().splitlines()[1:-1] == [
+        "gtpo: starting Ray, 0s",
+        "gtpo: loading, 4s",
+        "gtpo: step 0: measuring 256 problems x 8 before training, 1:05",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_panel_of_a_start(width):
+    live, clock = display(io.StringIO(), is_live=True, width=width)
+    assert "now starting  0s" in _frame(live, width)
+    with live:
+        live.starting("loading", "ranks 0 of 2 · engines 0 of 1 · graders 0 of 1")
+        clock.now += 5.0
+        live.starting("loading", "ranks 1 of 2 · engines 0 of 1 · graders 1 of 1")
+        clock.now += 7.0
+        assert "now loading · ranks 1 of 2 · engines 0 of 1 · graders 1 of 1  12s" in _frame(live, width)
+        live.starting("step 0: measuring 256 problems x 8 before training")
+        live.stage("evaluation")
+        assert "now step 0: measuring 256 problems x 8 before training · evaluation  0s" in _frame(live, width)
+        live.starting("")
+        live.stage("rollout")
+        assert "now rollout  0s" in _frame(live, width)
+
+
+def test_a_failure_in_the_start_says_in_what():
+    stream = io.StringIO()
+    shown, _ = display(stream)
+
+    def fail():
+        with shown:
+            shown.starting("connecting ranks and engines for pushes")
+            raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        fail()
+    assert "stopped in connecting ranks and engines for pushes by ConnectionResetError" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("width", "columns", "more"), [(80, 1, False), (120, 2, False), (200, 3, True)])
+def test_a_wide_terminal_is_used_whole(width, columns, more):
+    shown, _ = display(io.StringIO(), is_live=True, width=width)
+    with shown:
+        for step in range(1, 50):
+            shown.step_done(step, SCALARS | {"rollout/reward_mean": step / 50, "optimizer/grad_norm": 0.25})
+        lines = _frame(shown, width).splitlines()
+    assert {len(line) for line in lines} == {width}
+    first = next(line for line in lines if "reward" in line)
+    assert sum(label in first for label in ("reward", "held-out", "entropy")) == columns
+    assert any("grad norm" in line for line in lines) == more
+    assert len(re.search("[▁-█]+", first)[0]) > 16
+    assert any("last step 6.0 s (rollout 3.5, update 2.2)" in line for line in lines)

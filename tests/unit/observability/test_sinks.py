@@ -1,3 +1,4 @@
+import json
 import logging
 import sys
 import types
@@ -6,7 +7,7 @@ import pytest
 
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.observability.sinks import MetricSinks, open_sinks
+from gtpo_megatron.observability.sinks import MetricSinks, check_loggers, open_sinks
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 
 QUIET = LoggingConfig()
@@ -109,6 +110,9 @@ def test_tensorboard_reads_back_what_was_written_and_hides_what_a_resumed_run_re
     [
         (LoggingConfig(tensorboard=True), "tensorboard", "logging.tensorboard is on"),
         (LoggingConfig(wandb_project="p"), "wandb", "logging.wandb_project='p'"),
+        (LoggingConfig(mlflow_experiment="e"), "mlflow", "logging.mlflow_experiment='e'"),
+        (LoggingConfig(trackio_project="p"), "trackio", "logging.trackio_project='p'"),
+        (LoggingConfig(swanlab_project="p"), "swanlab", "logging.swanlab_project='p'"),
     ],
 )
 def test_a_chosen_library_that_is_not_installed_is_a_configuration_error(tmp_path, monkeypatch, config, module, match):
@@ -118,8 +122,8 @@ def test_a_chosen_library_that_is_not_installed_is_a_configuration_error(tmp_pat
 
 
 def test_no_logger_is_imported_unless_chosen(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for module in ("wandb", "torch.utils.tensorboard", "mlflow", "trackio", "swanlab"):
+        monkeypatch.setitem(sys.modules, module, None)
     with open_sinks(tmp_path, QUIET, run_config={}) as sinks:
         sinks.write(1, {})
     assert sinks.num_failed == 0
@@ -171,3 +175,53 @@ def test_wandb_without_a_network_does_not_stop_the_run(tmp_path, monkeypatch):
         sinks.write(1, {"policy/loss": 0.5})
     assert sinks.failures == {"wandb": "RuntimeError: api.wandb.ai unreachable"}
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+MINE = """
+import json
+
+class MySink:
+    def __init__(self, folder, *, run_config, last_row):
+        self.file = (folder / "mine.txt").open("a")
+        self.file.write(json.dumps([run_config["seed"], last_row]) + "\\n")
+
+    def write(self, step, scalars):
+        if step == 3:
+            raise OSError("gone")
+        self.file.write(json.dumps([step, scalars]) + "\\n")
+
+    def close(self):
+        self.file.close()
+
+NO_SINK = 3
+"""
+
+
+def test_a_sink_of_one_s_own_by_its_file(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    name = f"{tmp_path}/mine.py:MySink"
+    config = LoggingConfig(sinks=(name,))
+    with open_sinks(tmp_path, config, run_config={"seed": 7}) as sinks:
+        sinks.write(1, {"policy/loss": 0.5})
+    with open_sinks(tmp_path, config, run_config={"seed": 7}, last_row=1) as sinks:
+        for step in (2, 3, 4):
+            sinks.write(step, {"policy/loss": 0.5})
+    assert sinks.failures == {name: "OSError: gone"}
+    told = [json.loads(line) for line in (tmp_path / "mine.txt").read_text().splitlines()]
+    assert told == [[7, None], [1, {"policy/loss": 0.5}], [7, 1], [2, {"policy/loss": 0.5}]]
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("mine.py:Nothing", "mine.py lacks it"),
+        ("mine.py:NO_SINK", "it has MySink"),
+        ("mine", "no colon"),
+    ],
+)
+def test_a_sink_that_is_none_is_found_before_anything_starts(tmp_path, monkeypatch, name, match):
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=match):
+        check_loggers(LoggingConfig(sinks=(name,)))

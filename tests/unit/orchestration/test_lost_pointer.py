@@ -14,6 +14,7 @@ from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import CheckpointError, ConfigError
 from gtpo_megatron.orchestration.evaluated_model import find_model
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
+from gtpo_megatron.run_folder.convertible import find_checkpoint
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import JsonlSink
 from gtpo_megatron.run_folder.status import read_status
@@ -22,7 +23,6 @@ from gtpo_megatron.weights.megatron.checkpoint_files import sealed
 from recipes import tiny_cpu
 from tests.unit.orchestration import checkpoints
 from tests.unit.orchestration.checkpoints import save, save_model
-from tools.convert_checkpoint import find_checkpoint
 
 LOSSES = {
     "gone": lambda marker: marker.unlink(),

@@ -12,7 +12,7 @@ CONFIG = {
     "name": "tiny_cpu_gtpo",
     "num_steps": 40,
     "seed": 3,
-    "model": {"path": "assets/tiny_model", "dtype": "float32"},
+    "model": {"path": "recipes/assets/tiny_model", "dtype": "float32"},
     "algorithm": {"kind": "GTPOConfig", "formulation": "v6", "success_threshold": 0.5},
     "evaluation": {"samples": 8},
     "optimizer": {"learning_rate": 1e-4},

@@ -17,6 +17,9 @@ from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.report import page as report
 from gtpo_megatron.report import watch
 from gtpo_megatron.report.watch import LiveReport, ReportServer
+from gtpo_megatron.run_folder import held_locks
+from gtpo_megatron.run_folder import state as run_state
+from gtpo_megatron.run_folder.metrics_file import JsonlSink
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
 from recipes.tiny_cpu import gtpo
 from tests.unit.report.run_folders import make_run, response
@@ -308,3 +311,31 @@ def test_the_group_being_read_stays_while_others_come_and_go(tmp_path, monkeypat
     assert len(re.findall("<option[^>]*>step [1345] ", page)) == 4
     assert '<option value="0">early' in page
     assert re.search(r'class="prompt">Compute (\d+)', page)[1] == str(step)
+
+
+def test_at_step_0_it_says_what_will_appear_and_when(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(gtpo()))
+    state = run_state.record_start(folder)
+    lock = run_state.acquire(folder)
+    try:
+        line = status_line(folder, "run")
+        assert line.startswith("run: running, step 0 of 40; starting, then measuring before training (")
+        assert line.endswith("accuracy appears when that is done, curves and responses after step 1")
+        _, page = LiveReport([folder]).page()
+        assert "the held-out sets are measured before training with 8 responses a problem" in page
+        assert "begin with step 1; accuracy has its next point after step 20." in page
+        sink = JsonlSink(folder / "metrics.jsonl")
+        sink.write(0, {"eval/heldout_mean_at_k": 0.25})
+        sink.close()
+        assert status_line(folder, "run").endswith("measured before training; curves and responses appear after step 1")
+        assert "its accuracy before training is above" in LiveReport([folder]).page()[1]
+    finally:
+        held_locks.let_go(lock)
+    assert state.num_starts == 1
+
+
+def test_a_run_with_a_step_says_only_what_was_not_measured(folder):
+    page = LiveReport([folder]).page()[1]
+    assert "begin with step 1" not in page

@@ -15,11 +15,12 @@ from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
+from gtpo_megatron.run_folder.convertible import find_checkpoint
 from gtpo_megatron.weights.conversion import MEGATRON_FOLDER
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.unit.orchestration.checkpoints import save_model
-from tools.convert_checkpoint import find_checkpoint, main
+from tools.convert_checkpoint import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -68,7 +68,7 @@ def test_sizes_suit_parallelism_and_the_vocabulary_needs_padding(committed, mode
 
 def test_the_committed_model_solves_some_of_the_held_out_problems_and_ends_by_itself(committed, model):
     """Guards signal and room: 25.7% of 512 x 8 samples are right, here within three standard errors. Seeded."""
-    problems = load_problems("assets/arithmetic/heldout.jsonl", committed, max_prompt_tokens=64).problems[:256]
+    problems = load_problems("recipes/assets/arithmetic/heldout.jsonl", committed, max_prompt_tokens=64).problems[:256]
     torch.manual_seed(0)
     width = max(len(problem.prompt_ids) for problem in problems)
     pad = committed.pad_token_id

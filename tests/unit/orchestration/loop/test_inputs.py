@@ -22,7 +22,7 @@ def inputs(tmp_path, train, **evaluation):
         data=dataclasses.replace(config.data, train_path=write(tmp_path / "train.jsonl", *train), max_prompt_tokens=40),
         evaluation=dataclasses.replace(config.evaluation, **evaluation),
     )
-    return read_inputs(config, load_tokenizer("assets/tiny_qwen2"))
+    return read_inputs(config, load_tokenizer("recipes/assets/tiny_qwen2"))
 
 
 def test_what_is_in_both_sets_is_counted_and_named(tmp_path):

@@ -1,0 +1,145 @@
+"""``gtpo-megatron convert``: models between Hugging Face folders and Megatron checkpoints; docs/conversion.md."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+
+from gtpo_megatron.cli.arguments import parse_options
+from gtpo_megatron.cli.command import Command
+from gtpo_megatron.config.checks import require_positive
+from gtpo_megatron.config.parallel import ParallelConfig
+
+DESCRIPTION = "Converts models between Hugging Face folders and Megatron checkpoints; docs/conversion.md shows how."
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFToMegatron:
+    """Makes a folder that the trainer can start from: a Megatron checkpoint with configuration and tokenizer.
+
+    Attributes:
+        src: folder in Hugging Face format, with safetensors.
+        dst: folder to make; must not exist, or be empty.
+        tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
+        pipeline_parallel_size: of the ranks that will load it; any other layout can load it too.
+        expert_parallel_size: of the ranks that will load it; any other layout can load it too.
+        expert_tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
+    """
+
+    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
+    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
+        )
+
+    def _parallel(self) -> ParallelConfig:
+        tensor, expert = self.tensor_parallel_size, self.expert_parallel_size * self.expert_tensor_parallel_size
+        return ParallelConfig(
+            num_ranks=math.lcm(tensor, expert) * self.pipeline_parallel_size,
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            sequence_parallel=tensor > 1,
+            expert_parallel_size=self.expert_parallel_size,
+            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
+        )
+
+    def run(self, console: Console) -> None:
+        """Converts."""
+        from gtpo_megatron.cli.conversion_bar import progress_bar
+        from gtpo_megatron.weights.conversion import hf_to_megatron  # takes seconds, so options are parsed first
+
+        with progress_bar(console) as bar:
+            hf_to_megatron(self.src, self.dst, self._parallel(), progress=bar)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronToHF:
+    """Makes a folder in Hugging Face format.
+
+    Attributes:
+        src: a converted folder, a run's folder (its latest checkpoint) or one checkpoint of a run.
+        dst: folder to make; must not exist, or be empty.
+        shard_mib: size of the largest safetensors file.
+        model: folder that config.json and tokenizer are taken from; by default the converted folder itself, or the
+            ``model.path`` of the run.
+        verify: check the checkpoint's files against its manifest first; a converted folder has none.
+    """
+
+    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
+    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
+    shard_mib: int = 5120
+    model: Path | None = None
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(shard_mib=self.shard_mib)
+
+    def run(self, console: Console) -> None:
+        """Converts."""
+        from gtpo_megatron.cli.conversion_bar import progress_bar
+        from gtpo_megatron.run_folder.convertible import find_checkpoint
+        from gtpo_megatron.weights.conversion import megatron_to_hf
+        from gtpo_megatron.weights.megatron.checkpoint_files import Verify
+
+        verify: Verify = "full" if self.verify else "none"
+        checkpoint, model = find_checkpoint(self.src, self.model, verify)
+        with progress_bar(console) as bar:
+            megatron_to_hf(checkpoint, model, self.dst, progress=bar, shard_bytes=self.shard_mib << 20, verify=verify)
+
+
+Conversion = (
+    Annotated[HFToMegatron, tyro.conf.subcommand("hf-to-megatron")]
+    | Annotated[MegatronToHF, tyro.conf.subcommand("megatron-to-hf")]
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``convert hf-to-megatron SRC DST`` and ``convert megatron-to-hf SRC DST``."""
+    conversion = parse_options(Conversion, arguments, program="gtpo-megatron convert", description=DESCRIPTION)
+    console = Console(stderr=True)
+    show_warnings(console)
+    convert(conversion, console)
+    return 0
+
+
+def convert(conversion: HFToMegatron | MegatronToHF, console: Console) -> None:
+    """Converts with a progress bar, and says where the result is.
+
+    Raises:
+        GTPOError: the source cannot be used, or the destination cannot be written.
+    """
+    conversion.run(console)
+    console.print(f"{escape(str(conversion.dst))} is written", soft_wrap=True, highlight=False)
+
+
+def show_warnings(console: Console) -> None:
+    """Shows what the conversion logs above the bar."""
+    handler = RichHandler(console=console, show_time=False, show_path=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+
+
+COMMAND = Command(
+    usage="""\
+  convert hf-to-megatron SRC DST [--tensor-parallel-size N] [...]
+  convert megatron-to-hf SRC DST [--shard-mib N] [--model DIR] [--no-verify]
+                    between Hugging Face folders and Megatron checkpoints; SRC of the
+                    second may be a run's folder or one checkpoint of it""",
+    run=run,
+    words=("hf-to-megatron", "megatron-to-hf"),
+)

@@ -1,0 +1,42 @@
+"""The signs of each run's health, above everything else of a page."""
+
+from collections.abc import Sequence
+from html import escape
+
+from gtpo_megatron.health.judge import judge
+from gtpo_megatron.health.verdict import Level, Verdict
+from gtpo_megatron.report.run_data import RunData
+from gtpo_megatron.run_folder.data_file import sizes_by_label
+
+_MARKS = {Level.GREEN: "✓", Level.AMBER: "!", Level.RED: "✕"}
+"""Beside the colour: one reader in twelve cannot tell the colours apart."""
+
+
+def health(runs: Sequence[RunData]) -> str:
+    """One list a run, the worst sign first; green signs are folded away if others are there, or if runs are several."""
+    return "".join(_one(run, is_alone=len(runs) == 1) for run in runs)
+
+
+def _one(run: RunData, *, is_alone: bool) -> str:
+    verdicts = judge(run.metrics, sizes_by_label(run.contents))
+    if not verdicts:
+        return ""
+    bad = [verdict for verdict in verdicts if verdict.level > Level.GREEN]
+    green = [verdict for verdict in verdicts if verdict.level == Level.GREEN]
+    name = "" if is_alone else f"<b>{escape(run.name)}</b>: "
+    summary = f"{name}{len(green)} of {len(verdicts)} signs are green"
+    worst = max(verdict.level for verdict in verdicts)
+    return (
+        f"<section class='health' aria-label='health'>{_list(bad)}"
+        f"<details><summary><i class='{worst.word}'>{_MARKS[worst]}</i> {summary}</summary>{_list(green)}</details>"
+        f"</section>"
+    )
+
+
+def _list(verdicts: Sequence[Verdict]) -> str:
+    rows = "".join(
+        f"<li><i class='{verdict.level.word}' title='{verdict.level.word}'>{_MARKS[verdict.level]}</i>"
+        f"<span><b>{escape(verdict.sign)}</b> {escape(verdict.seen)}<small>{escape(verdict.rule)}</small></span></li>"
+        for verdict in verdicts
+    )
+    return f"<ul>{rows}</ul>" if rows else ""

@@ -1,0 +1,104 @@
+"""The real MLflow, Trackio and SwanLab on this machine's disk, without a network: each where it is installed."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gtpo_megatron.observability.loggers.mlflow import flat
+
+
+def installed(module):
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"no {module}: uv pip install {module}")
+
+
+WRITE = """
+import json, math, sys
+from pathlib import Path
+from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.observability.sinks import open_sinks
+folder, first, settings = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+run_config = {"seed": 7, "model": {"path": "m", "dtype": "float32"}}
+last_row = first - 1 if first > 1 else None
+with open_sinks(folder, LoggingConfig(**settings), run_config=run_config, last_row=last_row) as sinks:
+    for step in (first, first + 1):
+        sinks.write(step, {"policy/loss": step / 8, "rollout/reward_mean": math.nan if step == 2 else 0.5})
+assert sinks.failures == {}, sinks.failures
+"""
+
+
+def python(code, *arguments, **environment):
+    """In a process of its own, as these libraries start threads and exit handlers."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def two_sessions(folder, settings, **environment):
+    folder.mkdir()
+    for first in (1, 3):
+        python(WRITE, folder, first, json.dumps(settings), **environment)
+
+
+READ_MLFLOW = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(tracking_uri=sys.argv[1])
+experiment = client.get_experiment_by_name("gtpo")
+[run] = client.search_runs([experiment.experiment_id])
+points = {
+    name: [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]
+    for name in ("policy/loss", "rollout/reward_mean")
+}
+info = run.info
+print(json.dumps([info.run_id, info.run_name, info.status, run.data.params, points]))
+"""
+
+
+@installed("mlflow")
+def test_mlflow_has_one_run_with_all_values_after_two_sessions(tmp_path):
+    uri = f"file://{tmp_path}/store"
+    two_sessions(tmp_path / "run", {"mlflow_experiment": "gtpo", "mlflow_uri": uri})
+    run_id, name, status, params, points = json.loads(python(READ_MLFLOW, uri))
+    assert run_id == (tmp_path / "run" / "mlflow_run_id.txt").read_text().strip()
+    assert (name, status) == ("run", "FINISHED")
+    assert params == {"seed": "7", "model.path": "m", "model.dtype": "float32"}
+    assert points["policy/loss"] == [[1, 0.125], [2, 0.25], [3, 0.375], [4, 0.5]]
+    assert points["rollout/reward_mean"] == [[1, 0.5], [3, 0.5], [4, 0.5]]  # what is not finite is left out
+
+
+READ_TRACKIO = """
+import json
+import trackio
+[run] = trackio.Api().runs("gtpo")
+rows = run.metrics()
+print(json.dumps([run.name, rows if isinstance(rows, list) else list(rows)]))
+"""
+
+
+@installed("trackio")
+def test_trackio_has_one_run_after_two_sessions(tmp_path):
+    environment = {"TRACKIO_DIR": str(tmp_path / "store"), "HF_HUB_OFFLINE": "1"}
+    two_sessions(tmp_path / "run", {"trackio_project": "gtpo"}, **environment)
+    name = json.loads(python(READ_TRACKIO, **environment).splitlines()[-1])[0]
+    assert name == f"run-{(tmp_path / 'run' / 'trackio_run_id.txt').read_text().strip()}"
+
+
+@installed("swanlab")
+def test_swanlab_writes_into_the_run_folder(tmp_path):
+    two_sessions(tmp_path / "run", {"swanlab_project": "gtpo", "swanlab_mode": "offline"})
+    assert list((tmp_path / "run" / "swanlog").glob("run-*"))
+
+
+def test_parameters_have_the_paths_of_their_fields():
+    assert flat({"a": {"b": 1, "c": {"d": None}}, "e": [1]}) == {"a.b": 1, "a.c.d": None, "e": [1]}
