@@ -22,8 +22,8 @@ from gtpo_megatron.kernels.partials import SoftmaxSums
 ARCHITECTURES = {90: "H100", 100: "B200"}
 THREADS_PER_MULTIPROCESSOR = 2048
 REGISTERS_PER_MULTIPROCESSOR = 65536
-LEAST_OCCUPANCY = 0.375
-"""Of the threads that a multiprocessor can hold: three programs of 256, which have 48 KiB of loads on their way."""
+LEAST_OCCUPANCY = 0.5
+"""Of the threads that a multiprocessor can hold: four programs of 256, whose loads are on their way side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
