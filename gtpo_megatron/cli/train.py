@@ -61,8 +61,9 @@ def train(options: TrainOptions, *, command: str) -> int:
         return EXIT_STOPPED
     for result in summary.after or ():
         console.print(f"after:  {result}", highlight=False)
-    rows, _ = read_what_there_is(run_dir / METRICS_FILE)
-    console.print(f"health: {in_one_line(judge(rows))}", highlight=False)
+    if (run_dir / METRICS_FILE).exists():
+        rows, _ = read_what_there_is(run_dir / METRICS_FILE)
+        console.print(f"health: {in_one_line(judge(rows))}", highlight=False)
     if summary.report is not None:
         console.print(f"report: {summary.report}", highlight=False)
     return 0

@@ -60,7 +60,6 @@ def output_layer(
     hidden_chunk = 2 * chunk * hidden_size * FLOAT32_BYTES
     return OutputLayerMemory(
         saved=hidden + tokens * SUMS_BYTES,
-        # the next chunk's tile is made while the last one's is still held
-        scoring=gathered + (2 if tokens > chunk else 1) * tile,
+        scoring=gathered + tile,
         training=hidden + gathered + max(zeros, tile + low_precision_tile + hidden_chunk),
     )

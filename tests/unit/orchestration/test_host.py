@@ -151,7 +151,7 @@ def test_the_head_sizes_are_those_of_the_vllm_that_is_installed():
     ("module", "option", "message"),
     [
         ("wandb", ["--logging.wandb-project", "p"], "logging.wandb_project='p', but wandb is not installed"),
-        ("tensorboard", ["--logging.tensorboard"], "logging.tensorboard is on, but TensorBoard is not installed"),
+        ("tensorboard", ["--logging.tensorboard"], "logging.tensorboard is on, but tensorboard is not installed"),
     ],
 )
 def test_a_logger_that_is_not_installed(refused, monkeypatch, module, option, message):

@@ -77,7 +77,7 @@ def test_by_hand():
     )
     tile, hidden = 1024 * 19072 * 4, 8192 * 5120 * 2
     assert memory.saved == hidden + 8192 * 64
-    assert memory.scoring == hidden + 2 * tile
+    assert memory.scoring == hidden + tile
     # zeros of the weight's size for autograd are more than a tile, its copy and two chunks of hidden states
     assert memory.training == 2 * hidden + 19072 * 5120 * 2
     wide = output_layer(
