@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch golden bench-quickstart resolve check
+.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch docs golden bench-quickstart resolve check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -74,6 +74,9 @@ types: setup
 arch: setup
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
+docs: setup  ## the site of the documentation, in build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 resolve: setup  ## the packages of a GPU cluster and of the image can be resolved
 	tools/resolve_gpu.sh
 
@@ -83,4 +86,4 @@ golden: setup  ## rewrites the golden curve; say why in the commit
 bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
 	$(BIN)/python -m benchmarks.quickstart --output benchmarks/results/quickstart.json
 
-check: lint types arch resolve test test-rest  ## what CI runs
+check: lint types arch docs resolve test test-rest  ## what CI runs

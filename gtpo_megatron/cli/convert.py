@@ -111,7 +111,12 @@ Conversion = (
 
 def run(arguments: Sequence[str]) -> int:
     """``convert hf-to-megatron SRC DST`` and ``convert megatron-to-hf SRC DST``."""
-    conversion = parse_options(Conversion, arguments, program="gtpo-megatron convert", description=DESCRIPTION)
+    conversion: HFToMegatron | MegatronToHF = parse_options(
+        Conversion,  # type: ignore[arg-type]  # a union, of which tyro makes subcommands
+        arguments,
+        program="gtpo-megatron convert",
+        description=DESCRIPTION,
+    )
     console = Console(stderr=True)
     show_warnings(console)
     convert(conversion, console)

@@ -170,7 +170,7 @@ class TrainingDisplay:
             self._step_seconds.append((now - self._step_start) / (step - self._step))
             self._step = step
         self._step_start = now
-        self._step_times = _slowest_stages(scalars)
+        self._starting, self._step_times = "", _slowest_stages(scalars)
         if measured := labels_among(scalars):
             self._sets = measured
             self._intervals = {mean_metric(measured[0]): interval(scalars, measured[0])}

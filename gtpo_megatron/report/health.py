@@ -25,17 +25,19 @@ def _one(run: RunData, *, is_alone: bool) -> str:
     green = [verdict for verdict in verdicts if verdict.level == Level.GREEN]
     name = "" if is_alone else f"<b>{escape(run.name)}</b>: "
     summary = f"{name}{len(green)} of {len(verdicts)} signs are green"
-    worst = max(verdict.level for verdict in verdicts)
     return (
         f"<section class='health' aria-label='health'>{_list(bad)}"
-        f"<details><summary><i class='{worst.word}'>{_MARKS[worst]}</i> {summary}</summary>{_list(green)}</details>"
-        f"</section>"
+        f"<details><summary>{_mark(Level.GREEN)} {summary}</summary>{_list(green)}</details></section>"
     )
+
+
+def _mark(level: Level) -> str:
+    return f"<i class='{level.word}' title='{level.word}'>{_MARKS[level]}</i>"
 
 
 def _list(verdicts: Sequence[Verdict]) -> str:
     rows = "".join(
-        f"<li><i class='{verdict.level.word}' title='{verdict.level.word}'>{_MARKS[verdict.level]}</i>"
+        f"<li>{_mark(verdict.level)}"
         f"<span><b>{escape(verdict.sign)}</b> {escape(verdict.seen)}<small>{escape(verdict.rule)}</small></span></li>"
         for verdict in verdicts
     )

@@ -94,7 +94,7 @@ def test_how_a_field_is_turned_on_and_off(capsys):
 
 def test_a_topic_that_is_none_is_one_line_with_what_may_be_meant(capsys):
     for topic, meant in (
-        ("algoritm", "did you mean algorithm?"),
+        ("algo", "did you mean algorithm?"),
         ("algorithm.alpha", "algorithm.alpha"),
         ("qq", "the sections are model"),
     ):

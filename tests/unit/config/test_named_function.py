@@ -136,3 +136,19 @@ def test_a_file_that_does_not_import_and_is_mended(mine, text, message):
     assert len(str(refused.value).splitlines()) == 1
     file.write_text("from recipes.tiny_cpu import gtpo as f  # mended\n", encoding="utf-8")
     assert load_recipe("broken.py:f").num_steps == 40
+
+
+def test_a_folder_that_hides_the_installed_recipes_is_named(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").touch()
+    for arguments in (["config", "recipes.tiny_cpu:gtpo"], ["quickstart"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "gtpo_megatron.cli", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert f"; recipes is {tmp_path}/recipes here: for a module in another folder" in done.stderr
+        assert done.stderr.count("\n") == 1

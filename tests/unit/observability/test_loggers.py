@@ -1,8 +1,10 @@
 """The real MLflow, Trackio and SwanLab on this machine's disk, without a network: each where it is installed."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 
@@ -68,8 +70,9 @@ print(json.dumps([info.run_id, info.run_name, info.status, run.data.params, poin
 @installed("mlflow")
 def test_mlflow_has_one_run_with_all_values_after_two_sessions(tmp_path):
     uri = f"file://{tmp_path}/store"
-    two_sessions(tmp_path / "run", {"mlflow_experiment": "gtpo", "mlflow_uri": uri})
-    run_id, name, status, params, points = json.loads(python(READ_MLFLOW, uri))
+    allowed = {"MLFLOW_ALLOW_FILE_STORE": "true"}
+    two_sessions(tmp_path / "run", {"mlflow_experiment": "gtpo", "mlflow_uri": uri}, **allowed)
+    run_id, name, status, params, points = json.loads(python(READ_MLFLOW, uri, **allowed))
     assert run_id == (tmp_path / "run" / "mlflow_run_id.txt").read_text().strip()
     assert (name, status) == ("run", "FINISHED")
     assert params == {"seed": "7", "model.path": "m", "model.dtype": "float32"}
@@ -77,21 +80,17 @@ def test_mlflow_has_one_run_with_all_values_after_two_sessions(tmp_path):
     assert points["rollout/reward_mean"] == [[1, 0.5], [3, 0.5], [4, 0.5]]  # what is not finite is left out
 
 
-READ_TRACKIO = """
-import json
-import trackio
-[run] = trackio.Api().runs("gtpo")
-rows = run.metrics()
-print(json.dumps([run.name, rows if isinstance(rows, list) else list(rows)]))
-"""
-
-
 @installed("trackio")
 def test_trackio_has_one_run_after_two_sessions(tmp_path):
-    environment = {"TRACKIO_DIR": str(tmp_path / "store"), "HF_HUB_OFFLINE": "1"}
-    two_sessions(tmp_path / "run", {"trackio_project": "gtpo"}, **environment)
-    name = json.loads(python(READ_TRACKIO, **environment).splitlines()[-1])[0]
-    assert name == f"run-{(tmp_path / 'run' / 'trackio_run_id.txt').read_text().strip()}"
+    store = tmp_path / "store"
+    two_sessions(tmp_path / "run", {"trackio_project": "gtpo"}, TRACKIO_DIR=str(store), HF_HUB_OFFLINE="1")
+    name = f"run-{(tmp_path / 'run' / 'trackio_run_id.txt').read_text().strip()}"
+    [database] = store.rglob("gtpo*.db")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    assert {row[0] for row in rows} == {name}
+    found = [(step, json.loads(metrics)["policy/loss"]) for _, step, metrics in rows]
+    assert found == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5)]
 
 
 @installed("swanlab")

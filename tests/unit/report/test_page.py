@@ -370,3 +370,17 @@ def test_plotly_accepts_every_figure(tmp_path):
     figures = report(tmp_path, make_run(tmp_path / "run"), make_run(tmp_path / "other")).figures
     for figure in figures.values():
         go.Figure(data=figure["data"], layout=figure["layout"])  # raises at an unknown or malformed property
+
+
+def test_health_is_at_the_top_with_its_rules(tmp_path):
+    """Marks besides colours; the sampled run has nothing that is not green."""
+    sound = make_run(tmp_path / "sound")
+    page = report(tmp_path, sound)
+    assert page.text.index("signs are green") < page.text.index("Held-out accuracy")
+    assert "amber from 70%, red from 90%" in page.text
+    rows = [json.loads(line) for line in (sound / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["rollout/groups_mixed_frac"] = 0.05
+    (sound / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sick = report(tmp_path, sound).text
+    assert sick.index("✕groups without variance 95% of the groups") < sick.index("signs are green")

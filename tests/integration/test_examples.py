@@ -1,0 +1,62 @@
+"""Every example runs from a copy in a folder of its own, as a stranger would have it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.cli.recipe import load_recipe
+from gtpo_megatron.run_folder.metrics_file import read_metrics
+from tests.integration.runs import LEAVINGS, Run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/recipe.py"))
+ONE_PROCESS = ["--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
+METRIC = {"own_reward": "reward/form_mean"}
+
+
+@pytest.fixture
+def copied(tmp_path):
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_there_is_one_for_each_thing_of_one_s_own():
+    assert NAMES == ["own_algorithm", "own_data", "own_model", "own_reward"]
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert all(f"examples/{name}/recipe.py:recipe" in listed for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_recipe_is_a_configuration(copied, monkeypatch, name):
+    monkeypatch.chdir(copied)
+    assert load_recipe(f"examples/{name}/recipe.py:recipe").name == name
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.megatron
+@pytest.mark.timeout(600)
+@LEAVINGS
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains(copied, name):
+    more = []
+    if name == "own_model":
+        make = [sys.executable, "examples/own_model/make_model.py", "my-model"]
+        subprocess.run(make, cwd=copied, check=True, capture_output=True)
+        more = ["--model.path", "my-model"]
+    run = Run(
+        copied / "run",
+        *ONE_PROCESS,
+        *more,
+        recipe=f"examples/{name}/recipe.py:recipe",
+        num_steps=2,
+        cwd=copied,
+    )
+    run.succeed()
+    last = read_metrics(copied / "run" / "metrics.jsonl")[-1]
+    assert last["step"] == 2
+    assert METRIC.get(name, "rollout/reward_mean") in last
+    assert (copied / "run" / "hf" / "model.safetensors").exists()

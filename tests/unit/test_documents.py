@@ -1,0 +1,126 @@
+"""What the documents promise: snippets print what they say, and links lead somewhere."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.recipe import load_recipe
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def snippets(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_the_snippet_of_the_readme_runs_as_pasted_and_prints_what_it_says():
+    [code] = snippets(ROOT / "README.md")
+    said = "".join(f"{line[2:]}\n" for line in code.splitlines() if line.startswith("# "))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert printed.getvalue() == said
+
+
+def anchors(page):
+    """Of the headings, as GitHub and mkdocs make them."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower())) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_within_the_repository_lead_somewhere(page):
+    broken = []
+    for target in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        if not found.exists() or (anchor and anchor not in anchors(found)):
+            broken.append(target)
+    assert not broken
+
+
+def cells(page, start):
+    """Rows of tables whose first cell begins like this."""
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith(f"| {start}")]
+
+
+def test_the_errors_that_are_explained_are_said_somewhere():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "gtpo_megatron").rglob("*.py")]
+    # messages are split over lines and have values in them
+    said = re.sub(r'"\s*f?"', "", "\n".join(sources))
+    quoted = [row[0].strip("`") for row in cells("faq.md", "`")]
+    assert len(quoted) >= 20
+    assert not [words for words in quoted if words not in said]
+
+
+def test_costs_are_the_planner_s(capsys):
+    rows = cells("costs.md", "`recipes.")
+    assert len(rows) == 5
+    for recipe, num_gpus, step_s, num_steps, hours, gpu_hours, real in rows:
+        name = recipe.strip("`")
+        assert dispatch.run(["plan", name, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        estimated_s = sum(plan["own"]["estimated_seconds"].values())
+        assert plan["cluster"]["num_gpus"] == int(num_gpus), name
+        assert load_recipe(name).num_steps == int(num_steps), name
+        assert float(step_s) == pytest.approx(estimated_s, rel=0.1), name
+        total = estimated_s * int(num_steps) / 3600
+        shown = [float(cell.replace(",", "")) for cell in (hours, gpu_hours, real)]
+        assert shown == pytest.approx([total, total * int(num_gpus), 1.7 * total * int(num_gpus)], rel=0.15, abs=1), (
+            name
+        )
+
+
+def test_one_version_everywhere():
+    numbers = {
+        re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)[1]
+        for name, pattern in (
+            ("pyproject.toml", r'^version = "(.+)"'),
+            ("CITATION.cff", r"^version: (.+)"),
+            ("gtpo_megatron/__init__.py", r'^__version__ = "(.+)"'),
+        )
+    }
+    assert len(numbers) == 1
+
+
+def test_every_page_has_its_place_on_the_site():
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    placed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(placed) == sorted(pages)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: make setup")
+def test_the_site_is_built_and_a_broken_link_is_an_error(tmp_path):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
+
+    def build():
+        command = [sys.executable, "-m", "mkdocs", "build", "--quiet"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = build()
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "build" / "site" / "faq.html").is_file()
+    with (tmp_path / "docs" / "faq.md").open("a", encoding="utf-8") as page:
+        page.write("\n[gone](nowhere.md)\n[part](costs.md#nowhere)\n")
+    done = build()
+    assert done.returncode != 0
+    assert "nowhere.md" in done.stderr
