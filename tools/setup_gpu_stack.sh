@@ -28,9 +28,14 @@ fi
 index="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(python3 -m pip config get global.index-url 2>/dev/null || true)}}"
 if [ -n "$index" ]; then export UV_DEFAULT_INDEX="$index"; fi
 
+python="${PYTHON312:-}"
+if [ -z "$python" ] && command -v pyenv >/dev/null 2>&1 && version=$(pyenv latest 3.12 2>/dev/null); then
+  python="$(pyenv root)/versions/$version/bin/python" # its shims answer only for versions that are switched on
+fi
+
 # byte code is compiled once here: without it every import of Megatron takes a minute
 unset PYTHONDONTWRITEBYTECODE
-"${uv[@]}" venv --quiet --allow-existing --no-python-downloads --python "${PYTHON312:-3.12}" "$venv" ||
+"${uv[@]}" venv --quiet --allow-existing --no-python-downloads --python "${python:-3.12}" "$venv" ||
   fail "there is no Python 3.12; install it (pyenv install 3.12) or name it with PYTHON312"
 mapfile -t pinned < <("$venv/bin/python" - <<'PYTHON'
 import re, tomllib
