@@ -15,6 +15,7 @@ COMMANDS = {
     "quickstart": [],
     "config": [RECIPE],
     "plan": [RECIPE],
+    "preflight": [RECIPE],
     "verify-resume": [RECIPE],
     "report": ["run"],
     "watch": ["run"],
