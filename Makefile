@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # quick tests have three workers on two cores: some wait for a clock
 FILE_BY_FILE := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := -n 2 --dist loadgroup
-FAST := not (slow or gpu or vllm or ray or megatron or network or slurm)
+FAST := not (slow or gpu or gpu_stack or vllm or ray or megatron or network or slurm)
 RUN_DIR := runs/quickstart
 CODE_RUN_DIR := runs/code-quickstart
 MINUTES := 10
@@ -37,7 +37,7 @@ test-slow: setup  ## what make test leaves out: whole runs that are killed, all 
 	@tools/install_bubblewrap.sh
 	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not (gpu or network)"
 
-test-gpu-stack:  ## Megatron and Triton tests on the versions of the gpu extra, without a GPU; PYTHON312=... names Python 3.12
+test-gpu-stack:  ## the GPU's code on its own versions without a GPU, Transformer Engine's Python included; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
 
 fuzz: setup  ## random batches over all options of credit, fresh seeds; MINUTES=10

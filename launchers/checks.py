@@ -24,7 +24,7 @@ from launchers.job_folder import (
 )
 from launchers.memory import MemoryPlan, plan_memory
 from launchers.options import SlurmOptions
-from launchers.walltime import check_room
+from launchers.walltime import check_preflight_time, check_room
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,9 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
     check_container(job, options)
     memory = plan_memory(options)
     rows = known_rows(job.run_dir)
+    if options.preflight:
+        check_preflight_time(options.time, seconds=options.preflight_s)
+        return CheckedJob(placement=placement, memory=memory, remarks=remarks)
     step_s, source = known_step_s(rows, memory)
     evaluation = evaluation_time(rows, memory.evaluation_s, options.config)
     check_room(options.time, stop_before_s=options.stop_before_s, step_s=step_s, source=source, evaluation=evaluation)

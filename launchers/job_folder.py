@@ -35,7 +35,8 @@ class JobFolder:
         run_dir: folder of the run.
         folder: folder of this submission.
         logs: folder of the logs of all jobs of the run.
-        job_name: equal for all submissions to this run folder, so that they can wait for each other.
+        job_name: equal for all submissions to this run folder, so that they can wait for each other; a preflight's is
+            another one.
     """
 
     run_dir: Path
@@ -57,7 +58,7 @@ def job_folder(options: SlurmOptions, *, submission: str) -> JobFolder:
         run_dir=run_dir,
         folder=run_dir / "launch" / submission,
         logs=run_dir / "logs",
-        job_name=f"gtpo-{options.config.name}-{digest}",
+        job_name=f"gtpo-{options.config.name}-{digest}{'-preflight' if options.preflight else ''}",
     )
 
 
@@ -100,6 +101,7 @@ def settings(job: JobFolder, options: SlurmOptions) -> str:
         "START_DEADLINE_S": round(cluster.start_deadline_s),
         "RESTARTS": options.restarts,
         "CHAIN": options.chain,
+        "PREFLIGHT_S": options.preflight_s if options.preflight else 0,
     }
     lines = [
         "# shellcheck shell=bash disable=SC2034",

@@ -56,6 +56,8 @@ class SlurmOptions(LaunchOptions):
         restarts: how often a job may be put back into the queue.
         chain: jobs submitted at once, each resuming the previous one; for clusters without requeueing.
         detach: return after the submission instead of waiting for the end.
+        preflight: check the nodes with one step of the recipe instead of training; see docs/preflight.md.
+        preflight_s: seconds for all checks of it.
         container: image that the job runs in (pyxis): a file, or a name in a registry.
         container_mount: further ``SOURCE:TARGET`` folders inside the container.
         gpu: kind of GPU, for the memory plan.
@@ -81,6 +83,8 @@ class SlurmOptions(LaunchOptions):
     restarts: int = 20
     chain: int = 1
     detach: bool = False
+    preflight: bool = False
+    preflight_s: int = 600
     container: str = ""
     container_mount: tuple[str, ...] = ()
     gpu: Literal["h100", "h200", "a100", "b200"] = "h100"
@@ -115,10 +119,13 @@ class SlurmOptions(LaunchOptions):
             ("stop-before-s", self.stop_before_s, 1),
             ("restarts", self.restarts, 0),
             ("chain", self.chain, 1),
+            ("preflight-s", self.preflight_s, 1),
             ("cpus-per-task", self.cpus_per_task, 0),
         ):
             if number < least:
                 raise ConfigError(f"--{name} {number}: must be {least} or more")
+        if self.preflight and self.chain > 1:
+            raise ConfigError(f"--preflight --chain {self.chain}: a preflight is one job; leave out --chain")
         if not 0 <= self.ray_port < 65536:
             raise ConfigError(f"--ray-port {self.ray_port}: must be a port number, or 0 for any free one")
         if self.host_memory_gib < 0:

@@ -23,6 +23,9 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 FINISHED_FILE, GIVEN_UP_FILE = "finished", "given_up"
 """Files of the batch script, in the submission's folder."""
 
+PREFLIGHT_FOLDER = "preflight"
+"""Of the report of a preflight, in the run folder; node.sh has the same name."""
+
 TEST_TIMEOUT_S = 60.0
 
 
@@ -48,7 +51,8 @@ def launch(options: SlurmOptions) -> int:
     """Checks, writes and submits the job, and waits for it."""
     if not options.dry_run and shutil.which("sbatch") is None:
         raise ConfigError("there is no sbatch on this machine; run this where you submit jobs, or add --dry-run")
-    submission = DRY_RUN if options.dry_run else datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    submission = DRY_RUN if options.dry_run else f"preflight-{stamp}" if options.preflight else stamp
     job = job_folder(options, submission=submission)
     checked = check_job(job, options)
     layout = layout_text(options, checked.placement)
@@ -66,10 +70,13 @@ def launch(options: SlurmOptions) -> int:
     job_ids = submit(job, options)
     print(f"jobs     {', '.join(job_ids)}")
     print(f"logs     {job.logs}")
-    print(f"status   gtpo-megatron status {job.run_dir}")
+    if options.preflight:
+        print(f"report   {job.run_dir / PREFLIGHT_FOLDER}")
+    else:
+        print(f"status   gtpo-megatron status {job.run_dir}")
     if options.detach:
         return 0
-    return _wait(job, job_ids)
+    return _wait(job, job_ids, is_preflight=options.preflight)
 
 
 def _check_with_slurm(script: Path) -> None:
@@ -89,7 +96,7 @@ def _check_with_slurm(script: Path) -> None:
         raise ConfigError(f"Slurm would refuse the job: {'; '.join(said)}")
 
 
-def _wait(job: JobFolder, job_ids: Sequence[str]) -> int:
+def _wait(job: JobFolder, job_ids: Sequence[str], *, is_preflight: bool = False) -> int:
     print("waiting for the end; Ctrl-C leaves the job alone")
     try:
         state, left = _last_state(job, job_ids)
@@ -98,6 +105,9 @@ def _wait(job: JobFolder, job_ids: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     if left:
         print(f"jobs {', '.join(left)} of the chain have nothing left to do: scancel {' '.join(left)}")
+    if state is not None and state.name == GOOD and is_preflight:
+        print(f"passed; the report is in {job.run_dir / PREFLIGHT_FOLDER}")
+        return 0
     if state is not None and state.name == GOOD:
         print(f"finished; gtpo-megatron report {job.run_dir} draws it")
         return 0

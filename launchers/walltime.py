@@ -85,3 +85,20 @@ def _check_evaluation(text: str, limit: int, stop_before_s: int, evaluation: Eva
             f"(--stop-before-s): every job would begin the measurement before the first step anew; give at least "
             f"{needed:.0f} s{less}"
         )
+
+
+def check_preflight_time(text: str, *, seconds: int) -> None:
+    """Checks that a preflight ends within the job's time limit.
+
+    Args:
+        text: the limit.
+        seconds: of the preflight.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if (limit := to_seconds(text)) < seconds + START_UP_S:
+        raise ConfigError(
+            f"--time {text} is {limit} s: Ray's start and the checks may take {START_UP_S:.0f} s and --preflight-s "
+            f"{seconds}; ask for more time, or allow the checks less"
+        )

@@ -88,13 +88,14 @@ def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s
         hung = [r for r, process in enumerate(ranks) if process.is_alive()]
         for r in hung:
             ranks[r].kill()
-        results = []
-        for r in range(world_size):
-            path = Path(folder, f"rank{r}")
-            if not path.exists():
-                raise AssertionError(f"rank {r} left no result (exit code {ranks[r].exitcode}; hung ranks: {hung})")
-            status, value = pickle.loads(path.read_bytes())
-            if status == "error":
-                raise AssertionError(f"rank {r} raised {value}")
-            results.append(value)
-        return results
+        paths = [Path(folder, f"rank{r}") for r in range(world_size)]
+        lost = [r for r, path in enumerate(paths) if not path.exists()]
+        if lost:
+            r = lost[0]
+            raise AssertionError(f"rank {r} left no result (exit code {ranks[r].exitcode}; hung ranks: {hung})")
+        outcomes = [pickle.loads(path.read_bytes()) for path in paths]
+        # the first to fail says why: its peers only that it has gone
+        for r in sorted(range(world_size), key=lambda rank: paths[rank].stat().st_mtime_ns):
+            if outcomes[r][0] == "error":
+                raise AssertionError(f"rank {r} raised {outcomes[r][1]}")
+        return [value for _, value in outcomes]

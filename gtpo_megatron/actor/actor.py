@@ -456,7 +456,8 @@ class MegatronActor:
         for chunk in self._model:
             chunk.offload_grad_buffers()  # zeroed before the next update, so nothing is kept of them
         kept = optimizer_tensors(self._optimizer, (p for chunk in self._chunks for p in chunk.parameters()))
-        parked = self._host_copies.park(tensor for tensor in kept if tensor.is_cuda)  # some may be on the host for good
+        here = cpu_platform.device()  # some may be on the host for good
+        parked = self._host_copies.park(tensor for tensor in kept if tensor.device == here)
         torch.cuda.empty_cache()
         logger.info("%.1f GiB of optimizer state are on the host", parked / 2**30)
 

@@ -72,7 +72,7 @@ def _answer_device_questions() -> None:
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 
-class _CpuTorch(types.ModuleType):
+class CpuTorch(types.ModuleType):
     """``torch`` as one Megatron module sees it: factory functions put ``device="cuda"`` on the CPU."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _CpuTorch(types.ModuleType):
 
 
 def _redirect_device_literals() -> None:
-    proxy = _CpuTorch()
+    proxy = CpuTorch()
     for name in _LITERAL_MODULES:
         with contextlib.suppress(ModuleNotFoundError):  # the two versions do not have all of them
             importlib.import_module(name).torch = proxy  # type: ignore[attr-defined]

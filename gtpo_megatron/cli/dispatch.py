@@ -13,6 +13,7 @@ from gtpo_megatron.cli import (
     convert,
     evaluate,
     plan,
+    preflight,
     quickstart,
     report,
     status,
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "status": status.COMMAND,
     "config": config.COMMAND,
     "plan": plan.COMMAND,
+    "preflight": preflight.COMMAND,
     "verify-resume": verify_resume.COMMAND,
     "convert": convert.COMMAND,
 }

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -12,6 +13,7 @@ from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe, parse
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.planner.correction import read_correction
 from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
 from gtpo_megatron.planner.layout_plan import make_plan, plan_to_plain
 from gtpo_megatron.planner.model_request import names_model, paper_setting
@@ -36,6 +38,7 @@ class PlanOptions(RecipeOptions):
         mean_response_tokens: for estimated times; 0: half of the maximum.
         expert_imbalance: of a mixture of experts: copies of tokens that the busiest rank of an expert-parallel group
             receives, over the mean.
+        correction: a preflight's plan_correction.json, what it measured beyond the plan; empty: none.
         all: show every layout.
         json: print JSON.
     """
@@ -49,6 +52,7 @@ class PlanOptions(RecipeOptions):
     mean_prompt_tokens: float = 0.0
     mean_response_tokens: float = 0.0
     expert_imbalance: float = EXPERT_IMBALANCE
+    correction: str = ""
     all: bool = False
     json: bool = False
 
@@ -71,6 +75,8 @@ def run(arguments: Sequence[str]) -> int:
         mean_response_tokens=options.mean_response_tokens,
         expert_imbalance=options.expert_imbalance,
     )
+    if options.correction:
+        request = replace(request, correction=read_correction(Path(options.correction)).added_bytes)
     if names_model(arguments[0]):  # a layout is to be found, none is given
         request = replace(request, own_layout=None)
     plan = make_plan(request)

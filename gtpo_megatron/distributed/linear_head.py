@@ -38,10 +38,13 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
     kernels = kernels_for(hidden)
     num_tokens, rows = hidden.shape[0], task.true_rows(weight.shape[0])
     merged = partials.empty_table(1, num_tokens, like=scores.double())[0]
+    sizes = {chunk.stop - chunk.start for chunk in spans(num_tokens, chunk_tokens)}
+    # one tile for all chunks: a chunk's own would be made while the last one's is still there
+    largest = max((size * min(tile_columns(size, hidden), weight.shape[0]) for size in sizes), default=0)
+    buffer = scores.new_empty((largest,))
     for chunk in spans(num_tokens, chunk_tokens):
         size = chunk.stop - chunk.start
         width = tile_columns(size, hidden)
-        buffer = scores.new_empty((size * min(width, weight.shape[0]),))
         table = partials.empty_table(-(-rows // width), size, like=scores)
         operand = _operand(hidden[chunk], scores.dtype)
         targets = task.target_ids[chunk] - task.first_row(weight.shape[0])

@@ -5,12 +5,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, RolloutShard, TokenRecord, take_rows
-from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.config.rollout import SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError
@@ -19,6 +20,7 @@ from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
 from gtpo_megatron.orchestration.stages.grading import RewardGrader, build_grader
+from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Question
 from gtpo_megatron.orchestration.stages.protocols import (
     Metrics,
     RolloutHandle,
@@ -210,8 +212,33 @@ class _Transfer:
             return sending.result(), received
 
 
+class LocalMachines:
+    """See ``Machines``: rank and engine are in this process.
+
+    Attributes:
+        ranks: name of the rank.
+        engines: name of the engine.
+        hosts: this host, of both.
+        held: the rank's and the engine's object, once they have started.
+    """
+
+    ranks = ("rank 0",)
+    engines = ("rollout engine",)
+
+    def __init__(self) -> None:
+        self.hosts = dict.fromkeys((*self.ranks, *self.engines), HOST)
+        self.held: dict[str, Any] = {}
+
+    def ask(self, question: Question, arguments: Mapping[str, tuple[Any, ...]], *, deadline_s: float) -> dict[str, Any]:
+        """Calls the question here; ``deadline_s`` is not kept, since nothing could end it."""
+        del deadline_s
+        return {name: question(self.held.get(name), *given) for name, given in arguments.items()}
+
+
 @contextmanager
-def local_stages(config: RunConfig, run_folder: Path, timers: StageTimers) -> Iterator[Stages]:
+def local_stages(
+    config: RunConfig, run_folder: Path, timers: StageTimers, *, inspector: Inspector = NOBODY
+) -> Iterator[Stages]:
     """Starts the stages of a step in this process."""
     import torch
 
@@ -219,6 +246,8 @@ def local_stages(config: RunConfig, run_folder: Path, timers: StageTimers) -> It
     from gtpo_megatron.actor.actor import MegatronActor
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
+    machines = LocalMachines()
+    inspector.processes_are_up(machines)
     with swept_process(), tempfile.TemporaryDirectory() as folder:
         timers.starting("building the model")
         # the trainer first: vLLM can use an existing torch.distributed world of one, Megatron cannot
@@ -235,12 +264,20 @@ def local_stages(config: RunConfig, run_folder: Path, timers: StageTimers) -> It
         grader = build_grader(config, run_folder)
         engine, actor = LocalEngine(sampler), LocalActor(trainer)
         connect(config, actor, engine, has_gpus=torch.cuda.is_available())
+        transfer = _Transfer(trainer, sampler)
+        machines.held = {"rank 0": trainer, "rollout engine": sampler}
+
+        def relink(sync: WeightSyncConfig) -> WeightSync:
+            connect(replace(config, weight_sync=sync), actor, engine, has_gpus=torch.cuda.is_available())
+            return WeightSync(sync, transfer)
+
         try:
+            inspector.link_is_open(relink)
             yield Stages(
                 engine=engine,
                 reward=LocalRewards(grader),
                 actor=actor,
-                weight_sync=WeightSync(config.weight_sync, _Transfer(trainer, sampler)),
+                weight_sync=WeightSync(config.weight_sync, transfer),
                 memory_sharing=memory_sharing_of(config.rollout, actor, engine),
                 timers=timers,
             )

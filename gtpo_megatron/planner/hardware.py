@@ -38,6 +38,14 @@ GPUS: dict[GPUName, GPU] = {
 }
 """SXM boards with one network adapter per GPU: 400 Gbit/s, A100 200 Gbit/s."""
 
+
+def gpu_of_device(name: str) -> GPUName | None:
+    """The entry of ``GPUS`` for a device's own name, such as ``NVIDIA H100 80GB HBM3``; None if there is none."""
+    words = name.lower().replace("-", " ").split()
+    known: dict[str, GPUName] = {"h100": "h100", "h200": "h200", "a100": "a100", "b200": "b200", "4090": "rtx4090"}
+    return next((gpu for word, gpu in known.items() if word in words), None)
+
+
 DRIVER_BYTES = GIB // 2
 """An 80 GB board shows 79.6 GiB to programs; the rest is the driver's."""
 

@@ -117,6 +117,7 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         _add_buckets(parts, request, sides=2 if request.cluster.is_colocated else 1)
         asleep = request.cluster.is_colocated and "vLLM weights" not in parts
         parts["reserve"] = reserve + _fragmentation(parts) + hardware.ENGINE_ASLEEP_BYTES * asleep
+    _correct(phases, request)
     return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
 
 
@@ -128,6 +129,7 @@ def engine_gpu(request: PlanRequest, layout: Layout) -> GPUMemory:
         _add_buckets(parts, request, sides=1)
         connections = connection_bytes(worker_connections(request, layout))
         parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + connections + _fragmentation(parts)
+    _correct(phases, request)
     return GPUMemory(role="engine", phases=phases, host=_host_of_worker(request))
 
 
@@ -187,6 +189,12 @@ def _add_buckets(parts: Bytes, request: PlanRequest, *, sides: int) -> None:
     """Buckets of the push that are on the GPU stay there between pushes."""
     if request.push_bytes_on_gpu:
         parts["push buffers"] = parts.get("push buffers", 0) + sides * request.push_bytes_on_gpu
+
+
+def _correct(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
+    """Adds to the reserve what a preflight has found beyond the plan, or takes away what it has not found."""
+    for phase, parts in phases.items():
+        parts["reserve"] += request.correction.get(phase, 0)
 
 
 def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:

@@ -1,7 +1,8 @@
 """What is to be planned: a model, a batch, an engine and the GPUs, as numbers."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gtpo_megatron.config.checks import require_non_negative, require_positive
 from gtpo_megatron.config.run import RunConfig
@@ -163,6 +164,7 @@ class PlanRequest:
         stored_bytes: most bytes of responses in it, see ``object_store.py``.
         vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
         expert_imbalance: copies of tokens that the busiest rank of an expert-parallel group receives, over the mean.
+        correction: bytes by phase that a preflight measured beyond its plan, see ``correction.py``.
     """
 
     name: str
@@ -184,6 +186,7 @@ class PlanRequest:
     stored_bytes: int = 0
     vocab_multiple: int = VOCAB_MULTIPLE
     expert_imbalance: float = EXPERT_IMBALANCE
+    correction: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_engine()

@@ -23,6 +23,7 @@ readonly FAILED_AT_FILE=$LAUNCH_DIR/failed_at
 readonly STOP_FILE=$RUN_DIR/stop_requested
 readonly TOLD_FILE=$LAUNCH_DIR/told.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 readonly GIVEN_UP_FILE=$LAUNCH_DIR/given_up FINISHED_FILE=$LAUNCH_DIR/finished
+PREFLIGHT_S=${PREFLIGHT_S:-0}
 was_warned=0
 
 say() { echo "[batch, job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}] $*"; }
@@ -63,6 +64,9 @@ give_up_or_return() { # STATUS CHECKPOINT_BEFORE CHECKPOINT_NOW: of a job that S
 
 decide() { # STATUS CHECKPOINT_BEFORE
   local status=$1 now
+  if ((PREFLIGHT_S > 0 && status != 0)); then
+    end_job "$status" "the preflight has not passed: $RUN_DIR/preflight/preflight.html, and the log of node 0"
+  fi
   now=$(latest_checkpoint)
   if ((status == 0)); then
     say "the run is finished"
@@ -108,7 +112,7 @@ if [[ -e $GIVEN_UP_FILE ]]; then
   exit 1
 fi
 rm -f "$STOP_FILE"
-trap warn_driver USR1
+if ((PREFLIGHT_S > 0)); then trap '' USR1; else trap warn_driver USR1; fi # a preflight has nothing to save
 # whoever reaches a Ray without a token can run what they like as its owner
 export RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')

@@ -24,6 +24,7 @@ readonly HEAD_FILE=$LAUNCH_DIR/head.$ATTEMPT ENDED_FILE=$LAUNCH_DIR/ended.$ATTEM
 readonly TOLD_FILE=$LAUNCH_DIR/told.$ATTEMPT
 readonly RAY_LOG=$LOG_DIR/ray-$ATTEMPT-node$NODE.log
 readonly MARK=GTPO_LAUNCH=$ATTEMPT
+PREFLIGHT_S=${PREFLIGHT_S:-0} # seconds of a preflight, which takes the run's place; 0: the run itself
 ray_pid='' driver_pid='' ray_folder='' has_driver=0 is_head=$((NODE == 0))
 
 say() { echo "[node $NODE, $(hostname)] $*"; }
@@ -117,7 +118,9 @@ run_head() {
     fail "$EXIT_NO_HEAD" "the Ray head did not start within $SECONDS s: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
   publish "$HEAD_FILE" "$address:$port"
   say "Ray head at $address:$port"
-  (become "$PYTHON" -m gtpo_megatron.cli train "$CONFIG" --run-dir "$RUN_DIR" --resume \
+  local command=(train "$CONFIG" --run-dir "$RUN_DIR" --resume)
+  ((PREFLIGHT_S > 0)) && command=(preflight "$CONFIG" --output "$RUN_DIR/preflight" --seconds "$PREFLIGHT_S")
+  (become "$PYTHON" -m gtpo_megatron.cli "${command[@]}" \
     --cluster.address "$address:$port" --cluster.num-nodes "$SLURM_NNODES") &
   driver_pid=$! has_driver=1
   while kill -0 "$driver_pid" 2>/dev/null; do wait "$driver_pid"; done # a signal ends a wait, not the driver

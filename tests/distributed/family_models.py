@@ -91,7 +91,9 @@ MIXTURES = {
 and a shared expert."""
 
 
-def make_family_model(folder: Path, family: FamilyModel, *, dtype: torch.dtype = torch.float32) -> Any:
+def make_family_model(
+    folder: Path, family: FamilyModel, *, dtype: torch.dtype = torch.float32, noise: float = 0.05
+) -> Any:
     """Saves the model and returns it in float32; weights large enough that nothing is nearly uniform."""
     torch.manual_seed(5)
     config = getattr(transformers, f"{family.name}Config")(
@@ -112,7 +114,7 @@ def make_family_model(folder: Path, family: FamilyModel, *, dtype: torch.dtype =
     model = getattr(transformers, f"{family.name}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+            parameter.add_(noise * torch.randn_like(parameter))
     model.to(dtype)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):  # float32 in every folder

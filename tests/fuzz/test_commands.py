@@ -139,6 +139,12 @@ TARGETS = {
         inputs=35,
         tolerant=True,
     ),
+    "plan: correction": Target(
+        arguments=("plan", "run/config.yaml", "--gpus", "8", "--correction", "preflight/plan_correction.json"),
+        files={"preflight/plan_correction.json": "json"},
+        inputs=45,
+        tolerant=True,  # bytes that no GPU has are a plan in which nothing fits
+    ),
     "plan": Target(
         arguments=("plan", "run/config.yaml", "--gpus", "8"),
         files={"run/config.yaml": "yaml", "model/config.json": "json"},

@@ -19,6 +19,7 @@ from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.evaluation.verdict_file import GradedResponse
 from gtpo_megatron.orchestration import evaluation_run
 from gtpo_megatron.orchestration.loop.inputs import read_inputs
+from gtpo_megatron.planner.correction import PlanCorrection, write_correction
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import DriverState
 from gtpo_megatron.run_folder.folder import RunFolder
@@ -52,6 +53,7 @@ def make_world(root: Path) -> None:
         _run(Path("run"))
         _study(Path("study"), Path("of_study"))
         _evaluation()
+        _preflight(Path("preflight"))
 
 
 @contextmanager
@@ -141,6 +143,13 @@ def _run(folder: Path) -> None:
     run_state.record_end(folder, "stopped after step 3: SIGTERM")
     run.close()
     (folder / "log.txt").write_text("2026-01-01 10:00:00,000 ERROR   something went wrong\n", encoding="utf-8")
+
+
+def _preflight(folder: Path) -> None:
+    folder.mkdir()
+    found = {"generate": 3 << 30, "train": 2 << 30}
+    correction = PlanCorrection(recipe="r", layout="TP1", gpu="H100", planned_bytes=found, measured_bytes=found)
+    write_correction(folder / "plan_correction.json", correction)
 
 
 def _study(folder: Path, runs: Path) -> None:

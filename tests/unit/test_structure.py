@@ -77,6 +77,7 @@ def test_errors_survive_pickling_and_keep_their_counterpart():
 OWN_JSON = {
     "gtpo_megatron/evaluation/verdict_file.py": "what it has just made of a value",
     "gtpo_megatron/run_folder/manifest.py": "what it has just made of a value",
+    "gtpo_megatron/preflight/children.py": "from the child that it has started",
     "gtpo_megatron/orchestration/watch/run_watch.py": "from the keeper that it has started",
     "gtpo_megatron/orchestration/watch/keeper.py": "from the driver that has started it",
     "gtpo_megatron/rewards/processes/worker_process.py": "the program that a grading process runs, as text",

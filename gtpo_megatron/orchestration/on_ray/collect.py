@@ -44,6 +44,10 @@ class Deadline:
         """Seconds that are left; 0 if none are."""
         return max(0.0, self._end - time.monotonic())
 
+    def extend(self, seconds: float) -> None:
+        """Gives back seconds that were spent on something else."""
+        self._end += seconds
+
 
 def collect(
     calls: Mapping[str, Any],

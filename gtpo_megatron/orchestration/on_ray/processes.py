@@ -58,6 +58,13 @@ class _Process:
         """Host name and process id."""
         return socket.gethostname(), os.getpid()
 
+    def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls ``question`` with what this process holds (None before it has started) and the arguments."""
+        return question(self._held(), *arguments)
+
+    def _held(self) -> Any:
+        return None
+
 
 class RankProcess(_Process):
     """A Megatron rank."""
@@ -108,6 +115,9 @@ class RankProcess(_Process):
             )
         )
         return place
+
+    def _held(self) -> Any:
+        return self._actor
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of ``MegatronActor``; references and shards in pieces are fetched first."""
@@ -167,6 +177,9 @@ class EngineProcess(_Process):
             awaits_push=True,
         )
         self._engine.on_worker_death(self._end)
+
+    def _held(self) -> Any:
+        return self._engine
 
     def close(self) -> None:
         """Ends the workers and frees their shared memory."""

@@ -2,11 +2,14 @@
 
 import atexit
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
@@ -14,9 +17,11 @@ from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, ray_nodes
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, looking_after
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
+from gtpo_megatron.orchestration.on_ray.machines import RayMachines
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
 from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
+from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector
 from gtpo_megatron.orchestration.stages.protocols import Stages
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.orchestration.watch.run_watch import RunWatch
@@ -27,7 +32,12 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def ray_stages(
-    config: RunConfig, run_folder: Path, timers: StageTimers, *, take_signals: Callable[[], None]
+    config: RunConfig,
+    run_folder: Path,
+    timers: StageTimers,
+    *,
+    take_signals: Callable[[], None],
+    inspector: Inspector = NOBODY,
 ) -> Iterator[Stages]:
     """The stages of a step, each in processes of its own; ends the processes, and a private Ray, at exit.
 
@@ -36,6 +46,7 @@ def ray_stages(
         run_folder: for the processes' logs.
         timers: of the steps.
         take_signals: called after Ray has replaced the handler of SIGTERM.
+        inspector: is told how the start goes on.
 
     Raises:
         WorkerError: a process did not start; the message names it.
@@ -62,6 +73,9 @@ def ray_stages(
         _log_placement(placement)
         starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
         starter.all(deadline)
+        began = time.monotonic()
+        inspector.processes_are_up(RayMachines(processes, placement))
+        deadline.extend(time.monotonic() - began)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
         places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
         deadline_s = config.cluster.stage_deadline_s
@@ -74,6 +88,12 @@ def ray_stages(
         timers.starting("connecting ranks and engines for pushes")
         fleet.reconnect()
         transfer = RayTransfer(actor, fleet, deadline_s=deadline_s)
+
+        def relink(sync: WeightSyncConfig) -> WeightSync:
+            connect(replace(config, weight_sync=sync), actor, fleet, has_gpus=placement.has_gpus)
+            return WeightSync(sync, transfer)
+
+        inspector.link_is_open(relink)
         weight_sync = WeightSync(config.weight_sync, transfer, before_push=fleet.replace_dead)
         engine = RayEngines(
             fleet,

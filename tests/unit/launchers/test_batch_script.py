@@ -18,6 +18,7 @@ if [[ -n $WAIT_FOR_STOP ]]; then
   until [[ -e $RUN_DIR/stop_requested ]]; do sleep 0.05; done
   cp "$RUN_DIR/stop_requested" "$LAUNCH_DIR/asked"
 fi
+[[ -z $NAP ]] || { touch "$LAUNCH_DIR/napping" && sleep "$NAP"; }
 [[ -z $TOLD ]] || touch "$LAUNCH_DIR/told.7.${SLURM_RESTART_COUNT:-0}"
 [[ -z $DRIVER_STATUS ]] || echo "$DRIVER_STATUS" > "$LAUNCH_DIR/ended.7.${SLURM_RESTART_COUNT:-0}"
 exit "${SRUN_STATUS:-${DRIVER_STATUS:-0}}"
@@ -165,6 +166,30 @@ def test_the_warning_becomes_a_file_and_the_job_goes_on_later(job):
     assert ended(process)[0] == 75
     assert (job.launch / "asked").read_text() == "signal from the batch system\n"
     assert requeued(job)
+
+
+@pytest.mark.parametrize("status", [1, 2, 75])
+def test_a_preflight_that_has_not_passed_is_not_started_again(job, status):
+    found, output = ended(job(PREFLIGHT_S=600, DRIVER_STATUS=status, CHECKPOINT="step_3"))
+    assert found == status
+    assert "the preflight has not passed: " in output
+    assert "preflight/preflight.html" in (job.launch / "given_up").read_text()
+    assert not requeued(job)
+
+
+def test_a_preflight_that_has_passed_is_finished(job):
+    assert ended(job(PREFLIGHT_S=600, DRIVER_STATUS=0))[0] == 0
+    assert (job.launch / "finished").exists()
+    assert not requeued(job)
+
+
+def test_a_preflight_is_not_asked_to_save(job):
+    """The warning's file in the run folder would be the next run's."""
+    process = job(PREFLIGHT_S=600, DRIVER_STATUS=0, NAP=1)
+    until_exists(job.launch / "napping")
+    process.send_signal(signal.SIGUSR1)
+    assert ended(process)[0] == 0
+    assert not (job.run_dir / "stop_requested").exists()
 
 
 def test_a_limit_shorter_than_a_step_is_said(job):

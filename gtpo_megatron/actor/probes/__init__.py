@@ -1,0 +1,1 @@
+"""What a preflight measures of the trainer, beside the stages of a step."""

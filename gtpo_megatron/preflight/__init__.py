@@ -1,0 +1,1 @@
+"""``gtpo-megatron preflight``: a recipe on the machines that will train it, before the run is paid for."""

@@ -1,0 +1,23 @@
+"""What the driver reads before any process starts."""
+
+from collections.abc import Iterator
+
+from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.preflight.finding import Finding, judged
+from gtpo_megatron.preflight.room import Room
+from gtpo_megatron.rewards.function import run_rewards
+from gtpo_megatron.train import check_inputs
+
+
+def inputs(room: Room) -> Iterator[Finding]:
+    """Model folder, data sets, reward function and loggers, as ``train`` checks them."""
+    room.inputs = check_inputs(room.config)
+    if any(one.statement.needs_judge for one in run_rewards(room.config.reward)):
+        check_judge(room.config.reward.judge)
+    yield judged(
+        "model, data, rewards",
+        f"{len(room.inputs.train)} problems, {len(room.inputs.heldout)} held-out sets",
+        is_good=True,
+        expected="readable and consistent",
+        remedy="",
+    )

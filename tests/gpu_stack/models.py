@@ -1,0 +1,30 @@
+"""Small models of every dense family, with heads of a size that fused attention takes, in what bfloat16 can hold."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.distributed.family_models import LLAMA3_ROPE, YARN_ROPE, FamilyModel, make_family_model
+
+SHAPE = {
+    "vocab_size": 197,  # odd, and more than the rows to which a GPU's tensor-parallel ranks pad theirs
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.05,
+}
+FAMILIES = {
+    "qwen2": FamilyModel("Qwen2", SHAPE),
+    "qwen2_tied": FamilyModel("Qwen2", SHAPE | {"tie_word_embeddings": True}),
+    "qwen3": FamilyModel("Qwen3", SHAPE | {"head_dim": 32}),
+    "llama3_1": FamilyModel("Llama", SHAPE | {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}),
+    "qwen2_yarn": FamilyModel("Qwen2", SHAPE | {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
+}
+
+
+def make_model(folder: Path, name: str) -> Any:
+    """Saves the model in bfloat16 and returns it in float32: both sides have the same weights."""
+    return make_family_model(folder, FAMILIES[name], noise=0.01, dtype=torch.bfloat16)

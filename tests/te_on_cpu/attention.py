@@ -1,0 +1,138 @@
+"""Fused attention of packed sequences, with the statistics from which backward and context parallelism go on."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MASKS = {"NVTE_PADDING_MASK": False, "NVTE_PADDING_CAUSAL_MASK": True}
+"""Whether a position sees no later one, by the masks that packed sequences have."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Where the sequences of queries and of keys lie, and how they are attended to."""
+
+    query_starts: list[int]
+    query_lengths: list[int]
+    key_starts: list[int]
+    key_lengths: list[int]
+    is_causal: bool
+    scale: float
+
+    @classmethod
+    def of(cls, lengths: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], mask: Any, scale: float) -> "_Packed":
+        """From cumulative lengths of the tokens, and of the places that they have with padding between them."""
+        (query, key), (query_places, key_places) = lengths, places
+        return cls(
+            query_starts=query_places[:-1].tolist(),
+            query_lengths=(query[1:] - query[:-1]).tolist(),
+            key_starts=key_places[:-1].tolist(),
+            key_lengths=(key[1:] - key[:-1]).tolist(),
+            is_causal=MASKS[mask.name],
+            scale=scale,
+        )
+
+    def slices(self) -> Iterator[tuple[slice, slice]]:
+        """Of queries and of keys, a sequence each."""
+        for query_start, query_length, key_start, key_length in zip(
+            self.query_starts, self.query_lengths, self.key_starts, self.key_lengths, strict=True
+        ):
+            yield slice(query_start, query_start + query_length), slice(key_start, key_start + key_length)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """``[heads, q, k]`` float32 of one sequence; ``-inf`` where a query does not see a key."""
+        scores = self.scale * torch.einsum("qhd,khd->hqk", q, k)
+        if self.is_causal:  # from the first query and the first key on, however many there are
+            is_later = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(is_later, float("-inf"))
+        return scores
+
+
+def _for_every_head(x: Tensor, num_heads: int) -> Tensor:
+    """``[k, groups, d]`` to ``[k, heads, d]`` float32; neighbouring heads share a group."""
+    return x.float().repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+def fused_attn_fwd(*arguments: Any) -> list[Tensor]:
+    """Attention within each of packed sequences.
+
+    Args:
+        *arguments: those of the C++ function of this name (version 2.20.2), in its order. Read are the mask, the
+            scale, queries ``[t, heads, d]``, keys and values ``[s, groups, d]`` and cumulative lengths without and
+            with padding. Dropout, biases, sliding windows, sinks and float8 are refused.
+
+    Returns:
+        ``[t, heads, d]`` in the queries' dtype, zero between sequences; the logarithms of the softmax's sums
+        ``[t, heads, 1]`` float32; a random state.
+    """
+    (_, _, _, scale, dropout, _, layout, out_format, _, bias, mask, softmax, window, bottom_right, *rest) = arguments
+    cu_q, cu_kv, q, k, v, _, cu_q_padded, cu_kv_padded, *options = rest
+    _refuse_others(layout, out_format, bias, softmax, window, mask, dropout=dropout, bottom_right=bottom_right)
+    assert all(option is None for option in options[:6])  # page tables, quantizers, bias, softmax offset
+    packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale)
+    out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float32)
+    sums = torch.zeros(*q.shape[:2], dtype=torch.float32)
+    for queries, keys in packed.slices():
+        heads = q.shape[1]
+        scores = packed.scores(q[queries].float(), _for_every_head(k[keys], heads))
+        sums[queries] = scores.logsumexp(-1).t()
+        out[queries] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), _for_every_head(v[keys], heads))
+    return [out.to(q.dtype), sums[..., None], torch.zeros(2, dtype=torch.int64)]
+
+
+def fused_attn_bwd(*arguments: Any) -> list[Tensor | None]:
+    """The gradients of ``fused_attn_fwd``, from its result and its statistics as a kernel takes them.
+
+    Under context parallelism the keys are some of those that the result and the statistics are of.
+
+    Args:
+        *arguments: those of the C++ function of this name, in its order.
+
+    Returns:
+        Of queries, keys and values, in their dtypes; then None for what was refused.
+    """
+    (_, _, scale, dropout, _, layout, out_format, _, _, _, _, bias, mask, softmax, window, bottom_right, *rest) = (
+        arguments
+    )
+    _, cu_q, cu_kv, q, k, v, out, grad_out, _, saved, cu_q_padded, cu_kv_padded, *quantizers = rest
+    _refuse_others(layout, out_format, bias, softmax, window, mask, dropout=dropout, bottom_right=bottom_right)
+    assert all(quantizer is None for quantizer in quantizers[:3])
+    sums = saved[0][..., 0]
+    assert sums.shape == q.shape[:2], f"statistics {tuple(sums.shape)} of queries {tuple(q.shape)}"
+    packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale)
+    heads, groups = q.shape[1], k.shape[1]
+    grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=torch.float32) for x in (q, k, v))
+    for queries, keys in packed.slices():
+        query, grad = q[queries].float(), grad_out.reshape(out.shape)[queries].float()
+        key, value = _for_every_head(k[keys], heads), _for_every_head(v[keys], heads)
+        probs = torch.exp(packed.scores(query, key) - sums[queries].t()[..., None])
+        to_itself = (grad * out[queries].float()).sum(-1).t()[..., None]
+        grad_scores = scale * probs * (torch.einsum("qhd,khd->hqk", grad, value) - to_itself)
+        grad_q[queries] = torch.einsum("hqk,khd->qhd", grad_scores, key)
+        grad_k[keys] = _sum_over_group(torch.einsum("hqk,qhd->khd", grad_scores, query), groups)
+        grad_v[keys] = _sum_over_group(torch.einsum("hqk,qhd->khd", probs, grad), groups)
+    return [grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None]
+
+
+def _sum_over_group(x: Tensor, num_groups: int) -> Tensor:
+    return x.unflatten(1, (num_groups, -1)).sum(2)
+
+
+def _refuse_others(
+    layout: Any, out_format: Any, bias: Any, softmax: Any, window: Any, mask: Any, *, dropout: float, bottom_right: bool
+) -> None:
+    names = tuple(value.name for value in (layout, out_format, bias, softmax))
+    assert names == ("NVTE_THD_THD_THD", "NVTE_THD", "NVTE_NO_BIAS", "NVTE_VANILLA_SOFTMAX"), names
+    assert mask.name in MASKS, mask.name
+    assert tuple(window) in ((-1, -1), (-1, 0)), window
+    assert dropout == 0.0
+    assert not bottom_right
+
+
+def bounds(cu_seqlens: Tensor) -> list[tuple[int, int]]:
+    """Start and end of every sequence."""
+    return list(itertools.pairwise(cu_seqlens.tolist()))

@@ -1,0 +1,64 @@
+"""``--preflight``: the same job with the checks in the run's place."""
+
+import io
+import os
+
+import pytest
+
+from gtpo_megatron.errors import ConfigError
+from launchers import slurm
+from launchers.checks import check_job
+from launchers.job_folder import job_folder, settings
+from tests.unit.launchers.job_run import PYTHON, make_stand_ins, run_batch, write_program
+from tests.unit.launchers.jobs import ANYWHERE, TINY, tiny_options
+
+
+def test_the_scripts_know_what_to_run(tmp_path):
+    options = tiny_options("--preflight", "--preflight-s", "300", run_dir=tmp_path)
+    job = job_folder(options, submission="s")
+    assert "PREFLIGHT_S=300" in settings(job, options).splitlines()
+    assert job.job_name.endswith("-preflight"), "jobs of a chain wait for those of their own name"
+    plain = tiny_options(run_dir=tmp_path)
+    assert "PREFLIGHT_S=0" in settings(job_folder(plain, submission="s"), plain).splitlines()
+
+
+def test_time_must_be_enough_for_the_checks_not_for_a_step(tmp_path):
+    options = tiny_options("--preflight", "--time", "12", run_dir=tmp_path)
+    assert check_job(job_folder(options, submission="s"), options).remarks == []
+    options = tiny_options("--preflight", "--time", "10", run_dir=tmp_path)
+    with pytest.raises(ConfigError, match="--time 10 is 600 s: .* --preflight-s 600; ask for more time"):
+        check_job(job_folder(options, submission="s"), options)
+
+
+def test_a_chain_of_preflights_is_refused(tmp_path):
+    options = tiny_options("--preflight", "--chain", "2", run_dir=tmp_path)
+    with pytest.raises(ConfigError, match="--preflight --chain 2: a preflight is one job"):
+        options.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # nemo-run is imported
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # and leaves files open
+def test_the_job_runs_the_preflight_on_its_nodes(tmp_path, monkeypatch, capsys):
+    """Submitted to a Slurm that is not there, then run by bash with stand-ins for it and for Python."""
+    programs, python = make_stand_ins(tmp_path), tmp_path / "python"
+    write_program(python, PYTHON)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # nemo-run passes it on
+    run_dir = tmp_path / "run"
+    arguments = ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--run-dir", str(run_dir), "--python", str(python)]
+    assert slurm.run([*arguments, "--preflight", "--time", "20", "--detach"]) == 0
+    assert f"report   {run_dir / 'preflight'}" in capsys.readouterr().out
+    (launch,) = (run_dir / "launch").glob("preflight-*")
+    job = run_batch(launch / "sbatch.sh", programs, tmp_path)
+    assert job.status == 0, job.output
+    (words,) = [words for words in job.calls["python"] if "gtpo_megatron.cli" in words]
+    assert words == [
+        *("-m", "gtpo_megatron.cli", "preflight", str(launch / "config.yaml")),
+        *("--output", str(run_dir / "preflight"), "--seconds", "600"),
+        *("--cluster.address", "127.0.0.1:6379", "--cluster.num-nodes", "2"),
+    ]
+    assert (launch / "finished").exists()
+    assert not job.calls["scontrol"] or all("requeue" not in words for words in job.calls["scontrol"])
