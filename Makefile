@@ -75,7 +75,7 @@ arch: setup
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 docs: setup  ## the site of the documentation, in build/site; a broken link is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 resolve: setup  ## the packages of a GPU cluster and of the image can be resolved
 	tools/resolve_gpu.sh

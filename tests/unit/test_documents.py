@@ -113,7 +113,7 @@ def test_the_site_is_built_and_a_broken_link_is_an_error(tmp_path):
     shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
 
     def build():
-        command = [sys.executable, "-m", "mkdocs", "build", "--quiet"]
+        command = [sys.executable, "-m", "mkdocs", "build"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     done = build()
@@ -124,3 +124,4 @@ def test_the_site_is_built_and_a_broken_link_is_an_error(tmp_path):
     done = build()
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr
+    assert "#nowhere" in done.stderr

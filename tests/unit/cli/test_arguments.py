@@ -16,6 +16,7 @@ COMMANDS = {
     "config": [RECIPE],
     "plan": [RECIPE],
     "verify-resume": [RECIPE],
+    "preflight": [RECIPE],
     "report": ["run"],
     "watch": ["run"],
     "status": ["run"],
