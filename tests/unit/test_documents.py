@@ -124,3 +124,4 @@ def test_the_site_is_built_and_a_broken_link_is_an_error(tmp_path):
     done = build()
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr
+    assert "#nowhere" in done.stderr

@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": [RECIPE],
     "preflight": [RECIPE],
     "verify-resume": [RECIPE],
+    "preflight": [RECIPE],
     "report": ["run"],
     "watch": ["run"],
     "status": ["run"],
