@@ -17,7 +17,6 @@ COMMANDS = {
     "plan": [RECIPE],
     "preflight": [RECIPE],
     "verify-resume": [RECIPE],
-    "preflight": [RECIPE],
     "report": ["run"],
     "watch": ["run"],
     "status": ["run"],
