@@ -178,14 +178,14 @@ def _sum_again_where_peaked(tile: Tensor, maxima: Tensor | None, out: Tensor) ->
         out: ``[fields, n]``.
     """
     peaked = (out[REST] < PEAKED_SUM - 1).nonzero().squeeze(1)
-    if not peaked.numel():
-        return
-    others = tile[peaked] if maxima is None else tile[peaked].sub_(maxima[peaked, None])
-    winners = others.argmax(1, keepdim=True)
-    exponential = others.exp().scatter_(1, winners, 0.0)
-    out[REST, peaked] = exponential.sum(1)
-    if maxima is not None:
-        out[WEIGHTED, peaked] = exponential.mul_(others).sum(1)
+    for rows in peaked.split(_block_rows(tile)):  # a sharp policy has more peaked rows than others
+        others = tile[rows] if maxima is None else tile[rows].sub_(maxima[rows, None])
+        winners = others.argmax(1, keepdim=True)
+        exponential = others.exp().scatter_(1, winners, 0.0)
+        out[REST, rows] = exponential.sum(1)
+        if maxima is not None:
+            out[WEIGHTED, rows] = exponential.mul_(others).sum(1)
+        del others, exponential  # before the next ones are made
 
 
 def _read_targets(logits: Tensor, target_columns: Tensor, out: Tensor) -> None:
