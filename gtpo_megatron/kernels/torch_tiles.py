@@ -178,7 +178,9 @@ def _sum_again_where_peaked(tile: Tensor, maxima: Tensor | None, out: Tensor) ->
         out: ``[fields, n]``.
     """
     peaked = (out[REST] < PEAKED_SUM - 1).nonzero().squeeze(1)
-    for rows in peaked.split(_block_rows(tile)):  # a sharp policy has more peaked rows than others
+    step = _block_rows(tile)
+    for start in range(0, len(peaked), step):  # in blocks, since a sharp policy has more peaked rows than others
+        rows = peaked[start : start + step]
         others = tile[rows] if maxima is None else tile[rows].sub_(maxima[rows, None])
         winners = others.argmax(1, keepdim=True)
         exponential = others.exp().scatter_(1, winners, 0.0)
