@@ -1,6 +1,6 @@
 """A training step beside TRL's, on two CPU cores, with one model, one set of prompts and the same vLLM.
 
-    uv pip install trl==1.16.0
+    uv pip install -e '.[peer]' --constraint requirements/cpu-constraints.txt
     python -m benchmarks.peer_step --output peer_step.json
     python -m benchmarks.peer_step --size small --output peer_step_small.json
 
