@@ -25,6 +25,7 @@ from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
+from gtpo_megatron.orchestration.machine_record import MachineRecord
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets
 from gtpo_megatron.report.page import write_report
@@ -106,7 +107,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         make_stages = partial(ray_stages, take_signals=stop.listen) if is_ray else local_stages
         try:
             with stop.at_once():
-                stages = stack.enter_context(make_stages(config, run_dir, timers))
+                stages = stack.enter_context(make_stages(config, run_dir, timers, inspector=MachineRecord(config)))
                 stop.listen()  # imported libraries may have replaced signal handlers
         except StopAtOnce:
             logger.info("asked to stop (%s) before the processes were up", stop.reason())

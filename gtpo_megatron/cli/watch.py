@@ -11,6 +11,7 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.report import checked_price
 from gtpo_megatron.cli.status import screen
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.observability.timers import duration
@@ -26,10 +27,12 @@ class WatchOptions:
     Attributes:
         runs: run folders; several are drawn side by side.
         port: port on 127.0.0.1; 0 takes a free one.
+        dollars_per_gpu_hour: price of a GPU and hour, for the cost of each run; 0 means that no cost is shown.
     """
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]
     port: int = PORT
+    dollars_per_gpu_hour: float = 0.0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -42,7 +45,11 @@ def run(arguments: Sequence[str]) -> int:
     if not folders:
         raise ConfigError("watch needs at least one run folder")
     named = list(zip(folders, run_names(folders), strict=True))
-    report = LiveReport(folders, status=lambda: "   |   ".join(status_line(*each) for each in named))
+    report = LiveReport(
+        folders,
+        status=lambda: "   |   ".join(status_line(*each) for each in named),
+        dollars_per_gpu_hour=checked_price(options.dollars_per_gpu_hour),
+    )
     server = ReportServer(report, port=options.port)
     sys.stdout.write(f"{server.url} follows {', '.join(options.runs)}; Ctrl-C ends\n")
     sys.stdout.flush()

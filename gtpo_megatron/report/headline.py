@@ -108,7 +108,7 @@ def _gap(run: RunData) -> _Card:
 
 
 def _time(run: RunData) -> _Card:
-    total = sum(sum(run.values(f"timing/{part}_s")) for part in ("step", "evaluation", "checkpoint"))
+    total = sum(run.training_s)
     steps = sorted(run.values("timing/step_s"))
     if not steps:
         return (duration(total), "without a step") if total else _UNMEASURED

@@ -9,9 +9,11 @@ from typing import Any
 
 from gtpo_megatron import __version__
 from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.report.axes import axes, axis_switch
 from gtpo_megatron.report.differences import contaminated, differences
 from gtpo_megatron.report.figures import figures
-from gtpo_megatron.report.headline import headlines, summary
+from gtpo_megatron.report.head import heading
+from gtpo_megatron.report.headline import headlines
 from gtpo_megatron.report.health import health
 from gtpo_megatron.report.run_data import RunData, measured_sets, read_runs
 from gtpo_megatron.report.samples import num_bytes, page_json, sample_section, samples
@@ -21,18 +23,11 @@ MAX_OWN_BYTES = 3_400_000
 """Size limit without plotly's 4.8 MB and our scripts, so that a page stays below 8 MiB."""
 MAX_SAMPLE_BYTES = 2_900_000
 """Size limit of all sampled groups."""
-
-_SETTINGS = {
-    "model": "model.path", "weights in": "model.dtype", "prompts per step": "data.prompts_per_step",
-    "responses per prompt": "rollout.group_size", "response limit": "rollout.sampling.max_response_tokens",
-    "temperature": "rollout.sampling.temperature", "updates per rollout": "update.updates_per_rollout",
-    "learning rate": "optimizer.learning_rate", "ranks": "parallel.num_ranks",
-    "tensor parallel": "parallel.tensor_parallel_size", "pipeline parallel": "parallel.pipeline_parallel_size",
-    "seed": "seed",
-}  # fmt: skip
+SCRIPTS = ("samples.js", "report.js")
+"""Scripts of a page, in order."""
 
 
-def write_report(runs: Sequence[Path], out: Path) -> None:
+def write_report(runs: Sequence[Path], out: Path, *, dollars_per_gpu_hour: float | None = None) -> None:
     """Writes one HTML file that needs no network.
 
     Missing data of a run (a metric, its configuration, sampled texts) is replaced by a sentence; a cut last line of
@@ -41,12 +36,13 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     Args:
         runs: run folders; several are drawn in the same figures.
         out: the file, replaced atomically; a device or pipe is written to directly.
+        dollars_per_gpu_hour: price of a GPU, for the cost of each run; None: no cost is shown.
 
     Raises:
         DataError: no run folder given, or one that does not exist.
         OSError: the file cannot be written.
     """
-    page = document(content(read_runs(runs)))
+    page = document(content(read_runs(runs), dollars_per_gpu_hour=dollars_per_gpu_hour))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_file(out, page, errors="replace")  # sampled text may contain surrogates
 
@@ -66,28 +62,37 @@ class Content:
     title: str
 
 
-def content(runs: Sequence[RunData]) -> Content:
+def content(runs: Sequence[RunData], *, dollars_per_gpu_hour: float | None = None) -> Content:
     """Builds the content for one or several runs."""
-    drawn = figures(runs)
+    still_to_come = _still_to_come(runs)
+    drawn = [figure for figure in figures(runs) if not still_to_come or figure.traces]
     plots = {figure.key: plain_figure(figure.traces, **figure.layout) for figure in drawn if figure.traces}
-    above = health(runs) + headlines(runs)
-    between = "".join(
-        ["<section class='figures'>", *map(_figure, drawn), "</section>", _still_to_come(runs) or _not_measured(drawn)]
-    )
+    over = axes(runs)
+    above = f"<div id='health'>{health(runs)}</div><div id='results'>{headlines(runs)}</div>"
+    between = axis_switch(over) + _sections(drawn) + still_to_come
     below = "".join(_config(run) for run in runs if run.config_text)
-    taken = num_bytes(plots) + sum(len(part.encode("utf-8", "replace")) for part in (above, between, below))
+    taken = num_bytes([plots, over]) + sum(len(part.encode("utf-8", "replace")) for part in (above, between, below))
     sampled, left_out = samples(runs, max_bytes=min(MAX_SAMPLE_BYTES, MAX_OWN_BYTES - taken))
     footer = f"<footer>gtpo-megatron {escape(__version__)}</footer>"
     return Content(
         main="".join(
-            [_heading(runs), _remarks(runs, left_out), above, between, sample_section(sampled), below, footer]
+            [
+                heading(runs, dollars_per_gpu_hour=dollars_per_gpu_hour),
+                _contents(drawn),
+                _remarks(runs, left_out),
+                above,
+                between,
+                sample_section(sampled["runs"]),
+                f"<div id='configuration'>{below}</div>",
+                footer,
+            ]
         ),
-        data={"figures": plots, "runs": sampled},
+        data={"figures": plots, "axes": over, **sampled},
         title=f"{' · '.join(run.name for run in runs)} · training report",
     )
 
 
-def document(shown: Content, *, live: str = "", scripts: Sequence[str] = ("report.js",), plotly_at: str = "") -> str:
+def document(shown: Content, *, live: str = "", scripts: Sequence[str] = SCRIPTS, plotly_at: str = "") -> str:
     """The whole page as an HTML document.
 
     Args:
@@ -123,7 +128,7 @@ def plotly_script() -> str:
 def plot(key: str, title: str, *, unit: str, caption: str) -> str:
     """The frame of a figure as HTML; the page's script draws ``figures[key]`` in it."""
     return (
-        f"<figure><h2>{escape(title)} <small>{escape(unit)}</small></h2>"
+        f'<figure id="figure-{key}"><h2><a href="#figure-{key}">{escape(title)}</a> <small>{escape(unit)}</small></h2>'
         f'<div class="plot" id="plot-{key}" data-kept role="img" aria-label="{escape(title)}"></div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
@@ -131,30 +136,6 @@ def plot(key: str, title: str, *, unit: str, caption: str) -> str:
 
 def _asset(name: str) -> str:
     return (files("gtpo_megatron.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _heading(runs: Sequence[RunData]) -> str:
-    if len(runs) > 1:
-        title = f"{len(runs)} training runs"
-        about = ", ".join(f"<b>{escape(run.name)}</b>" for run in runs)
-    else:
-        title = escape(str(runs[0].setting("name", runs[0].name)))
-        about = f"{summary(runs[0])} · run {escape(runs[0].name)}"
-    settings = ""
-    for label, path in _SETTINGS.items():
-        values = {_shown(run, path) for run in runs}
-        if len(values) == 1 and (value := values.pop()) is not None:  # only settings that all runs share
-            settings += f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
-    return f"<header><h1>{title}</h1><p class='sub'>{about}</p><dl class='settings'>{settings}</dl></header>"
-
-
-def _shown(run: RunData, path: str) -> str | None:
-    value = run.setting(path)
-    if value is None:
-        return None
-    if path == "model.path":
-        return str(value).rstrip("/").rpartition("/")[2]
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _remarks(runs: Sequence[RunData], left_out: Sequence[str]) -> str:
@@ -167,8 +148,42 @@ def _remarks(runs: Sequence[RunData], left_out: Sequence[str]) -> str:
     return "".join(f'<p class="remark">{escape(remark)}</p>' for remark in remarks)
 
 
+def _contents(drawn: Sequence[Figure]) -> str:
+    """Links to the sections."""
+    sections = dict.fromkeys(figure.section for figure in drawn)
+    links = {"health": "Health", "results": "Results", **{_anchor(name): name for name in sections}}
+    links |= {"responses": "Sampled responses", "configuration": "Configuration"}
+    items = "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name in links.items())
+    return f'<nav class="contents" aria-label="contents"><ul>{items}</ul></nav>'
+
+
+def _anchor(section: str) -> str:
+    return f"curves-{section.lower()}"
+
+
+def _sections(drawn: Sequence[Figure]) -> str:
+    """The figures section by section, below each those that have nothing to say, folded."""
+    parts = []
+    for name in dict.fromkeys(figure.section for figure in drawn):
+        own = [figure for figure in drawn if figure.section == name]
+        open_, folded = [each for each in own if not each.folded], [each for each in own if each.folded]
+        parts.append(
+            f"<section id='{_anchor(name)}'><h2 class='section'>{escape(name)}</h2>"
+            f"<div class='figures'>{''.join(map(_figure, open_))}</div>{''.join(map(_folded, folded))}</section>"
+        )
+    return "".join(parts)
+
+
 def _figure(figure: Figure) -> str:
-    return plot(figure.key, figure.title, unit=figure.unit, caption=figure.caption) if figure.traces else ""
+    return plot(figure.key, figure.title, unit=figure.unit, caption=figure.caption)
+
+
+def _folded(figure: Figure) -> str:
+    """One line that says why; a curve that is constant may be looked at all the same."""
+    about = f"<b>{escape(figure.title)}</b> {escape(figure.folded)}"
+    if not figure.traces:
+        return f"<p class='folded' id='figure-{figure.key}'>{about}</p>"
+    return f"<details class='folded' id='folded-{figure.key}'><summary>{about}</summary>{_figure(figure)}</details>"
 
 
 def _still_to_come(runs: Sequence[RunData]) -> str:
@@ -193,11 +208,6 @@ def _still_to_come(runs: Sequence[RunData]) -> str:
             f"memory, and sampled responses, begin with step 1; {again}."
         )
     return "".join(f'<p class="missing">{escape(line)}</p>' for line in lines)
-
-
-def _not_measured(drawn: Sequence[Figure]) -> str:
-    titles = [figure.title for figure in drawn if not figure.traces]
-    return f'<p class="missing">Not measured: {escape(", ".join(titles))}.</p>' if titles else ""
 
 
 def _config(run: RunData) -> str:

@@ -15,12 +15,15 @@ from gtpo_megatron.run_folder.data_file import DataContent, read_contents
 from gtpo_megatron.run_folder.expert_load import ExpertLoad, read_expert_load
 from gtpo_megatron.run_folder.finite import finite
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
-from gtpo_megatron.untrusted.text import printable, read_text
+from gtpo_megatron.run_folder.provenance import LOG_FILE, RunStart, logged_starts
+from gtpo_megatron.untrusted.text import printable, read_text, reason
 from gtpo_megatron.untrusted.yaml_text import MAX_YAML_BYTES, parse_yaml
 
 CONFIG_FILE = "config.yaml"
 DEFAULT_SUCCESS_THRESHOLD = 0.5
 """Used if the configuration cannot be read."""
+_TIMED = ("step", "push_check", "evaluation", "checkpoint")
+"""What the driver does one after another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,7 @@ class RunData:
         remarks: sentences about what could not be read.
         contents: its data sets, by their names in ``data.json``.
         expert_load: tokens per expert at the last step that was written down; None for a dense model.
+        starts: its starts, as the log has them.
     """
 
     name: str
@@ -46,6 +50,7 @@ class RunData:
     remarks: tuple[str, ...]
     contents: dict[str, DataContent] = field(default_factory=dict)
     expert_load: ExpertLoad | None = None
+    starts: tuple[RunStart, ...] = ()
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric, without steps at which it is absent or not finite."""
@@ -64,6 +69,11 @@ class RunData:
                 return default
             value = value[key]
         return value
+
+    @property
+    def training_s(self) -> list[float]:
+        """Seconds that each row of the metrics took, evaluation and checkpoints included."""
+        return [sum(finite(row.get(f"timing/{part}_s")) or 0.0 for part in _TIMED) for row in self.metrics]
 
     @property
     def num_steps_done(self) -> int:
@@ -134,7 +144,20 @@ def _read_run(folder: Path, name: str) -> RunData:
         load = read_expert_load(folder)
     except DataError as error:
         remarks.append(f"{error}.")
-    return replace(run, metrics=metrics, groups=groups, remarks=tuple(remarks), contents=contents, expert_load=load)
+    starts: list[RunStart] = []
+    try:
+        starts = logged_starts(folder / LOG_FILE)
+    except OSError as error:
+        remarks.append(f"{printable(folder / LOG_FILE)}: {reason(error)}, so commit, date and machines are not shown.")
+    return replace(
+        run,
+        metrics=metrics,
+        groups=groups,
+        remarks=tuple(remarks),
+        contents=contents,
+        expert_load=load,
+        starts=tuple(starts),
+    )
 
 
 def _read_config(path: Path, remarks: list[str]) -> tuple[dict[str, Any], str]:

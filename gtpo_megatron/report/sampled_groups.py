@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.correctness import are_correct
+from gtpo_megatron.report.packed import packed
 from gtpo_megatron.run_folder.rollout_log import ROLLOUT_FOLDER, RolloutRecord, iter_rollouts, rollout_files
 
 T = TypeVar("T")
@@ -22,16 +23,11 @@ MAX_GROUPS = 64
 MAX_TOKENS = 1024
 """Tokens kept per response."""
 MAX_PROMPT_CHARACTERS = 4_000
-MAX_INFO_CHARACTERS = 1_500
+MAX_INFO_CHARACTERS, MAX_FURTHER_INFO_CHARACTERS = 1_500, 300
+"""Of the first ``NUM_FIRST`` responses of a group and kind, which a page opens with, and of all others."""
 MAX_PARTS = 12
 """Parts of a reward that are shown."""
-MAX_TEXTS_OF_A_KIND = 2
-"""Responses per group and kind whose tokens are kept; entropies are kept of all."""
-SIGNIFICANT_DIGITS = 3
-"""Digits of the values per token."""
-
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+NUM_FIRST = 2
 
 
 class Kind(StrEnum):
@@ -47,39 +43,39 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownResponse:
-    """One response; lists are of its first ``MAX_TOKENS`` tokens, means are over the whole response.
+    """One response; values per token are of its first ``MAX_TOKENS`` tokens, means are over the whole response.
 
     Attributes:
         kind: its outcome.
         truncated: the length limit cut it when it was sampled.
         reward: raw outcome reward.
         parts: parts of the reward by name.
-        info: what the reward function said, as JSON cut to ``MAX_INFO_CHARACTERS``; None without ``tokens``.
+        info: what the reward function said, as JSON that may be cut; "" if nothing.
         length: number of tokens that the policy wrote.
         num_tokens: number of all tokens.
         mean_entropy: over the policy's tokens, nats; 0 if there are none.
         mean_advantage: over the policy's tokens; 0 if there are none.
-        entropy: entropies of the policy's tokens, nats.
-        tokens: text of all tokens; only for the first ``MAX_TEXTS_OF_A_KIND`` of a group and kind, else None.
+        entropy: entropies of the policy's tokens, nats, as of :func:`packed`.
+        tokens: text of all tokens.
         foreign: indices of the tokens that the policy did not write, in ascending order.
-        shaped_rewards: those of the policy's tokens; None without ``tokens``.
-        advantages: those of the policy's tokens; None without ``tokens``.
+        shaped_rewards: those of the policy's tokens, packed.
+        advantages: those of the policy's tokens, packed.
     """
 
     kind: Kind
     truncated: bool
     reward: float
     parts: dict[str, float]
-    info: str | None
+    info: str
     length: int
     num_tokens: int
     mean_entropy: float
     mean_advantage: float
-    entropy: list[float]
-    tokens: list[str] | None
-    foreign: list[int] | None
-    shaped_rewards: list[float] | None
-    advantages: list[float] | None
+    entropy: bytes
+    tokens: list[str]
+    foreign: list[int]
+    shaped_rewards: bytes
+    advantages: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +160,7 @@ def sampled_groups(
         Groups in the order of their first response.
     """
     groups: dict[int, SampledGroup] = {}
-    num_texts: Counter[tuple[int, Kind]] = Counter()
+    num_of_kind: Counter[tuple[int, Kind]] = Counter()
     for record in records:
         if record.group_id not in groups:
             if len(groups) == max_groups:
@@ -172,16 +168,11 @@ def sampled_groups(
             prompt, answer = _cut(record.prompt), _cut(record.answer)
             groups[record.group_id] = SampledGroup(step, record.group_id, prompt, answer, [])
         kind = _kind(record, threshold)
-        num_texts[record.group_id, kind] += 1
-        has_text = num_texts[record.group_id, kind] <= MAX_TEXTS_OF_A_KIND
-        groups[record.group_id].responses.append(_shown(record, kind, has_text=has_text))
+        num_of_kind[record.group_id, kind] += 1
+        is_first = num_of_kind[record.group_id, kind] <= NUM_FIRST
+        max_info = MAX_INFO_CHARACTERS if is_first else MAX_FURTHER_INFO_CHARACTERS
+        groups[record.group_id].responses.append(_shown(record, kind, max_info=max_info))
     return list(groups.values())
-
-
-def shortened(values: Floats) -> list[float]:
-    """Rounds to ``SIGNIFICANT_DIGITS``; whole numbers become integers, which are shorter as text."""
-    short = [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values.tolist()]
-    return [int(value) if value.is_integer() else value for value in short]
 
 
 def _kind(record: RolloutRecord, threshold: float) -> Kind:
@@ -191,7 +182,7 @@ def _kind(record: RolloutRecord, threshold: float) -> Kind:
     return Kind.CORRECT if are_correct(record.reward, threshold=threshold) else Kind.INCORRECT
 
 
-def _shown(record: RolloutRecord, kind: Kind, *, has_text: bool) -> ShownResponse:
+def _shown(record: RolloutRecord, kind: Kind, *, max_info: int) -> ShownResponse:
     foreign = record.foreign_tokens
     shaped, entropy, advantages = (
         np.delete(np.asarray(values, dtype=np.float64), foreign)
@@ -203,16 +194,16 @@ def _shown(record: RolloutRecord, kind: Kind, *, has_text: bool) -> ShownRespons
         truncated=record.truncated,
         reward=record.reward,
         parts={name: round(part, 4) for name, part in list(record.parts.items())[:MAX_PARTS]},
-        info=_cut(record.info, MAX_INFO_CHARACTERS) if has_text and record.info else None,
+        info=_cut(record.info, max_info),
         length=len(entropy),
         num_tokens=len(record.tokens),
         mean_entropy=round(float(entropy.sum()) / num_own, 4),
         mean_advantage=round(float(advantages.sum()) / num_own, 4),
-        entropy=shortened(entropy[:MAX_TOKENS]),
-        tokens=[sys.intern(token) for token in record.tokens[:MAX_TOKENS]] if has_text else None,
-        foreign=[index for index in foreign if index < MAX_TOKENS] if has_text else None,
-        shaped_rewards=shortened(shaped[:MAX_TOKENS]) if has_text else None,
-        advantages=shortened(advantages[:MAX_TOKENS]) if has_text else None,
+        entropy=packed(entropy[:MAX_TOKENS]),
+        tokens=[sys.intern(token) for token in record.tokens[:MAX_TOKENS]],
+        foreign=[index for index in foreign if index < MAX_TOKENS],
+        shaped_rewards=packed(shaped[:MAX_TOKENS]),
+        advantages=packed(advantages[:MAX_TOKENS]),
     )
 
 

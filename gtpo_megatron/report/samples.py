@@ -7,26 +7,35 @@ counts what was left out.
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from gtpo_megatron.report.packed import as_text, unpacked
 from gtpo_megatron.report.run_data import RunData
-from gtpo_megatron.report.sampled_groups import MAX_TOKENS, SampledGroup, ShownResponse, shortened
+from gtpo_megatron.report.sampled_groups import MAX_TOKENS, SampledGroup, ShownResponse
 
 SCALE_QUANTILE = 0.98
 """Quantile of a quantity that is drawn at full colour."""
 
 _SIZES = (
-    (64, MAX_TOKENS), (64, 512), (64, 256), (64, 160), (32, 256), (16, 256), (16, 128), (8, 128), (4, 128), (2, 64),
-    (1, 32),
+    (64, MAX_TOKENS), (64, 512), (64, 256), (64, 160), (64, 128), (32, 256), (32, 128),
+    (16, 256), (16, 128), (8, 128), (4, 128), (2, 64), (1, 32),
 )  # fmt: skip
 """(groups per run, tokens per response) in the order in which they are tried."""
+MAX_WORDS = 1 << 16
+"""Different tokens of a page: an index has two bytes."""
+BYTES = 2
+"""Of a packed number."""
+_ORDERS = {
+    "sampled": "as sampled", "reward": "highest reward", "-reward": "lowest reward", "length": "longest",
+    "-length": "shortest", "mean_entropy": "highest entropy", "-mean_entropy": "lowest entropy",
+}  # fmt: skip
 
 _VIEWS = {"entropy": "entropy", "shaped_rewards": "shaped reward", "advantages": "advantage"}
 _HEATMAP_CAPTION = (
-    "One row per response of the group, correct ones above; the stronger the colour, the more uncertain. Below: how "
+    "One row per response of the group, by its number, correct ones above; the stronger the colour, the more "
+    "uncertain. Below: how "
     "many correct (d) and incorrect (h) responses reach each position; one without a verdict (?) counts in neither. "
     "GTPO compares a token's entropy with those in its column and of its own outcome."
 )
@@ -42,7 +51,7 @@ def num_bytes(data: Any) -> int:
     return len(page_json(data).encode("utf-8", "replace"))
 
 
-def samples(runs: Sequence[RunData], *, max_bytes: int) -> tuple[list[dict[str, Any]], list[str]]:
+def samples(runs: Sequence[RunData], *, max_bytes: int) -> tuple[dict[str, Any], list[str]]:
     """The groups of all runs, cut to the page's budget.
 
     Args:
@@ -50,29 +59,32 @@ def samples(runs: Sequence[RunData], *, max_bytes: int) -> tuple[list[dict[str, 
         max_bytes: size limit of all groups.
 
     Returns:
-        One mapping of plain values per run, whose ``groups`` may be empty; and sentences about what was left out.
+        ``runs``, one mapping of plain values per run, whose ``groups`` may be empty, and ``words``, the texts of
+        tokens, into which responses have indices; and sentences about what was left out.
     """
     for num_groups, num_tokens in _SIZES:
-        shown = [[_plain(group, num_tokens) for group in _evenly(run.groups, num_groups)] for run in runs]
-        if num_bytes(shown) <= max_bytes:
+        words: dict[str, int] = {}
+        shown = [[_plain(group, num_tokens, words) for group in _evenly(run.groups, num_groups)] for run in runs]
+        if len(words) <= MAX_WORDS and num_bytes([shown, list(words)]) <= max_bytes:
             break
     else:
-        shown = [[] for _ in runs]
+        shown, words = [[] for _ in runs], {}
     remarks = [
         f"{run.name}: {len(groups)} of {len(run.groups)} sampled groups are shown, to keep this page small."
         for run, groups in zip(runs, shown, strict=True)
         if len(groups) < len(run.groups)
     ]
-    return [_run(run.name, groups) for run, groups in zip(runs, shown, strict=True)], remarks
+    plain = [_run(run, groups) for run, groups in zip(runs, shown, strict=True)]
+    return {"runs": plain, "words": list(words)}, remarks
 
 
 def sample_section(runs: Sequence[dict[str, Any]]) -> str:
     """The frame as HTML, or a sentence if no run has sampled texts.
 
     Args:
-        runs: the first result of :func:`samples`.
+        runs: those of the first result of :func:`samples`.
     """
-    heading = '<section class="responses"><h2>Sampled responses</h2>'
+    heading = '<section class="responses" id="responses"><h2>Sampled responses</h2>'
     if not any(run["groups"] for run in runs):
         return f'{heading}<p class="missing">No sampled responses were logged.</p></section>'
     views = "".join(
@@ -83,13 +95,19 @@ def sample_section(runs: Sequence[dict[str, Any]]) -> str:
     scales = "".join(
         f'<span class="scale scale-{view}"><b class="low"></b><i></i><b class="high"></b></span>' for view in _VIEWS
     )
+    orders = "".join(f'<option value="{order}">{label}</option>' for order, label in _ORDERS.items())
     return (
         f'{heading}<div class="switch" id="switch" data-kept>'
         '<label class="pick" id="pick-run"><span>Run</span><select></select></label>'
         '<label class="pick" id="pick-group"><span>Group</span><select></select></label>'
         '<span class="choices step"><button type="button" id="previous" aria-label="previous group">&lsaquo;</button>'
         '<button type="button" id="next" aria-label="next group">&rsaquo;</button></span>'
-        f'<div class="choices" role="radiogroup" aria-label="Colour tokens by">{views}</div>{scales}</div>'
+        f'<div class="choices" role="radiogroup" aria-label="Colour tokens by">{views}</div>{scales}'
+        f'<label class="pick" id="pick-order"><span>Order</span><select>{orders}</select></label>'
+        '<label class="pick" id="search"><span>Search</span><input type="search" placeholder="text of a prompt or '
+        'response"></label>'
+        '<span class="choices"><button type="button" id="all" aria-pressed="false"></button></span>'
+        '<p class="about" id="found" role="status"></p></div>'
         '<div id="group" data-kept></div>'
         '<figure class="wide"><h2>Entropy by position and response <small>nats</small></h2>'
         '<div class="plot" id="plot-heatmap" data-kept role="img" aria-label="Entropy by position and response"></div>'
@@ -103,24 +121,28 @@ def _evenly(groups: Sequence[SampledGroup], most: int) -> list[SampledGroup]:
     return [groups[(index + 1) * len(groups) // count - 1] for index in range(count)]
 
 
-def _run(name: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    texts = [each for group in groups for each in group["responses"] if each["tokens"] is not None]
-    scales = {view: _scale([each[view] for each in texts]) for view in _VIEWS}
-    return {"name": name, "scales": scales, "groups": groups}
+def _run(run: RunData, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    responses = [response for group in run.groups for response in group.responses] if groups else []
+    scales = {view: _scale([getattr(response, view) for response in responses]) for view in _VIEWS}
+    return {"name": run.name, "scales": scales, "groups": groups}
 
 
-def _plain(group: SampledGroup, num_tokens: int) -> dict[str, Any]:
-    """Plain values of a group, with lists cut to ``num_tokens``."""
+def _plain(group: SampledGroup, num_tokens: int, words: dict[str, int]) -> dict[str, Any]:
+    """Plain values of a group, cut to ``num_tokens`` a response; adds the texts of its tokens to ``words``."""
     plain = {name: getattr(group, name) for name in ("step", "group_id", "prompt", "answer")}
-    of_response = [each.name for each in fields(ShownResponse)]
-    responses = [[getattr(response, name) for name in of_response] for response in group.responses]
-    cut = [[value[:num_tokens] if isinstance(value, list) else value for value in values] for values in responses]
-    return {**plain, "responses": [dict(zip(of_response, values, strict=True)) for values in cut]}
+    return {**plain, "responses": [_plain_response(response, num_tokens, words) for response in group.responses]}
 
 
-def _scale(values: Sequence[Sequence[float]]) -> float:
+def _plain_response(response: ShownResponse, num_tokens: int, words: dict[str, int]) -> dict[str, Any]:
+    plain = {each.name: getattr(response, each.name) for each in fields(ShownResponse)}
+    indices = [words.setdefault(token, len(words)) for token in response.tokens[:num_tokens]]
+    foreign = [index for index in response.foreign if index < num_tokens]
+    num_own = len(indices) - len(foreign)
+    plain |= {view: as_text(getattr(response, view)[: BYTES * num_own]) for view in _VIEWS}
+    return plain | {"foreign": foreign, "tokens": as_text(np.asarray(indices, dtype=np.int64).astype("<u2").tobytes())}
+
+
+def _scale(values: Sequence[bytes]) -> float:
     """The magnitude drawn at full colour; 0 if there are no values."""
-    magnitudes = np.sort(np.abs(np.fromiter(chain.from_iterable(values), np.float64)))
-    if not len(magnitudes):
-        return 0.0
-    return shortened(magnitudes[[int(SCALE_QUANTILE * (len(magnitudes) - 1))]])[0]
+    magnitudes = np.sort(np.abs(unpacked(b"".join(values))))
+    return float(magnitudes[int(SCALE_QUANTILE * (len(magnitudes) - 1))]) if len(magnitudes) else 0.0

@@ -18,6 +18,10 @@ ALARM = "#d93a2f"
 
 SIGNIFICANT_DIGITS = 6
 MIN_STEPS_TO_SMOOTH = 20
+MIN_STEPS_TO_FOLD = 5
+"""Fewer equal values say nothing about the next one."""
+SAME = 1e-6
+"""Relative difference below which values are the same to a reader; ratios of equal policies round by less."""
 FEW_STEPS = 10
 """Number of steps up to which an axis has a tick for each."""
 MAX_MARKED_POINTS = 12
@@ -60,7 +64,9 @@ class Figure:
         caption: explanation in a sentence or two.
         curves: the curves of each run.
         layout: plotly layout in addition to :func:`plain_figure`'s.
-        traces: plotly traces; empty if no run has values.
+        traces: plotly traces; empty if no run has values. ``meta`` of a curve over steps is the index of its run.
+        section: heading of the page under which it stands.
+        folded: why it has nothing to say, in one line; empty if it has.
     """
 
     key: str
@@ -70,6 +76,8 @@ class Figure:
     curves: tuple[Curve, ...] = ()
     layout: Mapping[str, Any] = field(default_factory=dict)
     traces: tuple[Any, ...] = ()
+    section: str = ""
+    folded: str = ""
 
 
 def draw_curves(runs: Sequence[RunData], figure: Figure) -> Figure:
@@ -86,7 +94,7 @@ def draw_curves(runs: Sequence[RunData], figure: Figure) -> Figure:
             kept, bucket = thinned(values, max(20, min(MAX_POINTS, MAX_POINTS_OF_ALL_RUNS // len(runs))))
             smoothed, width = smooth(values) if curve.is_smoothed else (values, 1)
             widest, coarsest = max(widest, width), max(coarsest, bucket)
-            look: dict[str, Any] = {"name": curve.label, "color": curve.color, "dash": curve.dash}
+            look: dict[str, Any] = {"name": curve.label, "color": curve.color, "dash": curve.dash, "meta": index}
             if len(runs) > 1:  # a colour per run, and one entry in the legend, which switches all its curves
                 is_first = not any(trace.legendgroup == run.name and trace.showlegend for trace in traces)
                 look |= {"name": run.name, "color": index, "legendgroup": run.name, "showlegend": is_first}
@@ -112,7 +120,25 @@ def draw_curves(runs: Sequence[RunData], figure: Figure) -> Figure:
         caption.append(f"Faint: as measured; strong: mean over {widest} steps.")
     if coarsest > 1:
         caption.append(f"Of every {coarsest} values only the least and the greatest are drawn.")
-    return replace(figure, traces=tuple(traces), caption=" ".join(caption))
+    return replace(figure, traces=tuple(traces), caption=" ".join(caption), folded=_nothing_to_say(runs, figure))
+
+
+def _nothing_to_say(runs: Sequence[RunData], figure: Figure) -> str:
+    """Why a figure needs no room: nothing was measured, or it is the same at every step of every run."""
+    constants = []
+    for curve in figure.curves:
+        values = [run.values(curve.metric) for run in runs]
+        measured = [own for own in values if own]
+        if not measured:
+            continue
+        least, greatest = min(map(min, measured)), max(map(max, measured))
+        is_short = max(map(len, measured)) < MIN_STEPS_TO_FOLD
+        if is_short or greatest - least > SAME * max(abs(least), abs(greatest)):
+            return ""
+        constants.append(f"{curve.label} {greatest:.4g}")
+    if not constants:
+        return f"not measured: no step has {' or '.join(curve.metric for curve in figure.curves)}"
+    return f"the same at every step: {', '.join(constants)}"
 
 
 def line(points: Sequence[tuple[int, float]], *, name: str, color: int | str, dash: str = "solid", **look: Any) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.report.page import content, document, plotly_script
+from gtpo_megatron.report.page import SCRIPTS, content, document, plotly_script
 from gtpo_megatron.report.run_data import CONFIG_FILE, read_runs
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE
 from gtpo_megatron.run_folder.rollout_log import rollout_files
@@ -39,13 +39,20 @@ class LiveReport:
     Args:
         folders: the run folders.
         status: returns one line about the runs' progress, at every request.
+        dollars_per_gpu_hour: see ``report.page.content``.
 
     Raises:
         DataError: no folders are given, or one does not exist.
     """
 
-    def __init__(self, folders: Sequence[Path], *, status: Callable[[], str] = str) -> None:
-        self._folders, self._status = list(folders), status
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        status: Callable[[], str] = str,
+        dollars_per_gpu_hour: float | None = None,
+    ) -> None:
+        self._folders, self._status, self._rate = list(folders), status, dollars_per_gpu_hour
         self._lock = threading.Lock()
         self._draw(self._state())
 
@@ -70,11 +77,11 @@ class LiveReport:
         if version == shown:
             return version, None
         live = f'<p id="live" role="status" data-version="{version}">{escape(status)}</p>'
-        return version, document(shown_now, live=live, scripts=("report.js", "watch.js"), plotly_at=_PLOTLY)
+        return version, document(shown_now, live=live, scripts=(*SCRIPTS, "watch.js"), plotly_at=_PLOTLY)
 
     def _draw(self, state: str) -> None:
         start = time.monotonic()
-        self._content, self._drawn_of = content(read_runs(self._folders)), state
+        self._content, self._drawn_of = content(read_runs(self._folders), dollars_per_gpu_hour=self._rate), state
         end = time.monotonic()
         self._not_before = end + PAUSE_PER_DRAWING * (end - start)
 

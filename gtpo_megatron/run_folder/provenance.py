@@ -1,4 +1,4 @@
-"""Versions, commit and machine of a run, logged at its start."""
+"""Versions, commit and machines of a run, logged at its start."""
 
 import importlib.metadata
 import logging
@@ -6,6 +6,8 @@ import platform
 import re
 import subprocess
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,48 @@ DISTRIBUTIONS = (
 _NO_CHECKOUT = "unknown (not a git checkout)"
 _VERSIONS = "versions: "
 _COMMIT = re.compile(r"commit (?P<commit>.+?), Python (?P<python>[^,]+), (?P<platform>.+)")
+_MACHINES = re.compile(
+    r"machines: (?P<gpus>\d{1,9})(?: x (?P<gpu>.+)| GPUs), (?P<cpus>\d{1,9}) CPUs, (?P<hosts>\d{1,9}) hosts?"
+)
+_TIME_CHARACTERS = 19
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """The machines of a run.
+
+    Attributes:
+        num_gpus: GPUs that the run uses; 0 if it runs on CPUs.
+        gpu: their name; several separated by " and "; empty without GPUs.
+        num_cpus: CPUs of all hosts.
+        num_hosts: hosts.
+    """
+
+    num_gpus: int
+    gpu: str
+    num_cpus: int
+    num_hosts: int
+
+    def __str__(self) -> str:
+        gpus = f"{self.num_gpus} x {self.gpu}" if self.num_gpus else "0 GPUs"
+        return f"{gpus}, {self.num_cpus} CPUs, {self.num_hosts} host{'s' if self.num_hosts > 1 else ''}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStart:
+    """One start of a run, as its log has it.
+
+    Attributes:
+        began: time of the start, on the clock of the driver's machine.
+        seconds: time from the start to the last line that the log has of it.
+        commit: commit of the code; empty if the log was cut before it.
+        machines: None if the log does not say.
+    """
+
+    began: datetime
+    seconds: float = 0.0
+    commit: str = ""
+    machines: Machines | None = None
 
 
 def log_provenance(config: RunConfig) -> None:
@@ -39,6 +83,56 @@ def log_provenance(config: RunConfig) -> None:
     logger.info("commit %s, Python %s, %s", commit(), platform.python_version(), platform.platform())
     logger.info("layout: %s, seed %d", config.parallel, config.seed)
     logger.debug("configuration:\n%s", to_yaml(config))
+
+
+def log_machines(machines: Machines) -> None:
+    """Logs the machines, once the processes of the run are on them."""
+    logger.info("machines: %s", machines)
+
+
+def logged_starts(log: Path) -> list[RunStart]:
+    """Reads the starts of a run from its ``log.txt``, in order; empty if the log has none.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
+    starts: list[RunStart] = []
+    with log.open(encoding="utf-8", errors="replace") if log.is_file() else nullcontext(()) as lines:
+        for line in lines:
+            time = _time(line)
+            if time is None:
+                continue  # the rest of a message of several lines
+            _, is_ours, text = line.rstrip("\n").partition(f" {__name__}: ")
+            if is_ours and text.startswith(_VERSIONS):
+                starts.append(RunStart(began=time))
+            elif starts:
+                seconds = max(0.0, (time - starts[-1].began).total_seconds())
+                starts[-1] = replace(starts[-1], seconds=seconds)
+                if is_ours:
+                    starts[-1] = _with_fact(starts[-1], text)
+    return starts
+
+
+def _with_fact(start: RunStart, text: str) -> RunStart:
+    if found := _COMMIT.fullmatch(text):
+        return replace(start, commit=found["commit"])
+    if found := _MACHINES.fullmatch(text):
+        machines = Machines(
+            num_gpus=int(found["gpus"]),
+            gpu=found["gpu"] or "",
+            num_cpus=int(found["cpus"]),
+            num_hosts=int(found["hosts"]),
+        )
+        return replace(start, machines=machines)
+    return start
+
+
+def _time(line: str) -> datetime | None:
+    """The time at the start of a log line; None if it has none."""
+    try:
+        return datetime.fromisoformat(line[:_TIME_CHARACTERS]) if line[:1].isdigit() and line[16:17] == ":" else None
+    except ValueError:
+        return None
 
 
 def versions() -> dict[str, str]:

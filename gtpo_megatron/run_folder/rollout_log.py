@@ -34,6 +34,7 @@ _TYPES = {
     "truncated": bool,
     "reward_failed": bool,
     "answer": str,
+    "problem_id": str,
     "info": str,
 }
 
@@ -56,6 +57,7 @@ class RolloutRecord:
         truncated: whether the length limit cut the response.
         reward_failed: whether the reward function gave no verdict.
         answer: the reference answer.
+        problem_id: id of the problem in its data set; "" if it is not known.
         parts: parts of the reward by name.
         info: what the reward function said about the response, as a JSON object; "" if nothing.
     """
@@ -72,6 +74,7 @@ class RolloutRecord:
     truncated: bool
     reward_failed: bool = False
     answer: str = ""
+    problem_id: str = ""
     foreign_spans: Sequence[Sequence[int]] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
     info: str = ""
@@ -244,7 +247,7 @@ def _plain(record: RolloutRecord) -> dict[str, Any]:
     for name in _PER_TOKEN:
         row[name] = [_rounded(value) for value in row[name]]
     row["parts"] = {name: part for name, part in record.parts.items() if math.isfinite(part)}
-    for name in ("parts", "info"):
+    for name in ("parts", "info", "problem_id"):
         if not row[name]:
             del row[name]
     row["reward"] = float(record.reward) if math.isfinite(record.reward) else None

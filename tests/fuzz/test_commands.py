@@ -129,8 +129,15 @@ TARGETS = {
             "run/metrics.jsonl": "jsonl",
             "run/data.json": "json",
             "run/rollouts/step_000001.jsonl": "jsonl",
+            "run/log.txt": "text",
         },
-        inputs=80,
+        inputs=100,
+        tolerant=True,
+    ),
+    "report: table": Target(
+        arguments=("report", "run", "--output", "out/report.html", "--parquet", "out/responses.parquet"),
+        files={"run/rollouts/step_000001.jsonl": "jsonl"},
+        inputs=40,
         tolerant=True,
     ),
     "watch": Target(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.batch import RewardBatch, TokenRecord
+from gtpo_megatron.batch import Problem, RewardBatch, TokenRecord
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
@@ -81,19 +81,16 @@ class StepLog:
             )
         rows = [row for row, group in enumerate(groups) if group in chosen]
         records = self._stages.actor.sample_records(sorted(chosen))
-        answers = {
-            group: problem.answer
-            for group, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True)
-        }
+        problems = dict(zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True))
         self._rollouts.write(
             step,
             [
-                self._readable(record, sampled.rewards, row, answers[record.group_id])
+                self._readable(record, sampled.rewards, row, problems[record.group_id])
                 for record, row in zip(records, rows, strict=True)
             ],
         )
 
-    def _readable(self, record: TokenRecord, rewards: RewardBatch, row: int, answer: str) -> RolloutRecord:
+    def _readable(self, record: TokenRecord, rewards: RewardBatch, row: int, problem: Problem) -> RolloutRecord:
         decode = self._tokenizer.decode
         texts = {token: decode([token]) for token in set(record.response_ids)}  # a call takes microseconds
         return RolloutRecord(
@@ -109,7 +106,8 @@ class StepLog:
             reward=float(rewards.rewards[row]),
             truncated=record.truncated,
             reward_failed=bool(rewards.failed[row]),
-            answer=answer,
+            answer=problem.answer,
+            problem_id=problem.problem_id,
             parts={name: float(part[row]) for name, part in rewards.parts.items()},
             info=rewards.info[row] if rewards.info else "",
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.observability.metrics import Max
+from gtpo_megatron.observability.metrics import Max, Sum
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck, check_version, without_gap
 from gtpo_megatron.orchestration.loop.sampling import Sampled
@@ -51,5 +51,9 @@ def training_step(
         stages.weight_sync.push(version=step)
     stages.memory_sharing.to_engine()
     pipeline.after_push(step)
+    own: Metrics = {
+        "rollout/staleness_count": Max(staleness),
+        "rollout/trained_tokens_count": Sum(int(sampled.rollouts.own_lengths.sum())),
+    }
     metrics = sampled.metrics | without_gap(scores, staleness) | credit | updates
-    return StepReport(sampled=sampled, metrics=metrics | {"rollout/staleness_count": Max(staleness)})
+    return StepReport(sampled=sampled, metrics=metrics | own)

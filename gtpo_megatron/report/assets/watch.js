@@ -16,8 +16,9 @@ report.isDrawn.then(async function follow() {
       const old = document.getElementById(node.id); // what is drawn and chosen
       if (old) node.replaceWith(old);
     }
-    const open = new Set([...document.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
-    for (const each of fresh.querySelectorAll("details")) each.open = open.has(each.firstElementChild.textContent);
+    const nameOf = (details) => details.id || details.firstElementChild.textContent;
+    const open = new Set([...document.querySelectorAll("details[open]")].map(nameOf));
+    for (const each of fresh.querySelectorAll("details")) each.open = open.has(nameOf(each));
     for (const part of ["#live", "main", "#data"]) document.querySelector(part).replaceWith(fresh.querySelector(part));
     document.title = fresh.title;
     await report.render();

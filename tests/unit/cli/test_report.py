@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from gtpo_megatron.cli import dispatch
@@ -44,3 +45,25 @@ def test_a_device_stays_what_it_is(run, tmp_path, capsys):
     assert dispatch.run(["report", str(run), "--output", "/dev/full"]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert Path("/dev/full").is_char_device()
+
+
+def test_the_responses_are_written_as_a_table_beside_the_page(tmp_path, capsys):
+    run, table = make_run(tmp_path / "full", num_steps=2), tmp_path / "new" / "responses.parquet"
+    assert dispatch.run(["report", str(run), "--parquet", str(table), "--dollars-per-gpu-hour", "3"]) == 0
+    assert capsys.readouterr().out.split() == [str(run / "report.html"), str(table)]
+    assert pyarrow.parquet.read_metadata(table).num_rows == 11
+    assert "$12.00 = 8 GPUs x 0.50 h x $3.00 a GPU and hour" in (run / "report.html").read_text()
+
+
+def test_a_table_that_cannot_be_written_and_a_price_that_is_none_are_one_line(run, tmp_path, capsys):
+    for options, status, message in (
+        (["--parquet", str(tmp_path / "x.parquet")], 1, "no sampled responses in"),
+        (["--parquet", str(tmp_path)], 2, f"--parquet {tmp_path} is a folder"),
+        (["--dollars-per-gpu-hour", "-1"], 2, "--dollars-per-gpu-hour -1 is no price"),
+        (["--dollars-per-gpu-hour", "nan"], 2, "dollars_per_gpu_hour=nan: must be finite"),
+    ):
+        assert dispatch.run(["report", str(run), *options]) == status
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "x.parquet").exists()

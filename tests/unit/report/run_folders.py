@@ -35,7 +35,14 @@ def step_metrics(step):
         "credit/entropy_correct_nats": 0.4,
         "credit/entropy_incorrect_nats": 0.6,
         "policy/clip_frac": 0.0,
+        "policy/ratio_mean": 1.0,
+        "policy/kl_old_nats": 0.0,
+        "off_policy/ratio_mean": 1.0 + 1e-8 * step,  # rounding
+        "off_policy/kl_nats": 1e-7 * step,
         "optimizer/grad_norm": 0.3,
+        "optimizer/learning_rate": 1e-4 * min(1.0, step / 4),
+        "rollout/response_tokens_count": 16_250.0,
+        "rollout/trained_tokens_count": 13_000.0,
         "credit/correct_tokens_negative_frac": 0.2,
         "credit/incorrect_tokens_positive_frac": 0.1,
         "credit/one_sided_groups_frac": 0.25,
@@ -50,6 +57,8 @@ def step_metrics(step):
         "sync/logprob_gap_p99_limit": 1e-4,
         "sync/logprob_gap_mean": 1e-6,
         "throughput/tokens_per_s": 2500.0,
+        "throughput/score_tokens_per_s": 30_000.0,
+        "throughput/update_tokens_per_s": 9000.0,
         "memory/peak_gib": 3.25,
         "timing/step_s": 6.5,
         **{f"timing/{stage}_s": seconds for stage, seconds in stages.items()},
@@ -71,10 +80,20 @@ def measured(mean, labels=("heldout",)):
     return rows
 
 
+LOG = """\
+2026-11-23 02:56:07,543 INFO    gtpo_megatron.run_folder.provenance: versions: gtpo-megatron 0.1.0, torch 2.13.0
+2026-11-23 02:56:07,925 INFO    gtpo_megatron.run_folder.provenance: commit 4d4b3f773d3d, Python 3.11.7, Linux-6
+2026-11-23 02:56:23,533 INFO    gtpo_megatron.run_folder.provenance: machines: 8 x NVIDIA H100, 96 CPUs, 1 host
+2026-11-23 03:26:07,000 INFO    gtpo_megatron.train: done
+"""
+"""Of a run of half an hour."""
+
+
 def make_run(folder, *, num_steps=40, metrics=step_metrics, config=CONFIG, responses=True, labels=("heldout",)):
     folder.mkdir(parents=True)
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "log.txt").write_text(LOG)
     contents = {
         f"eval/{label}": DataContent(origin="x.jsonl", problems=9, problems_sha256="a" * 64) for label in labels
     }

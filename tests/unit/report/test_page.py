@@ -1,9 +1,11 @@
+import base64
 import json
 import random
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from gtpo_megatron.errors import DataError
@@ -15,7 +17,7 @@ from tests.unit.report.run_folders import ATTACK, CONFIG, make_run, response, st
 MAX_BYTES = 8 << 20
 ALL_FIGURES = {
     "reward", "heldout", "best", "entropy", "length", "gap", "groups", "signs", "weights", "clip", "gradient", "memory",
-    "throughput", "time",
+    "throughput", "time", "ratio", "divergence", "rate",
 }  # fmt: skip
 
 
@@ -32,7 +34,7 @@ class Page(HTMLParser):
         self.close()
         assert self._open == []
         data = json.loads(self.scripts[0])
-        self.figures, self.runs = data["figures"], data["runs"]
+        self.figures, self.runs, self.words, self.axes = (data[name] for name in ("figures", "runs", "words", "axes"))
         self.text = re.sub(r"\s+", " ", "".join(self.texts))
 
     def handle_starttag(self, tag, attrs):
@@ -51,6 +53,11 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
+def tokens_of(page, response):
+    """The texts of a response's tokens, as the page's script finds them."""
+    return [page.words[index] for index in np.frombuffer(base64.b64decode(response["tokens"]), "<u2")]
+
+
 def report(tmp_path, *runs):
     out = tmp_path / "out" / "report.html"
     write_report(runs, out)
@@ -62,6 +69,8 @@ def test_a_whole_run_has_its_settings_headlines_and_every_figure(tmp_path):
     assert set(page.figures) == ALL_FIGURES
     for text in (
         "GTPO v6 · 40 of 40 steps · run run",
+        "commit4d4b3f773d3d",
+        "machines8 x NVIDIA H100, 96 CPUs, 1 host",
         "tiny_model",
         "31.0% → 42.0%",
         "mean@8, +11.0 points; 95% intervals [28.0, 33.0] and [39.0, 44.0]",
@@ -79,9 +88,11 @@ def test_a_whole_run_has_its_settings_headlines_and_every_figure(tmp_path):
 def test_the_file_is_small_and_needs_no_network(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "run"))
     assert len(page.html.encode()) < MAX_BYTES
+    ids = {attributes["id"] for attributes in page.attributes if "id" in attributes}
     for attributes in page.attributes:
         assert not attributes.keys() & {"src", "srcset", "action"}
-        assert attributes.get("href", "data:,") == "data:,"
+        link = attributes.get("href", "data:,")
+        assert link == "data:," or link[1:] in ids
     assert "@import" not in page.html.split("</style>")[0]
 
 
@@ -168,7 +179,7 @@ def test_the_runs_own_held_out_set_comes_before_its_benchmarks(tmp_path):
 def test_a_run_on_nothing_says_so_once(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "run", labels=()))
     assert not {key for key in page.figures if key.startswith(("heldout", "accuracy"))}
-    assert page.text.count("Not measured: Held-out accuracy.") == 1
+    assert page.text.count("Held-out accuracy not measured: no step has eval/heldout_mean_at_k") == 1
 
 
 def test_runs_of_different_sets_are_headed_by_one_they_share_or_each_by_its_own(tmp_path):
@@ -199,10 +210,10 @@ def test_a_run_of_an_older_version_is_drawn_as_far_as_it_goes(tmp_path):
 def test_what_a_model_wrote_is_text_on_the_page(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "run"))
     assert "img" not in page.tags
-    assert page.tags.count("script") == 3
+    assert page.tags.count("script") == 4
     (group,) = [group for group in page.runs[0]["groups"] if group["group_id"] == 0]
     assert "<b>now</b>" in group["prompt"]
-    assert [response["tokens"][2] for response in group["responses"] if response["tokens"]] == [ATTACK] * 4
+    assert [tokens_of(page, response)[2] for response in group["responses"]] == [ATTACK] * 10
 
 
 def test_a_name_of_a_run_or_recipe_is_text_on_the_page(tmp_path):
@@ -224,17 +235,21 @@ def test_several_runs_share_the_figures(tmp_path):
     assert "Steps differ (gtpo 40, grpo 10)" in page.text
     assert [trace["name"] for trace in page.figures["memory"]["data"]] == ["gtpo", "grpo"]
     assert [run["name"] for run in page.runs] == ["gtpo", "grpo"]
-    settings = page.html.split("<dl class='settings'>")[1].split("</dl>")[0]
+    settings = page.html.split("<dl class='settings shared'>")[1].split("</dl>")[0]
     assert "seed" not in settings  # differs
 
 
-def test_missing_figures_are_named_in_one_sentence(tmp_path):
+def test_missing_figures_are_folded_into_a_line_each(tmp_path):
     def sparse(step):
         return {"rollout/reward_mean": 0.5}
 
     page = report(tmp_path, make_run(tmp_path / "run", metrics=sparse, responses=False))
     assert set(page.figures) == {"reward", "heldout"}
-    assert "Not measured: Best 32 and best 16 responses, Policy entropy, Response length, Sampler" in page.text
+    for line in (
+        "Best 32 and best 16 responses not measured: no step has rollout/reward_best_32_mean or rollout/reward_best_16",
+        "Learning rate not measured: no step has optimizer/learning_rate",
+    ):
+        assert line in page.text
     assert "No sampled responses were logged." in page.text
 
 
@@ -267,6 +282,45 @@ def test_nan_in_the_metrics_leaves_a_gap_and_no_crash(tmp_path):
     page = report(tmp_path, make_run(tmp_path / "run", metrics=with_nan))
     assert "gradient" not in page.figures
     assert {trace["name"] for trace in page.figures["entropy"]["data"]} == {"correct", "incorrect"}
+
+
+def test_what_is_the_same_at_every_step_is_folded_with_its_value(tmp_path):
+    def rising(step):
+        return step_metrics(step) | {"policy/clip_frac": step / 1000}
+
+    flat, other = make_run(tmp_path / "flat"), make_run(tmp_path / "other", metrics=rising)
+    page = report(tmp_path, flat)
+    folded = {each["id"] for each in page.attributes if each.get("class") == "folded"}
+    assert folded == {
+        f"folded-{key}"
+        for key in ("best", "entropy", "groups", "ratio", "clip", "gradient", "signs", "weights", "throughput", "time")
+    } | {"folded-memory"}
+    assert "Importance ratio the same at every step: current to old 1, trainer to sampler 1" in page.text
+    assert "Clipped tokens the same at every step: all 0" in page.text
+    both = report(tmp_path, flat, other)
+    folded = {each["id"] for each in both.attributes if each.get("class") == "folded"}
+    assert "folded-clip" not in folded
+    assert "folded-entropy" in folded  # equal in both
+    short = report(tmp_path, make_run(tmp_path / "short", num_steps=4))
+    assert not [each for each in short.attributes if each.get("class") == "folded"]
+
+
+def test_runs_that_are_constant_and_differ_are_worth_a_look(tmp_path):
+    def other(step):
+        return step_metrics(step) | {"policy/clip_frac": 0.01}
+
+    page = report(tmp_path, make_run(tmp_path / "a"), make_run(tmp_path / "b", metrics=other))
+    assert "Clipped tokens the same" not in page.text
+
+
+def test_every_section_has_a_link_at_the_top(tmp_path):
+    page = report(tmp_path, make_run(tmp_path / "run"))
+    top, _, rest = page.html.partition("</nav>")
+    links = re.findall(r'href="#([^"]+)"', top.partition("<nav")[2])
+    assert links == ["health", "results", *(f"curves-{name}" for name in ("outcome", "policy", "credit", "machine")),
+                     "responses", "configuration"]  # fmt: skip
+    assert all(f"id='{link}'" in rest or f'id="{link}"' in rest for link in links)
+    assert {f"figure-{key}" for key in ALL_FIGURES} <= {each.get("id") for each in page.attributes}
 
 
 def test_entropies_by_outcome_are_drawn_where_the_overall_one_is_missing(tmp_path):
@@ -309,7 +363,7 @@ def test_long_runs_are_thinned_without_losing_a_peak_and_say_so(tmp_path):
         assert (gap["x"][0], gap["x"][-1]) == (1, 3000)
         means = page.figures["entropy"]["data"][1]
         assert (means["x"][0], means["x"][-1]) == (1, 3000)
-        assert len(json.dumps(page.figures)) < 1_700_000
+        assert len(json.dumps(page.figures)) < 2_000_000
         assert "values only the least and the greatest are drawn" in page.text
     assert "Of every 15 values" in report(tmp_path, run).text
 
@@ -338,7 +392,7 @@ def test_a_page_of_long_chinese_texts_and_many_digits_stays_within_its_bytes(tmp
         (run / "rollouts" / f"step_{step:06d}.jsonl").write_bytes(written)
     page = report(tmp_path, run)
     assert 6 << 20 < len(page.html.encode()) < MAX_BYTES
-    assert page.runs[0]["groups"][0]["responses"][0]["tokens"][0] in ("因此", "我们可以", "。", "<")
+    assert tokens_of(page, page.runs[0]["groups"][0]["responses"][0])[0] in ("因此", "我们可以", "。", "<")
 
 
 def test_a_report_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
+import base64
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from gtpo_megatron.report.packed import unpacked
 from gtpo_megatron.report.run_data import RunData
 from gtpo_megatron.report.sampled_groups import sampled_groups
 from gtpo_megatron.report.samples import num_bytes, samples
@@ -10,6 +12,19 @@ from gtpo_megatron.run_folder.rollout_log import RolloutRecord
 from tests.unit.report.run_folders import response
 
 ENOUGH = 10**9
+
+
+def numbers(text):
+    """Of one value per token, as the page's script reads them."""
+    return unpacked(base64.b64decode(text)).tolist()
+
+
+def texts(sampled, response):
+    return [sampled["words"][index] for index in np.frombuffer(base64.b64decode(response["tokens"]), "<u2")]
+
+
+def shown_runs(runs, *, max_bytes=ENOUGH):
+    return samples(runs, max_bytes=max_bytes)[0]["runs"]
 
 
 def run_of(*groups, threshold=0.5, name="run"):
@@ -28,24 +43,25 @@ def record(tokens, entropy, advantages, reward=1.0):
     )  # fmt: skip
 
 
-def test_all_responses_have_entropies_and_the_first_of_each_kind_are_text():
+def test_all_responses_have_their_text_and_numbers():
     group = [response(0, reward) for reward in (0.0, 1.0, 0.0, 1.0, 1.0, 0.0)]
-    (run,) = samples([run_of(group)], max_bytes=ENOUGH)[0]
+    sampled, _ = samples([run_of(group)], max_bytes=ENOUGH)
+    (run,) = sampled["runs"]
     (shown,) = run["groups"]
-    assert [each["entropy"] for each in shown["responses"]] == [[0, 1, 0.5]] * 6
-    assert [each["tokens"] is not None for each in shown["responses"]] == [True, True, True, True, False, False]
-    assert shown["responses"][1]["advantages"] == [0.5, 2, -0.25]
+    assert [numbers(each["entropy"]) for each in shown["responses"]] == [[0, 1, 0.5]] * 6
+    assert [texts(sampled, each) for each in shown["responses"]] == [list(group[0].tokens)] * 6
+    assert numbers(shown["responses"][1]["advantages"]) == [0.5, 2, -0.25]
     assert run["scales"] == {"entropy": 1, "shaped_rewards": 1.1, "advantages": 2}
 
 
 def test_the_runs_own_threshold_decides_what_is_correct_and_meeting_it_is_enough():
     def verdicts(threshold):
-        (run,) = samples([run_of([response(0, 0.6), response(0, 0.7)], threshold=threshold)], max_bytes=ENOUGH)[0]
+        (run,) = shown_runs([run_of([response(0, 0.6), response(0, 0.7)], threshold=threshold)])
         return [each["kind"] for each in run["groups"][0]["responses"]]
 
     assert verdicts(0.7) == ["incorrect", "correct"]
     as_float32 = float(np.float32(0.7))  # as it is logged, and below 0.7
-    (run,) = samples([run_of([response(0, as_float32), response(0, 0.2)], threshold=0.7)], max_bytes=ENOUGH)[0]
+    (run,) = shown_runs([run_of([response(0, as_float32), response(0, 0.2)], threshold=0.7)])
     assert [each["kind"] for each in run["groups"][0]["responses"]] == ["correct", "incorrect"]
     assert verdicts(0.5) == ["correct", "correct"]
 
@@ -53,24 +69,23 @@ def test_the_runs_own_threshold_decides_what_is_correct_and_meeting_it_is_enough
 def test_a_response_without_a_verdict_is_of_neither_kind():
     unclear = [replace(response(0, reward), reward_failed=True, truncated=True) for reward in (1.0, 0.0, 0.0)]
     run = run_of([*unclear, response(0, 0.0)])
-    (data,) = samples([run], max_bytes=ENOUGH)[0]
+    (data,) = shown_runs([run])
     shown = data["groups"][0]["responses"]
     assert [(each["kind"], each["truncated"]) for each in shown] == [("unjudged", True)] * 3 + [("incorrect", False)]
-    assert [each["tokens"] is not None for each in shown] == [True, True, False, True]
 
 
 def test_the_means_are_of_the_whole_response_however_much_is_shown():
     long = record(["t"] * 1500, [0.0] * 1024 + [1.0] * 476, [1.0] * 1024 + [-1.0] * 476)
-    shown = samples([run_of([long] * 4)], max_bytes=8_000)[0][0]["groups"][0]["responses"]
-    assert {len(each["entropy"]) for each in shown} == {256}
-    assert (shown[0]["length"], len(shown[0]["tokens"])) == (1500, 256)
+    shown = shown_runs([run_of([long] * 4)], max_bytes=13_000)[0]["groups"][0]["responses"]
+    assert {len(numbers(each["entropy"])) for each in shown} == {256}
+    assert (shown[0]["length"], len(numbers(shown[0]["tokens"]))) == (1500, 256)
     assert (shown[0]["mean_entropy"], shown[0]["mean_advantage"]) == (round(476 / 1500, 4), round(548 / 1500, 4))
 
 
 def test_nothing_to_tell_apart_has_a_scale_of_zero_and_an_empty_response_is_shown():
     flat = replace(response(0, 1.0), token_entropy=[0.0] * 3, shaped_rewards=[0.0] * 3, advantages=[0.0] * 3)
     empty = replace(response(0, 0.0), response="", tokens=(), token_entropy=(), shaped_rewards=(), advantages=())
-    (run,) = samples([run_of([flat, empty])], max_bytes=ENOUGH)[0]
+    (run,) = shown_runs([run_of([flat, empty])])
     assert run["scales"] == {"entropy": 0, "shaped_rewards": 0, "advantages": 0}
     assert run["groups"][0]["responses"][1]["length"] == 0
 
@@ -78,15 +93,17 @@ def test_nothing_to_tell_apart_has_a_scale_of_zero_and_an_empty_response_is_show
 def test_long_responses_are_cut_before_groups_are_left_out():
     long = [response(0, 1.0, tokens=("a", "b", "c") * 400), response(0, 0.0, tokens=("a", "b", "c") * 400)]
     run = run_of(*[long] * 64)
-    whole = num_bytes(samples([run], max_bytes=ENOUGH)[0][0]["groups"])
-    (cut,), remarks = samples([run], max_bytes=int(0.6 * whole))
+    whole = num_bytes(shown_runs([run])[0]["groups"])
+    sampled, remarks = samples([run], max_bytes=int(0.6 * whole))
+    (cut,) = sampled["runs"]
     assert remarks == []
-    assert {len(each["tokens"]) for group in cut["groups"] for each in group["responses"]} == {512}
+    assert {len(texts(sampled, each)) for group in cut["groups"] for each in group["responses"]} == {512}
     assert cut["groups"][0]["responses"][0]["length"] == 1200
-    (fewer,), remarks = samples([run], max_bytes=int(0.04 * whole))
+    sampled, remarks = samples([run], max_bytes=int(0.06 * whole))
+    (fewer,) = sampled["runs"]
     assert remarks == ["run: 16 of 64 sampled groups are shown, to keep this page small."]
     assert [group["step"] for group in fewer["groups"]] == list(range(4, 65, 4))
-    assert [each["groups"] for each in samples([run, run_of(long)], max_bytes=9)[0]] == [[], []]
+    assert [each["groups"] for each in shown_runs([run, run_of(long)], max_bytes=9)] == [[], []]
 
 
 @pytest.mark.parametrize("token", ["因此", "<", "\x00", '"', "\ud83d", "a"])
@@ -98,14 +115,23 @@ def test_the_budget_holds_whatever_the_characters_and_numbers(token, number):
     ]
     run = run_of(*[rows] * 12)
     for max_bytes in (1_000_000, 400_000, 150_000):
-        groups = samples([run], max_bytes=max_bytes)[0][0]["groups"]
-        assert 0.2 * max_bytes < num_bytes(groups) <= max_bytes + 2
+        sampled, _ = samples([run], max_bytes=max_bytes)
+        taken = num_bytes([sampled["runs"][0]["groups"], sampled["words"]])
+        assert 0.2 * max_bytes < taken <= max_bytes
 
 
 def test_the_page_is_told_which_tokens_are_somebody_elses():
     mixed = replace(record(["a", "x", "b"], [1.0, 0.0, 2.0], [1.0, 0.0, -1.0]), foreign_spans=[(1, 2)])
-    (run,) = samples([run_of([mixed, record(["a"], [1.0], [1.0])])], max_bytes=ENOUGH)[0]
-    first, plain = run["groups"][0]["responses"]
-    assert (first["tokens"], first["foreign"], first["num_tokens"], first["length"]) == (["a", "x", "b"], [1], 3, 2)
-    assert (first["entropy"], first["advantages"]) == ([1, 2], [1, -1])
+    sampled, _ = samples([run_of([mixed, record(["a"], [1.0], [1.0])])], max_bytes=ENOUGH)
+    first, plain = sampled["runs"][0]["groups"][0]["responses"]
+    assert (texts(sampled, first), first["foreign"]) == (["a", "x", "b"], [1])
+    assert (first["num_tokens"], first["length"]) == (3, 2)
+    assert (numbers(first["entropy"]), numbers(first["advantages"])) == ([1, 2], [1, -1])
     assert plain["foreign"] == []
+
+
+def test_more_different_tokens_than_indices_are_cut_as_too_many_bytes_are(monkeypatch):
+    monkeypatch.setattr("gtpo_megatron.report.samples.MAX_WORDS", 300)
+    run = run_of([record([f"{number}" for number in range(1000)], [1.0] * 1000, [1.0] * 1000)])
+    sampled, _ = samples([run], max_bytes=ENOUGH)
+    assert texts(sampled, sampled["runs"][0]["groups"][0]["responses"][0]) == [f"{number}" for number in range(256)]

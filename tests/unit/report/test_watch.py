@@ -100,10 +100,10 @@ def test_drawing_takes_a_fifth_of_the_time_at_most(folder, monkeypatch):
     now = [0.0]
     drawn = []
 
-    def content(runs):
+    def content(runs, **options):
         drawn.append(now[0])
         now[0] += 3.0
-        return report.content(runs)
+        return report.content(runs, **options)
 
     monkeypatch.setattr(watch, "PAUSE_PER_DRAWING", PAUSE)
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
@@ -263,7 +263,7 @@ def test_an_open_page_follows_the_run(folder, tmp_path):
     assert len(asked) > 2
     assert "5 of 40 steps" in page
     assert re.search(r'<p id="live"[^>]*>asked \d+ times</p>', page)
-    assert page.count('data-drawn="yes"') == 1 + 15  # the page's own, and every plot's
+    assert page.count('data-drawn="yes"') == 1 + page.count('id="plot-') - page.count('<details class="folded"')
 
 
 CHOOSE = """report.isDrawn.then(() => {{
@@ -311,6 +311,37 @@ def test_the_group_being_read_stays_while_others_come_and_go(tmp_path, monkeypat
     assert len(re.findall("<option[^>]*>step [1345] ", page)) == 4
     assert '<option value="0">early' in page
     assert re.search(r'class="prompt">Compute (\d+)', page)[1] == str(step)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+def test_the_axis_and_what_was_unfolded_stay_while_the_run_goes_on(tmp_path, monkeypatch):
+    reader = """report.isDrawn.then(() => {
+      document.querySelector("input[name=axis][value=sampled]").click();
+      document.getElementById("folded-clip").open = true;
+      const search = document.querySelector("#search input");
+      search.value = "compute 1";
+      search.dispatchEvent(new Event("input", { bubbles: true }));
+    });"""
+    asset = report._asset
+    monkeypatch.setattr(report, "_asset", lambda name: (reader if name == "watch.js" else "") + asset(name))
+    run, asked = make_run(tmp_path / "run", num_steps=6), []
+
+    def status():
+        asked.append(1)
+        if len(asked) == 2:
+            add_step(run, 7)
+        return f"asked {len(asked)} times"
+
+    page, console = browse(LiveReport([run], status=status, dollars_per_gpu_hour=2.0), tmp_path / "profile")
+    assert console == []
+    assert len(asked) > 2
+    assert "7 of 40 steps" in page
+    assert "$8.00 = 8 GPUs x 0.50 h x $2.00 a GPU and hour" in page
+    assert re.search(r'<details class="folded" id="folded-clip" open=""', page)
+    titles = re.findall(r'<text class="xtitle"[^>]*>([^<]*)', page)
+    assert set(titles) == {"sampled tokens", "position"}
+    assert re.search(r'class="prompt">Compute (\d+)', page)[1] == "1"
+    assert "1 responses in 1 of 2 groups" in page
 
 
 def test_at_step_0_it_says_what_will_appear_and_when(tmp_path):

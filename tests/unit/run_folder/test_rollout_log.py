@@ -48,12 +48,13 @@ def test_a_step_is_written_to_its_own_file_and_reads_back(tmp_path):
 
 
 def test_parts_and_info_of_the_reward_read_back_and_are_not_written_without(tmp_path):
-    told = record(parts={"tests": 0.5, "missing": float("nan")}, info='{"tests": ["passed", "timeout"]}')
+    info = '{"tests": ["passed", "timeout"]}'
+    told = record(parts={"tests": 0.5, "missing": float("nan")}, info=info, problem_id="gsm8k/1")
     path = write(tmp_path, 1, [told, record()])
     first, second = iter_rollouts(path)
-    assert (first.parts, first.info) == ({"tests": 0.5}, told.info)
+    assert (first.parts, first.info, first.problem_id) == ({"tests": 0.5}, info, "gsm8k/1")
     assert (second.parts, second.info) == ({}, "")
-    assert not {"parts", "info"} & json.loads(path.read_text().split("\n")[1]).keys()
+    assert not {"parts", "info", "problem_id"} & json.loads(path.read_text().split("\n")[1]).keys()
 
 
 @pytest.mark.parametrize("wrong", [{"parts": [1]}, {"parts": {"a": "1"}}, {"info": {}}])
