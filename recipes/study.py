@@ -1,32 +1,59 @@
-"""The comparison study: one tiny task, one budget, and methods that differ in how they assign credit.
+"""The comparison studies: tiny tasks, one budget, and methods that differ in how they assign credit.
 
-Every arm samples the same number of responses from the same prompts in the same order, with the same model, optimizer
-and seeds. DAPO therefore runs without its dynamic sampling, which would sample more. The problems are the harder half
-of the arithmetic task (four terms each), so that no arm comes near the top. docs/study.md says why these sizes.
+``study`` asks the main question; ``learning_rates`` and ``own_best`` whether it was asked fairly; ``dose`` how much
+entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere. docs/study.md is their plan.
+
+Every arm of a study samples the same number of responses from the same prompts in the same order, with the same model,
+optimizer and seeds. Methods that sample more as published (DAPO, EAPO, STARE) therefore run without it. The problems
+are the harder half of the arithmetic task (four terms each), so that no arm comes near the top.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
+    DPPOConfig,
     DynamicSamplingConfig,
+    EAPOConfig,
     EntropyAdvantageConfig,
     GRPOConfig,
     GRPOSConfig,
     GTPOConfig,
+    STAREConfig,
     TopEntropyConfig,
 )
 from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.study.plan import Arm, Recipe, Study
+from gtpo_megatron.study.plan import Arm, Needed, PlannedComparison, Recipe, Study
 from recipes import tiny_cpu
 
 NUM_STEPS = 24
 PROMPTS_PER_STEP = 16
 EVALUATION_SAMPLES = 4
+NUM_SEEDS = 20
+FEW_SEEDS = 8
+RATE_SEEDS = range(100, 104)
+"""Seeds that learning rates are chosen on, and that no other run has."""
+PROGRAM_STEPS = 32
+"""Once over the 512 programs."""
 
+SMALL_MODEL = "runs/models/small_qwen2"
+SMALL_MODEL_COMMAND = (
+    f".venv/bin/python -m tools.make_tiny_model --out {SMALL_MODEL} --hidden-size 256 --num-threads 2 "
+    "--num-drill-steps 100 --num-solution-steps 400 480 560"
+)
+"""Makes a model of 4.1 million parameters, taught on the same data as the tiny one; 16 MB, so it is not committed."""
+
+MAIN_ARMS = ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo")
+DOSE_ARMS = ("gtpo_alpha2_0", "gtpo_alpha2_0.03", "gtpo", "gtpo_alpha2_0.3", "gtpo_alpha2_1")
+DOSES = (0.0, 0.03, 0.1, 0.3, 1.0)
+"""alpha2 of ``DOSE_ARMS``."""
+RIVALS = ("eapo", "stare", "dppo")
+
+_NO_MORE_SAMPLES = DynamicSamplingConfig(enabled=False)
 _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
     "gtpo": ("GTPO v6", "Token rewards shaped by entropy, the paper's settings.", lambda _: GTPOConfig()),
     "gtpo_alpha2_0": (
@@ -44,7 +71,7 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
         "DAPO",
         "Clip-higher, token-level loss and soft overlong penalty; without dynamic sampling, for an equal budget.",
         lambda _: DAPOConfig(
-            dynamic_sampling=DynamicSamplingConfig(enabled=False),
+            dynamic_sampling=_NO_MORE_SAMPLES,
             length_penalty=SoftOverlongPenalty(
                 max_tokens=tiny_cpu.MAX_RESPONSE_TOKENS,
                 buffer_tokens=tiny_cpu.MAX_RESPONSE_TOKENS // 4,
@@ -53,6 +80,17 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
         ),
     ),
     "grpo": ("GRPO", "Rewards standardised over the group, without a KL term: the baseline.", lambda _: GRPOConfig()),
+    "gtpo_alpha2_0.03": (
+        "GTPO, alpha2 = 0.03",
+        "A third of the paper's weight of entropy.",
+        lambda _: GTPOConfig(alpha2=0.03),
+    ),
+    "gtpo_alpha2_0.3": ("GTPO, alpha2 = 0.3", "Three times the paper's weight.", lambda _: GTPOConfig(alpha2=0.3)),
+    "gtpo_alpha2_1": (
+        "GTPO, alpha2 = 1",
+        "Ten times the paper's weight: entropy counts as much as the outcome.",
+        lambda _: GTPOConfig(alpha2=1.0),
+    ),
     "gtpo_v1": ("GTPO v1", "Only correct tokens are shaped; one pool.", lambda _: GTPOConfig(formulation="v1")),
     "gtpo_v2": (
         "GTPO v2",
@@ -79,33 +117,107 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
         "Gradient from the tokens of highest entropy only (arXiv 2506.01939).",
         lambda _: TopEntropyConfig(),
     ),
+    "eapo": (
+        "EAPO",
+        "Advantages grow with entropy by a bounded share of themselves (arXiv 2604.11056); no dynamic sampling.",
+        lambda _: EAPOConfig(dynamic_sampling=_NO_MORE_SAMPLES),
+    ),
+    "stare": (
+        "STARE",
+        "While entropy is low, surprising tokens of positive advantage weigh more (arXiv 2606.19236); no dynamic "
+        "sampling.",
+        lambda _: STAREConfig(dynamic_sampling=_NO_MORE_SAMPLES),
+    ),
+    "dppo": (
+        "DPPO",
+        "Tokens whose probability moved too far from the sampler's have no gradient (arXiv 2602.04879).",
+        lambda _: DPPOConfig(norm_tokens=tiny_cpu.MAX_RESPONSE_TOKENS),
+    ),
 }
-"""Name -> label, what it is, and its settings for a seed; the first six are the study, the others come on request."""
+"""Name -> label, what it is, and its settings for a seed. FIPO is not here: it needs several updates a batch."""
+
+COMMON_RATE = 2e-4
+RATES = {"half": 1e-4, "double": 4e-4, "quadruple": 8e-4}
+"""Learning rates besides the common one, by the ending of an arm's name."""
 
 
 def study() -> Study:
-    """Six arms of five seeds, and six more arms on request."""
+    """The main question: four arms of twenty seeds; the other arms on request."""
     return Study(
         name="Credit by entropy on four-term arithmetic",
-        arms=tuple(
-            Arm(name=name, label=label, about=about, recipe=_recipe(name))
-            for name, (label, about, _) in _ALGORITHMS.items()
-        ),
-        default_arms=("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo_s", "dapo", "grpo"),
+        arms=_arms(_ALGORITHMS),
+        default_arms=MAIN_ARMS,
         baseline="grpo",
         num_steps=NUM_STEPS,
+        num_seeds=NUM_SEEDS,
+        comparisons=(
+            PlannedComparison(method="gtpo", baseline="grpo", is_primary=True),
+            PlannedComparison(method="gtpo", baseline="gtpo_alpha2_0"),
+            PlannedComparison(method="gtpo", baseline="gtpo_shuffled"),
+        ),
     )
 
 
-def _recipe(name: str) -> Recipe:
-    def recipe(*, num_steps: int, seed: int) -> RunConfig:
-        return study_run(name, _ALGORITHMS[name][2](seed), num_steps=num_steps, seed=seed)
+def learning_rates() -> Study:
+    """The four main arms with four learning rates, on seeds of their own."""
+    arms = tuple(arm for name in MAIN_ARMS for arm in (*_arms([name]), *(_at_rate(name, rate) for rate in RATES)))
+    return Study(
+        name="Learning rates of the four arms",
+        arms=arms,
+        default_arms=tuple(arm.name for arm in arms),
+        baseline="grpo",
+        num_steps=NUM_STEPS,
+        num_seeds=len(RATE_SEEDS),
+        first_seed=RATE_SEEDS.start,
+        alternatives=tuple((name, *(f"{name}_{ending}" for ending in RATES)) for name in MAIN_ARMS),
+    )
 
-    return recipe
+
+def own_best() -> Study:
+    """The same arms with the seeds of the main study; those at their own best are asked for by name."""
+    return replace(
+        learning_rates(),
+        name="The four arms at their own best learning rates",
+        default_arms=MAIN_ARMS,
+        num_seeds=NUM_SEEDS,
+        first_seed=0,
+        alternatives=(),
+    )
+
+
+def dose() -> Study:
+    """How much entropy: GTPO over alpha2, beside its earlier formulations and this year's rivals."""
+    levels = tuple(zip(DOSE_ARMS, DOSES, strict=True))
+    names = (*DOSE_ARMS, "gtpo_v1", "gtpo_v2", *RIVALS, "grpo")
+    return Study(
+        name="GTPO over alpha2, and its rivals",
+        arms=_arms(names),
+        default_arms=names,
+        baseline="grpo",
+        num_steps=NUM_STEPS,
+        num_seeds=FEW_SEEDS,
+        dose=levels,
+        dose_name="alpha2",
+    )
+
+
+def second_size() -> Study:
+    """GTPO and GRPO on a model of 4.1 million parameters."""
+    return _direction(
+        "Four-term arithmetic with 4.1 million parameters",
+        lambda config: replace(config, name=f"{config.name}_small", model=replace(config.model, path=SMALL_MODEL)),
+        num_steps=NUM_STEPS,
+        needed=(Needed(path=f"{SMALL_MODEL}/model.safetensors", command=SMALL_MODEL_COMMAND),),
+    )
+
+
+def second_task() -> Study:
+    """GTPO and GRPO on short programs, which are run on tests."""
+    return _direction("Short programs", _with_programs, num_steps=PROGRAM_STEPS)
 
 
 def study_run(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: int) -> RunConfig:
-    """One run of the budget that all arms have."""
+    """One run of the budget that all arms have, in the quickstart's processes."""
     base = tiny_cpu.gtpo(num_steps=num_steps, seed=seed)
     arithmetic = tiny_cpu.ASSETS / "arithmetic"
     return replace(
@@ -122,4 +234,72 @@ def study_run(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: in
         ),
         checkpoint=replace(base.checkpoint, every_steps=max(1, num_steps // 3), keep=1, export_hf=False),
         logging=replace(base.logging, tensorboard=False),
+    )
+
+
+Change = Callable[[RunConfig], RunConfig]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ArmRecipe:
+    """Runs of one arm, each in one process of one rank; two at once on two cores take as long as one on two ranks."""
+
+    name: str
+    algorithm: Callable[[int], AlgorithmConfig]
+    change: Change
+
+    def __call__(self, *, num_steps: int, seed: int) -> RunConfig:
+        run = study_run(self.name, self.algorithm(seed), num_steps=num_steps, seed=seed)
+        cluster = replace(run.cluster, mode="local")
+        return self.change(replace(run, parallel=ParallelConfig(num_ranks=1), cluster=cluster))
+
+
+def _recipe(name: str, change: Change = lambda config: config) -> Recipe:
+    return _ArmRecipe(name=name, algorithm=_ALGORITHMS[name][2], change=change)
+
+
+def _arms(names: Iterable[str], change: Change = lambda config: config) -> tuple[Arm, ...]:
+    return tuple(
+        Arm(name=name, label=_ALGORITHMS[name][0], about=_ALGORITHMS[name][1], recipe=_recipe(name, change))
+        for name in names
+    )
+
+
+def _at_rate(name: str, ending: str) -> Arm:
+    label, about, _ = _ALGORITHMS[name]
+    rate = RATES[ending]
+
+    def at_rate(config: RunConfig) -> RunConfig:
+        optimizer = replace(config.optimizer, learning_rate=rate)
+        return replace(config, name=f"{config.name}_{ending}", optimizer=optimizer)
+
+    return Arm(name=f"{name}_{ending}", label=f"{label}, {rate:g}", about=about, recipe=_recipe(name, at_rate))
+
+
+def _direction(name: str, change: Change, *, num_steps: int, needed: tuple[Needed, ...] = ()) -> Study:
+    return Study(
+        name=name,
+        arms=_arms(("gtpo", "grpo"), change),
+        default_arms=("gtpo", "grpo"),
+        baseline="grpo",
+        num_steps=num_steps,
+        num_seeds=FEW_SEEDS,
+        comparisons=(PlannedComparison(method="gtpo", baseline="grpo"),),
+        needed=needed,
+    )
+
+
+def _with_programs(config: RunConfig) -> RunConfig:
+    code = tiny_cpu.code_gtpo(num_steps=config.num_steps, seed=config.seed)
+    data = replace(code.data, prompts_per_step=PROMPTS_PER_STEP)
+    held_out = replace(code.evaluation, every_steps=config.num_steps, num_problems=0, samples=EVALUATION_SAMPLES)
+    return replace(
+        config,
+        name=f"{config.name}_programs",
+        model=code.model,
+        data=data,
+        evaluation=held_out,
+        algorithm=replace(config.algorithm, success_threshold=code.algorithm.success_threshold),
+        rollout=code.rollout,
+        reward=replace(code.reward, num_workers=1),
     )

@@ -1,7 +1,7 @@
 """Makes ``recipes/assets/tiny_qwen2``: a Qwen2 model of a million parameters that solves some of the arithmetic task.
 
 ``--kind qwen3_moe --out recipes/assets/tiny_qwen3_moe`` makes the Qwen3-MoE of 1.86 million parameters beside it: 8
-experts per layer, 2 per token.
+experts per layer, 2 per token. ``--hidden-size`` makes larger ones; ``recipes/study.py`` has the command of its own.
 
 A supervised warm-up on generated solutions teaches the format and most of the arithmetic, then stops early: sampling at
 temperature 1 is right on a quarter of the held-out problems, so reinforcement learning has both signal and room.
@@ -33,6 +33,7 @@ from transformers import (
 )
 
 from gtpo_megatron.cli.arguments import options_or_exit
+from gtpo_megatron.errors import ConfigError
 from tools.arithmetic import (
     ArithmeticTask,
     canonical,
@@ -48,6 +49,7 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 339
 """256 bytes, three special tokens, 80 merges; odd, so that tensor parallelism must pad the vocabulary."""
 MAX_POSITIONS = 512
+HIDDEN_SIZE, HEAD_SIZE = 128, 32
 IGNORED = -100
 POOL_BATCHES = 32
 DRILL_TOKENS = 96
@@ -162,17 +164,26 @@ def solution_batches(
             yield inputs, labels
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase, seed: int, kind: Kind = "qwen2") -> PreTrainedModel:
-    """Random weights; sizes divide by tensor parallel 2, pipeline parallel 2 and 4, and expert parallel up to 8."""
+def build_model(
+    tokenizer: PreTrainedTokenizerBase, seed: int, kind: Kind = "qwen2", *, hidden_size: int = HIDDEN_SIZE
+) -> PreTrainedModel:
+    """Random weights; sizes divide by tensor parallel 2, pipeline parallel 2 and 4, and expert parallel up to 8.
+
+    Args:
+        tokenizer: of the model.
+        seed: of the weights.
+        kind: of the model.
+        hidden_size: a multiple of 64; heads have 32 dimensions at any.
+    """
     pad_id, end_id = tokenizer.convert_tokens_to_ids([PAD, END])
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {
         "vocab_size": len(tokenizer),
-        "hidden_size": 128,
-        "intermediate_size": 512,
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size,
         "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": hidden_size // HEAD_SIZE,
+        "num_key_value_heads": hidden_size // (2 * HEAD_SIZE),
         "max_position_embeddings": MAX_POSITIONS,
         "initializer_range": 0.05,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -185,7 +196,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase, seed: int, kind: Kind = "qwe
         return Qwen2ForCausalLM(Qwen2Config(**sizes))
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
     balance = {"router_aux_loss_coef": BALANCE_COEFFICIENT}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, head_dim=32, **experts, **balance))
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, head_dim=HEAD_SIZE, **experts, **balance))
 
 
 class _MatricesOfExperts:
@@ -275,6 +286,7 @@ class Options:
     Attributes:
         out: folder.
         kind: of the model.
+        hidden_size: of the model; 256 makes one of 4.1 million parameters.
         num_drill_steps: steps on drills.
         num_solution_steps: steps on solutions, one number a round.
         batch_size: sequences a step.
@@ -286,6 +298,7 @@ class Options:
 
     out: Path = ASSETS
     kind: Kind = "qwen2"
+    hidden_size: int = HIDDEN_SIZE
     num_drill_steps: int = 250
     num_solution_steps: tuple[int, ...] = (800, 600)
     batch_size: int = 32
@@ -293,6 +306,10 @@ class Options:
     leap_rate: float = LEAP_RATE
     num_threads: int = 1
     seed: int = SEED
+
+    def __post_init__(self) -> None:
+        if self.hidden_size < 1 or self.hidden_size % (2 * HEAD_SIZE):
+            raise ConfigError(f"hidden_size={self.hidden_size}: must be a multiple of {2 * HEAD_SIZE}")
 
 
 def main() -> None:
@@ -307,7 +324,7 @@ def main() -> None:
     solutions = solution_batches(
         tokenizer, forbidden, batch_size=args.batch_size, leap_rate=args.leap_rate, seed=args.seed + 2
     )
-    model = build_model(tokenizer, args.seed, args.kind)
+    model = build_model(tokenizer, args.seed, args.kind, hidden_size=args.hidden_size)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     warm_up(model, drills, num_steps=args.num_drill_steps, learning_rate=args.learning_rate, name="drill")
     for turn, num_steps in enumerate(args.num_solution_steps, start=1):

@@ -32,7 +32,10 @@ class StudyOptions:
         baseline: the arm that the others are compared with; empty means the study's default. Another one writes
             ``table_BASELINE.md`` and ``study_BASELINE.html``.
         minutes: time limit of this session; 0 sets none. The same command continues later.
+        side_by_side: runs that are trained at once; the results are the same. More than cores gain nothing.
+        blind: show counts, minutes and failures only, and no table before the last of the asked-for runs.
         output: folder of summaries and table.
+        shared: folders of other studies' summaries; a run that one of them has, with the same settings, is done.
         runs_dir: folder of the run folders, and of the page with the curves.
         table_only: write table and page of the finished runs; train nothing.
     """
@@ -43,16 +46,24 @@ class StudyOptions:
     num_steps: int = 0
     baseline: str = ""
     minutes: float = 0.0
+    side_by_side: int = 1
+    blind: bool = False
     output: str = "benchmarks/results/study"
+    shared: tuple[str, ...] = ()
     runs_dir: str = "runs/study"
     table_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.side_by_side < 1:
+            raise ConfigError(f"side_by_side={self.side_by_side}: must be at least 1")
 
 
 def run(arguments: Sequence[str]) -> int:
     """``study``; status 1 if a run failed, 75 if time was up before all were done, 130 after Ctrl-C."""
     options = parse_options(StudyOptions, arguments, program="gtpo-megatron study")
+    from gtpo_megatron.study.finished import progress
     from gtpo_megatron.study.page import write_results  # before training, since it fails without scipy
-    from gtpo_megatron.study.plan import planned_runs
+    from gtpo_megatron.study.plan import planned_runs, require_needed
     from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
 
     study = load_study(options.study)
@@ -60,13 +71,15 @@ def run(arguments: Sequence[str]) -> int:
     if options.baseline not in ("", study.baseline):
         study, suffix = replace(study, baseline=options.baseline), f"_{options.baseline}"
     arms = options.arms or study.default_arms
-    output, runs_dir = Path(options.output), Path(options.runs_dir)
+    folders, runs_dir = [Path(options.output), *map(Path, options.shared)], Path(options.runs_dir)
     runs = planned_runs(
         study, arms, num_seeds=options.num_seeds or study.num_seeds, num_steps=options.num_steps or study.num_steps
     )
     report = SessionReport()
     is_interrupted = False
+    note = _say_blindly if options.blind else _say
     if not options.table_only:
+        require_needed(study)
         deadline = time.monotonic() + 60 * options.minutes if options.minutes > 0 else float("inf")
         # SIGTERM also ends the current run
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))
@@ -75,16 +88,20 @@ def run(arguments: Sequence[str]) -> int:
                 runs,
                 ProcessTrainer(runs_dir, deadline=deadline),
                 runs_dir=runs_dir,
-                output=output,
+                folders=folders,
                 deadline=deadline,
-                note=_say,
+                note=note,
+                side_by_side=options.side_by_side,
             )
         except KeyboardInterrupt:
             is_interrupted = True
             _say("interrupted; the same command goes on with the runs that are missing")
         finally:
             signal.signal(signal.SIGTERM, before)
-    _say(write_results(study, output, runs_dir, num_steps=options.num_steps or study.num_steps, suffix=suffix))
+    _say(
+        (options.blind and progress(runs, folders))
+        or write_results(study, folders, runs_dir, num_steps=options.num_steps or study.num_steps, suffix=suffix)
+    )
     if is_interrupted:
         return EXIT_INTERRUPTED
     if report.failed:
@@ -111,9 +128,14 @@ def _say(sentence: str) -> None:
     sys.stdout.flush()
 
 
+def _say_blindly(sentence: str) -> None:
+    """The first line: what follows it is the end of a failed run's output, where accuracies are."""
+    _say(sentence.partition("\n")[0])
+
+
 COMMAND = Command(
     usage="""\
-  study [--minutes N] [--arms A B ...] [--num-seeds N] [--table-only]
+  study [--minutes N] [--arms A B ...] [--num-seeds N] [--side-by-side N] [--blind] [--table-only]
                     compares algorithms over seeds on the tiny task; goes on where it was left""",
     run=run,
     options=StudyOptions,

@@ -16,7 +16,8 @@ from gtpo_megatron.errors import ConfigError, DataError, ShapeError
 from gtpo_megatron.evaluation.intervals import CONFIDENCE, Interval, bootstrap_interval
 
 try:
-    from scipy.special import stdtr, stdtrit  # Student's t: distribution function and quantile
+    # Student's t: distribution function and quantile; the noncentral one's; the quantile of chi squared
+    from scipy.special import chdtri, nctdtr, stdtr, stdtrit
 except ImportError as problem:
     raise ConfigError(
         f"a study's statistics need scipy, which cannot be imported ({problem}); install the extra: "
@@ -72,17 +73,22 @@ def compare(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0
     differences = [float(left) - float(right) for left, right in zip(method, baseline, strict=True)]
     if not all(map(math.isfinite, differences)):
         raise DataError("a result is not finite; leave out seeds without a result")
-    mean, n = fmean(differences), len(differences)
-    error = standard_error(differences)
-    reach = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error if n > 1 else math.inf
+    n, error = len(differences), standard_error(differences)
     return PairedComparison(
         num_pairs=n,
         difference=bootstrap_interval(differences, seed=seed),
-        t_interval=(mean - reach, mean + reach),
+        t_interval=t_interval(differences),
         p_t=paired_t_p(differences),
         p_sign_flip=sign_flip_p(differences, seed=seed),
         smallest_detectable=smallest_detectable(error, n),
     )
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95% interval of the mean; infinite for one value."""
+    mean, error, n = fmean(values), standard_error(values), len(values)
+    reach = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error if n > 1 else math.inf
+    return mean - reach, mean + reach
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -130,6 +136,29 @@ def smallest_detectable(error: float, num_pairs: int, *, power: float = POWER) -
         return math.inf
     degrees = num_pairs - 1
     return float(stdtrit(degrees, (1 + CONFIDENCE) / 2) + stdtrit(degrees, power)) * error
+
+
+def paired_t_power(difference: float, scatter: float, num_pairs: int) -> float:
+    """Probability that a two-sided paired t test at 5% finds a true difference.
+
+    ``P(|T| > t_{0.975})`` for a noncentral t of ``n - 1`` degrees of freedom and noncentrality
+    ``difference * sqrt(n) / scatter``.
+
+    Args:
+        difference: true mean difference.
+        scatter: standard deviation of the differences of pairs, in the same unit.
+        num_pairs: ``n``, at least 2.
+    """
+    degrees = num_pairs - 1
+    limit = float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
+    shift = abs(difference) * math.sqrt(num_pairs) / scatter
+    return float(nctdtr(degrees, shift, -limit) + 1 - nctdtr(degrees, shift, limit))
+
+
+def scatter_limit(scatter: float, num_pairs: int) -> float:
+    """Upper end of the two-sided 95% interval of a standard deviation that ``num_pairs`` normal values gave."""
+    degrees = num_pairs - 1
+    return scatter * math.sqrt(degrees / float(chdtri(degrees, (1 + CONFIDENCE) / 2)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -9,9 +9,12 @@ from typing import Any
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.report.page import Content, document, plot
 from gtpo_megatron.report.traces import line, plain_figure
+from gtpo_megatron.study.drawings import dose_figure, forest_figure, forest_rows
+from gtpo_megatron.study.finished import read_folders
 from gtpo_megatron.study.plan import Study, fingerprint, planned_runs
+from gtpo_megatron.study.planned import PLANNED_HEADINGS, planned_cells, planned_rows
 from gtpo_megatron.study.run_summary import FinishedRun, of_arm, read_summaries
-from gtpo_megatron.study.table import HEADINGS, ArmRow, arm_rows, cells, commits_note, legend, markdown
+from gtpo_megatron.study.table import HEADINGS, ArmRow, arm_rows, cells, markdown, notes
 
 _FIGURES: tuple[tuple[str, str, str, str], ...] = (
     ("eval/heldout_mean_at_k", "Held-out accuracy", "mean@k", ".0%"),
@@ -26,12 +29,12 @@ _FIGURES: tuple[tuple[str, str, str, str], ...] = (
 """Metric, title, unit, and format of the axis."""
 
 
-def write_results(study: Study, output: Path, runs_dir: Path, *, num_steps: int, suffix: str) -> str:
+def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_steps: int, suffix: str) -> str:
     """Writes table and page of all finished runs with the study's settings.
 
     Args:
         study: the plan.
-        output: folder of the summaries and of ``table.md``.
+        folders: of summaries; the first is the study's own, and has ``table.md``.
         runs_dir: folder of ``study.html``.
         num_steps: steps of the runs.
         suffix: suffix of both file names.
@@ -40,8 +43,9 @@ def write_results(study: Study, output: Path, runs_dir: Path, *, num_steps: int,
         A sentence about the files written.
     """
     arms = [arm.name for arm in study.arms]
-    found = read_summaries(output)
-    num_seeds = 1 + max((summary.seed for summary in found), default=0)
+    output, found = folders[0], read_folders(folders)
+    last_seed = max((summary.seed for summary in found), default=study.first_seed)
+    num_seeds = max(1, 1 + last_seed - study.first_seed)
     runs = planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
     settings = {planned.name: fingerprint(planned.config) for planned in runs}
     summaries = [one for one in found if settings.get(one.name) == one.fingerprint]
@@ -49,10 +53,12 @@ def write_results(study: Study, output: Path, runs_dir: Path, *, num_steps: int,
     if not rows:
         return f"no finished run of {num_steps} steps in {output} yet"
     table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
+    output.mkdir(parents=True, exist_ok=True)  # it has no run of its own if all are shared
     write_file(table, markdown(study, rows, summaries))
     runs_dir.mkdir(parents=True, exist_ok=True)
     write_file(page, study_page(study, rows, summaries))
-    left_out = f" ({len(found) - len(summaries)} with other settings left out)" if len(found) > len(summaries) else ""
+    others = {one.name for one in read_summaries(output)} - {one.name for one in summaries}
+    left_out = f" ({len(others)} with other settings left out)" if others else ""
     return f"{len(summaries)} runs{left_out}: {table}, {page}"
 
 
@@ -66,14 +72,19 @@ def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[Finishe
     """
     drawn = {metric: _figure(metric, rows, summaries, tick) for metric, _, _, tick in _FIGURES}
     figures = {metric.replace("/", "-"): figure for metric, figure in drawn.items() if figure["data"]}
+    wide = _wide_figures(study, rows, summaries)
+    figures |= {key: figure for key, _, _, _, figure in wide}
     steps = sorted({summary.num_steps for summary in summaries})
     main = [
         f"<header><h1>{escape(study.name)}</h1><p class='sub'>{len(summaries)} runs of "
         f"{' or '.join(map(str, steps))} steps, {len(rows)} arms</p></header>",
+        _planned_table(study, summaries),
         _table(study, rows),
-        *(f'<p class="note">{escape(part)}</p>' for part in (legend(study), commits_note(summaries)) if part),
+        *(f'<p class="note">{escape(part)}</p>' for part in notes(study, rows, summaries)),
         '<section class="figures" style="margin-top:40px" aria-label="Figures">',
     ]
+    for key, title, unit, caption, _ in wide:
+        main.append(f'<div class="wide">{plot(key, title, unit=unit, caption=caption)}</div>')
     for metric, title, unit, _ in _FIGURES:
         if drawn[metric]["data"]:
             caption = "Line: mean over seeds; band: from the lowest to the highest seed."
@@ -86,12 +97,40 @@ def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[Finishe
     return document(Content(main="".join(main), data={"figures": figures, "runs": []}, title=study.name))
 
 
+def _wide_figures(
+    study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]
+) -> list[tuple[str, str, str, str, dict[str, Any]]]:
+    """Key, title, unit, caption and figure."""
+    wide = []
+    if forest := forest_rows(study, summaries, [row.name for row in rows]):
+        caption = "Diamond: mean difference over seeds, with its 95% t interval; dots: the seeds. Blue: planned."
+        wide.append(("forest", "Differences", "points of held-out accuracy", caption, forest_figure(forest)))
+    dose = dose_figure(study, summaries) if study.dose else {"data": []}
+    if dose["data"]:
+        caption = (
+            "Lines: means over seeds, with 95% t intervals; dots: the seeds. Accuracy: after the last step; the "
+            "others: over the last quarter of the steps. Signs: dashed, correct and below zero; dotted, incorrect and "
+            "above it."
+        )
+        wide.append(("dose", f"Over {study.dose_name}", "", caption, dose))
+    return wide
+
+
+def _planned_table(study: Study, summaries: Sequence[FinishedRun]) -> str:
+    rows = planned_rows(study, summaries)
+    return _html_table(PLANNED_HEADINGS, [planned_cells(study, row) for row in rows], marked=-1) if rows else ""
+
+
 def _table(study: Study, rows: Sequence[ArmRow]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
+    baseline = next((index for index, row in enumerate(rows) if row.name == study.baseline), -1)
+    return _html_table(HEADINGS, [cells(row) for row in rows], marked=baseline)
+
+
+def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = ""
-    for row in rows:
-        first, *rest = cells(row)
-        mark = " <small>baseline</small>" if row.name == study.baseline else ""
+    for index, (first, *rest) in enumerate(rows):
+        mark = " <small>baseline</small>" if index == marked else ""
         body += f"<tr><th>{escape(first)}{mark}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
     return f'<div class="scroll"><table class="dense"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

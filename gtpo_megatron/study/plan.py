@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from gtpo_megatron.config.run import RunConfig
@@ -38,6 +38,34 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedComparison:
+    """A comparison that was written down before the runs.
+
+    Attributes:
+        method: name of an arm.
+        baseline: name of the arm that it is compared with over common seeds.
+        is_primary: its p stands by itself; those of all others are corrected together (Holm).
+    """
+
+    method: str
+    baseline: str
+    is_primary: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needed:
+    """A folder or file that must be made before the runs.
+
+    Attributes:
+        path: where it is looked for.
+        command: the shell command that makes it.
+    """
+
+    path: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """Several arms under one budget.
 
@@ -47,8 +75,14 @@ class Study:
         default_arms: names of the arms that run by default, in the order of the table.
         baseline: name of the arm that the others are compared with.
         num_steps: steps per run.
-        num_seeds: number of seeds: 0, 1, ...
+        num_seeds: number of seeds.
+        first_seed: the first one; the others follow it.
         outcome: the compared metric, at its last step.
+        comparisons: those that were planned; the table lists them first.
+        alternatives: groups of arms of which one each is chosen: that of the best mean outcome; ties go to the first.
+        dose: arms that differ in one number, with that number, ascending; the page draws metrics over it.
+        dose_name: name of the number.
+        needed: what must be made before the runs.
     """
 
     name: str
@@ -57,14 +91,24 @@ class Study:
     baseline: str
     num_steps: int
     num_seeds: int = 5
+    first_seed: int = 0
     outcome: str = "eval/heldout_mean_at_k"
+    comparisons: tuple[PlannedComparison, ...] = ()
+    alternatives: tuple[tuple[str, ...], ...] = ()
+    dose: tuple[tuple[str, float], ...] = ()
+    dose_name: str = ""
+    needed: tuple[Needed, ...] = ()
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names):
             raise ConfigError(f"arms {names}: two have the same name")
-        for name in (*self.default_arms, self.baseline):
+        compared = [name for pair in self.comparisons for name in (pair.method, pair.baseline)]
+        chosen = [name for group in self.alternatives for name in group]
+        for name in (*self.default_arms, self.baseline, *compared, *chosen, *(arm for arm, _ in self.dose)):
             self.arm(name)
+        if self.first_seed < 0:
+            raise ConfigError(f"first_seed={self.first_seed}: must not be negative")
 
     def arm(self, name: str) -> Arm:
         """The arm with this name.
@@ -95,6 +139,12 @@ class PlannedRun:
 def planned_runs(study: Study, arms: Sequence[str], *, num_seeds: int, num_steps: int) -> list[PlannedRun]:
     """All runs, ordered by seed, so that an interrupted study has the same seeds of all arms.
 
+    Args:
+        study: the plan.
+        arms: names of arms.
+        num_seeds: seeds per arm, from the study's first.
+        num_steps: steps per run.
+
     Raises:
         ConfigError: no such arm, or no seed.
     """
@@ -103,9 +153,22 @@ def planned_runs(study: Study, arms: Sequence[str], *, num_seeds: int, num_steps
     chosen = [study.arm(name) for name in arms]
     return [
         PlannedRun(arm=arm, seed=seed, config=arm.recipe(num_steps=num_steps, seed=seed))
-        for seed in range(num_seeds)
+        for seed in range(study.first_seed, study.first_seed + num_seeds)
         for arm in chosen
     ]
+
+
+def require_needed(study: Study) -> None:
+    """Refuses a study of which something is still to be made.
+
+    Raises:
+        ConfigError: a path is missing; the message has the command that makes it.
+    """
+    for one in study.needed:
+        if not Path(one.path).exists():
+            raise ConfigError(
+                f"{one.path} is not there, and every run of {study.name!r} needs it; make it: {one.command}"
+            )
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -121,7 +184,3 @@ def portable(plain: Any) -> Any:
     if isinstance(plain, list | tuple):
         return [portable(value) for value in plain]
     return PurePath(plain).name if isinstance(plain, str) and PurePath(plain).is_absolute() else plain
-
-
-Train = Callable[[PlannedRun], bool]
-"""Trains one run; False if it was stopped before its end and can be resumed."""

@@ -148,3 +148,9 @@ def read_summaries(folder: Path) -> list[FinishedRun]:
 def of_arm(summaries: Sequence[FinishedRun], arm: str) -> dict[int, FinishedRun]:
     """The summaries of one arm by seed."""
     return {summary.seed: summary for summary in summaries if summary.arm == arm}
+
+
+def outcomes(summaries: Sequence[FinishedRun], arm: str, metric: str) -> dict[int, float]:
+    """An arm's last values of a metric by seed; runs that never measured it are left out."""
+    found = {seed: summary.last(metric) for seed, summary in of_arm(summaries, arm).items()}
+    return {seed: value for seed, value in found.items() if value is not None}

@@ -1,21 +1,38 @@
 """Trains the missing runs of a study within a time limit."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
+from typing import Protocol
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.config.serialize import to_yaml
-from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.orchestration.training_process import TrainingProcess
-from gtpo_megatron.study.plan import PlannedRun, Train, fingerprint
-from gtpo_megatron.study.run_summary import read_summary, summarise, write_summary
+from gtpo_megatron.study.finished import is_done
+from gtpo_megatron.study.plan import PlannedRun
+from gtpo_megatron.study.run_summary import summarise, write_summary
 
 MIN_START_S = 60.0
 """No run is started with less time left."""
 STOP_S = 90.0
 """Time reserved at the end of a session for a step and its checkpoint."""
+
+
+class Trainer(Protocol):
+    """Trains runs; several threads call it at once."""
+
+    def __call__(self, planned: PlannedRun) -> bool:
+        """Trains one run; False if it was stopped before its end and can be resumed."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends what is being trained; nothing is started any more."""
+        ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,65 +50,104 @@ class SessionReport:
 
 def run_session(
     runs: Sequence[PlannedRun],
-    train: Train,
+    train: Trainer,
     *,
     runs_dir: Path,
-    output: Path,
+    folders: Sequence[Path],
     deadline: float,
     note: Callable[[str], None],
+    side_by_side: int = 1,
     clock: Callable[[], float] = time.monotonic,
 ) -> SessionReport:
     """Trains missing runs in order until all are done or time is up.
 
-    After a failed run the next one starts; its folder stays, and the next session tries again.
+    After a failed run the others go on; it is tried once more at the end of the session, and again in the next one.
 
     Args:
         runs: runs of the study.
         train: trains one run in its folder under ``runs_dir``.
         runs_dir: for run folders.
-        output: for summaries, one JSON file per finished run.
+        folders: of summaries, one JSON file per finished run; new ones go to the first.
         deadline: time of ``clock``, may be infinite. Runs are stopped ``STOP_S`` earlier.
         note: called with sentences about the progress.
+        side_by_side: runs that are trained at once.
         clock: seconds.
 
     Raises:
-        ConfigError: a summary in ``output`` has other settings; raised before any run.
-        DataError: a file in ``output`` is not a summary.
+        ConfigError: a summary has other settings; raised before any run.
+        DataError: a file is not a summary.
     """
-    report = SessionReport()
-    todo = [planned for planned in runs if not _is_done(planned, output)]
-    for index, planned in enumerate(todo):
-        report.missing = [later.name for later in todo[index:]] + list(report.failed)
-        if deadline - clock() < MIN_START_S + STOP_S:
-            note(f"time is up: {len(report.missing)} runs are still to be done")
-            return report
-        note(f"{planned.name}: run {len(runs) - len(todo) + index + 1} of {len(runs)}")
-        start = clock()
+    todo = [planned for planned in runs if not is_done(planned, folders)]
+    session = _Session(todo, num_done=len(runs) - len(todo), note=note, clock=clock)
+    time_is_up = False
+    with ThreadPoolExecutor(side_by_side) as pool:
         try:
-            if not train(planned):
-                note(f"{planned.name}: stopped; it goes on from its last checkpoint in the next session")
-                return report
-            write_summary(summarise(planned, runs_dir / planned.name), output / f"{planned.name}.json")
-        except GTPOError as error:
-            report.failed[planned.name] = f"{type(error).__name__}: {error}"
-            note(f"{planned.name} failed: {report.failed[planned.name]}")
-            continue
-        note(f"{planned.name}: finished in {clock() - start:.0f} s")
-    report.missing = list(report.failed)
+            while session.goes_on:
+                while session.waiting and not session.is_over and len(session.running) < side_by_side:
+                    if deadline - clock() < MIN_START_S + STOP_S:
+                        session.is_over = time_is_up = True
+                    else:
+                        session.start(pool, train)
+                for ended in wait(session.running, return_when=FIRST_COMPLETED).done:
+                    session.take(ended, runs_dir, folders[0])
+        except BaseException:
+            train.abandon()  # or the pool would wait for the ends of these runs
+            raise
+    report = session.report()
+    if time_is_up:
+        note(f"time is up: {len(report.missing)} runs are still to be done")
     return report
 
 
-def _is_done(planned: PlannedRun, output: Path) -> bool:
-    path = output / f"{planned.name}.json"
-    if not path.exists():
-        return False
-    found, wanted = read_summary(path).fingerprint, fingerprint(planned.config)
-    if found != wanted:
-        raise ConfigError(
-            f"{path} is of a run with other settings (fingerprint {found}, now {wanted}); choose another "
-            "--output and --runs-dir, or remove the summaries and run folders there"
-        )
-    return True
+class _Session:
+    """What is waiting, what is running, what has failed."""
+
+    def __init__(
+        self, todo: Sequence[PlannedRun], *, num_done: int, note: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self.waiting = deque(todo)
+        self.running: dict[Future[bool], tuple[PlannedRun, float]] = {}
+        self.is_over = False
+        self._places = {planned.name: num_done + index for index, planned in enumerate(todo, start=1)}
+        self._num_runs = num_done + len(todo)
+        self._finished: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._note = note
+        self._clock = clock
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.running or (self.waiting and not self.is_over))
+
+    def start(self, pool: ThreadPoolExecutor, train: Trainer) -> None:
+        """Starts the first of those that wait."""
+        planned = self.waiting.popleft()
+        again = ", again" if planned.name in self._failed else ""
+        self._note(f"{planned.name}: run {self._places[planned.name]} of {self._num_runs}{again}")
+        self.running[pool.submit(train, planned)] = (planned, self._clock())
+
+    def take(self, ended: Future[bool], runs_dir: Path, output: Path) -> None:
+        """Writes the summary of a finished run; puts a run that failed for the first time behind all others."""
+        planned, start = self.running.pop(ended)
+        try:
+            if not ended.result():
+                self._note(f"{planned.name}: stopped; it goes on from its last checkpoint in the next session")
+                self.is_over = True
+                return
+            write_summary(summarise(planned, runs_dir / planned.name), output / f"{planned.name}.json")
+        except GTPOError as error:
+            if planned.name not in self._failed:
+                self.waiting.append(planned)
+            self._failed[planned.name] = f"{type(error).__name__}: {error}"
+            self._note(f"{planned.name} failed: {self._failed[planned.name]}")
+            return
+        self._finished.add(planned.name)
+        self._failed.pop(planned.name, None)
+        self._note(f"{planned.name}: finished in {self._clock() - start:.0f} s")
+
+    def report(self) -> SessionReport:
+        missing = [name for name in self._places if name not in self._finished]
+        return SessionReport(failed=self._failed, missing=missing)
 
 
 class ProcessTrainer:
@@ -105,6 +161,9 @@ class ProcessTrainer:
     def __init__(self, runs_dir: Path, *, deadline: float) -> None:
         self._runs_dir = runs_dir
         self._deadline = deadline
+        self._lock = Lock()
+        self._running: list[TrainingProcess] = []
+        self._is_abandoned = False
 
     def __call__(self, planned: PlannedRun) -> bool:
         """Trains one run, from its last checkpoint if it has one.
@@ -117,7 +176,11 @@ class ProcessTrainer:
         config_file = folder.with_name(f"{planned.name}.yaml")
         write_file(config_file, to_yaml(planned.config))
         is_begun = (folder / "config.yaml").exists()
-        run = TrainingProcess(config_file, folder, output=folder.with_name(f"{planned.name}.out"), resume=is_begun)
+        with self._lock:
+            if self._is_abandoned:
+                return False
+            run = TrainingProcess(config_file, folder, output=folder.with_name(f"{planned.name}.out"), resume=is_begun)
+            self._running.append(run)
         try:
             state = run.wait_until(self._deadline - STOP_S)
             if state == "running":
@@ -125,3 +188,12 @@ class ProcessTrainer:
             return state == "finished"
         finally:
             run.kill()
+            with self._lock:
+                self._running.remove(run)
+
+    def abandon(self) -> None:
+        """Kills the runs that are being trained, and starts none any more."""
+        with self._lock:
+            self._is_abandoned = True
+            for run in self._running:
+                run.kill()

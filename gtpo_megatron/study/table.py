@@ -8,7 +8,14 @@ from statistics import fmean
 from gtpo_megatron.evaluation.intervals import Interval, bootstrap_interval
 from gtpo_megatron.study.comparison import PairedComparison, compare, holm
 from gtpo_megatron.study.plan import Study
-from gtpo_megatron.study.run_summary import FinishedRun, of_arm
+from gtpo_megatron.study.planned import (
+    PLANNED_HEADINGS,
+    difference_cells,
+    planned_cells,
+    planned_legend,
+    planned_rows,
+)
+from gtpo_megatron.study.run_summary import FinishedRun, of_arm, outcomes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +45,7 @@ class ArmRow:
 
 def arm_rows(study: Study, summaries: Sequence[FinishedRun], arms: Sequence[str]) -> list[ArmRow]:
     """One row for each of the arms that has a finished run with an outcome."""
-    baseline = _outcomes(study, summaries, study.baseline)
+    baseline = outcomes(summaries, study.baseline, study.outcome)
     rows = [row for name in arms if (row := _row(study, summaries, name, baseline)) is not None]
     compared = [row for row in rows if row.comparison is not None and row.comparison.num_pairs > 1]
     corrected = holm([row.comparison.p_t for row in compared if row.comparison is not None])
@@ -46,28 +53,23 @@ def arm_rows(study: Study, summaries: Sequence[FinishedRun], arms: Sequence[str]
     return [replace(row, p_holm=by_name.get(row.name)) for row in rows]
 
 
-def _outcomes(study: Study, summaries: Sequence[FinishedRun], arm: str) -> dict[int, float]:
-    found = {seed: summary.last(study.outcome) for seed, summary in of_arm(summaries, arm).items()}
-    return {seed: value for seed, value in found.items() if value is not None}
-
-
 def _row(study: Study, summaries: Sequence[FinishedRun], name: str, baseline: dict[int, float]) -> ArmRow | None:
-    outcomes = _outcomes(study, summaries, name)
-    if not outcomes:
+    after = outcomes(summaries, name, study.outcome)
+    if not after:
         return None
     runs = of_arm(summaries, name)
     before = [value for run in runs.values() if (value := run.first(study.outcome)) is not None]
-    seeds = sorted(outcomes.keys() & baseline.keys())
+    seeds = sorted(after.keys() & baseline.keys())
     comparison = None
     if name != study.baseline and seeds:
-        comparison = compare([outcomes[seed] for seed in seeds], [baseline[seed] for seed in seeds])
+        comparison = compare([after[seed] for seed in seeds], [baseline[seed] for seed in seeds])
     costs = sorted({part for run in runs.values() for part in run.cost})
     return ArmRow(
         name=name,
         label=study.arm(name).label,
-        num_seeds=len(outcomes),
+        num_seeds=len(after),
         before=fmean(before) if before else None,
-        outcome=bootstrap_interval(list(outcomes.values())),
+        outcome=bootstrap_interval(list(after.values())),
         comparison=comparison,
         p_holm=None,
         cost={part: fmean([run.cost.get(part, 0.0) for run in runs.values()]) for part in costs},
@@ -93,10 +95,8 @@ def cells(row: ArmRow) -> list[str]:
     if found is None:
         shown += ["-"] * 6
     else:
-        low, high = found.t_interval
         shown += [
-            f"{100 * found.difference.mean:+.1f}",
-            "-" if math.isinf(low) else f"[{100 * low:+.1f}, {100 * high:+.1f}]",
+            *difference_cells(found),
             "-" if found.num_pairs < 2 else f"{found.p_t:.3f}",
             "-" if row.p_holm is None else f"{row.p_holm:.3f}",
             "-" if found.num_pairs < 2 else f"{found.p_sign_flip:.3f}",
@@ -118,6 +118,15 @@ def legend(study: Study) -> str:
     )
 
 
+def choices_note(study: Study, rows: Sequence[ArmRow]) -> str:
+    """The best arm of each group of alternatives; empty if there are none, or before all of a group have runs."""
+    by_name = {row.name: row for row in rows}
+    groups = [group for group in study.alternatives if set(group) <= by_name.keys()]
+    best = [max((by_name[name] for name in group), key=lambda row: row.outcome.mean) for group in groups]
+    shown = "; ".join(f"{row.label} ({row.name}): {100 * row.outcome.mean:.2f}" for row in best)
+    return f"Best of its alternatives, by the mean over seeds, ties to the first: {shown}." if shown else ""
+
+
 def commits_note(summaries: Sequence[FinishedRun]) -> str:
     """The runs of each commit; empty if all have one."""
     runs: dict[str, list[str]] = {}
@@ -130,8 +139,19 @@ def commits_note(summaries: Sequence[FinishedRun]) -> str:
 
 
 def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> str:
-    """The table, its legend, and the runs' commits if they differ."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-    below = [part for part in (legend(study), commits_note(summaries)) if part]
-    return "\n".join(lines) + "\n\n" + "\n\n".join(below) + "\n"
+    """The planned comparisons, the table of the arms, their legends, and the runs' commits if they differ."""
+    planned = [planned_cells(study, row) for row in planned_rows(study, summaries)]
+    tables = [_table(PLANNED_HEADINGS, planned)] if planned else []
+    tables.append(_table(HEADINGS, [cells(row) for row in rows]))
+    return "\n\n".join([*tables, *notes(study, rows, summaries)]) + "\n"
+
+
+def notes(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> list[str]:
+    """What stands below the tables."""
+    parts = (planned_legend(study), legend(study), choices_note(study, rows), commits_note(summaries))
+    return [part for part in parts if part]
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

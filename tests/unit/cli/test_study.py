@@ -2,7 +2,7 @@ import pytest
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.study import load_study
-from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.study import session
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.run_summary import write_summary
@@ -87,9 +87,63 @@ def test_the_table_has_all_arms_whichever_were_asked_for_last(folders, tmp_path,
     asked = ["--num-steps", "4", "--num-seeds", "2", "--arms", "gtpo"]
     assert dispatch.run(["study", *folders, *asked]) == 0
     assert "4 runs (1 with other settings left out): " in capsys.readouterr().out
-    rows = (tmp_path / "out" / "table.md").read_text().splitlines()[2:4]
+    rows = (tmp_path / "out" / "table.md").read_text().split("\n\n")[1].splitlines()[2:4]
     assert [row.split("|")[1].strip() for row in rows] == ["GTPO v6", "GRPO"]
     assert "+10.1" in rows[0]
+
+
+SECRET = "40.6"
+"""What the runs of the fixture reached, in percent."""
+
+
+def test_a_blind_study_shows_nothing_before_its_last_run(folders, tmp_path, capsys):
+    asked = ["study", *folders, "--table-only", "--num-steps", "4", "--arms", "gtpo", "grpo", "--blind"]
+    assert dispatch.run([*asked, "--num-seeds", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out == (
+        "4 of 6 runs are done, 2 are missing; those done trained for 2 minutes. Table and page are written with the "
+        "last one\n"
+    )
+    assert not (tmp_path / "out" / "table.md").exists()
+    assert not (tmp_path / "runs").exists()
+    assert dispatch.run([*asked, "--num-seeds", "2"]) == 0
+    assert "4 runs: " in capsys.readouterr().out
+    assert SECRET in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_the_failure_of_a_run_shows_no_accuracy_in_a_blind_study(folders, tmp_path, capsys, monkeypatch):
+    def fails(self, planned):
+        raise WorkerError(f"the run in {planned.name} ended with status 1:\nheld-out mean@4 {SECRET}%")
+
+    monkeypatch.setattr(session.ProcessTrainer, "__call__", fails)
+    asked = ["study", *folders, "--num-steps", "4", "--arms", "gtpo", "grpo", "--num-seeds", "3", "--side-by-side", "2"]
+    assert dispatch.run([*asked, "--blind"]) == 1
+    said = capsys.readouterr()
+    assert "gtpo_seed2 failed: WorkerError: the run in gtpo_seed2 ended with status 1:\n" in said.out
+    assert SECRET not in said.out + said.err
+    assert not (tmp_path / "out" / "table.md").exists()
+
+
+def test_runs_of_another_study_are_taken_from_its_folder(folders, tmp_path, capsys):
+    asked = ["study", "--table-only", "--num-steps", "4", "--arms", "gtpo", "grpo", "--num-seeds", "2"]
+    own = ["--output", str(tmp_path / "own"), "--runs-dir", str(tmp_path / "runs")]
+    assert dispatch.run([*asked, *own, "--blind", "--shared", str(tmp_path / "out")]) == 0
+    assert "4 runs: " in capsys.readouterr().out
+    assert (tmp_path / "own" / "table.md").exists()
+    assert not (tmp_path / "out" / "table.md").exists()
+
+
+def test_a_study_whose_model_is_not_made_yet_says_how(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dispatch.run(["study", "--study", "recipes.study:second_size", "--output", "out"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "runs/models/small_qwen2/model.safetensors is not there" in said
+    assert "make it: .venv/bin/python -m tools.make_tiny_model" in said
+
+
+def test_side_by_side_needs_one_at_least(capsys):
+    assert dispatch.run(["study", "--side-by-side", "0"]) == 2
+    assert "side_by_side=0: must be at least 1" in capsys.readouterr().err
 
 
 def test_summaries_of_other_settings_are_refused(folders, capsys):
@@ -102,7 +156,7 @@ def test_summaries_of_other_settings_are_refused(folders, capsys):
     [
         ("recipes.study", "module:function"),
         ("recipes.nothing:study", "no module 'recipes.nothing'"),
-        ("recipes.study:nothing", "recipes.study lacks it; it has study"),
+        ("recipes.study:nothing", "recipes.study lacks it; it has dose, learning_rates, own_best"),
         ("recipes.tiny_cpu:gtpo", "RunConfig"),
     ],
 )

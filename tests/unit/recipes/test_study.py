@@ -1,19 +1,100 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.config.algorithm import GRPOConfig
-from recipes.study import study
+from gtpo_megatron.config.algorithm import GRPOConfig, GTPOConfig
+from gtpo_megatron.study.plan import fingerprint, planned_runs
+from recipes.study import (
+    MAIN_ARMS,
+    RATE_SEEDS,
+    dose,
+    learning_rates,
+    own_best,
+    second_size,
+    second_task,
+    study,
+)
 
 STUDY = study()
 
 
-def test_the_six_arms_of_the_study_and_those_on_request():
-    assert len(STUDY.default_arms) == 6
-    assert {"gtpo_v1", "gtpo_v2", "entropy_advantage", "top_entropy", "gtpo_uniform", "gtpo_surprisal"} <= {
-        arm.name for arm in STUDY.arms
+def runs(plan):
+    """Those that a study has by default."""
+    return planned_runs(plan, plan.default_arms, num_seeds=plan.num_seeds, num_steps=plan.num_steps)
+
+
+def test_the_plan():
+    """docs/study.md says the same in words."""
+    main = study()
+    assert main.default_arms == ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo")
+    assert (main.num_seeds, main.first_seed, main.baseline, main.num_steps) == (20, 0, "grpo", 24)
+    pairs = [(pair.method, pair.baseline, pair.is_primary) for pair in main.comparisons]
+    assert pairs == [("gtpo", "grpo", True), ("gtpo", "gtpo_alpha2_0", False), ("gtpo", "gtpo_shuffled", False)]
+    assert main.outcome == "eval/heldout_mean_at_k"
+    sizes = {
+        make.__name__: len(make().default_arms) * make().num_seeds
+        for make in (study, learning_rates, dose, second_size, second_task)
     }
-    assert (STUDY.num_seeds, STUDY.baseline) == (5, "grpo")
+    assert sizes == {"study": 80, "learning_rates": 64, "dose": 88, "second_size": 16, "second_task": 16}
+
+
+def test_rates_are_chosen_on_seeds_that_nothing_else_has():
+    chosen_on = set(RATE_SEEDS)
+    assert {run.seed for run in runs(learning_rates())} == chosen_on
+    for other in (study(), own_best(), dose(), second_size(), second_task()):
+        assert not chosen_on & {run.seed for run in runs(other)}
+
+
+def test_every_arm_has_the_same_rates():
+    rates = {}
+    for run in runs(learning_rates()):
+        rates.setdefault(
+            run.arm.name.removesuffix("_half").removesuffix("_double").removesuffix("_quadruple"), set()
+        ).add(run.config.optimizer.learning_rate)
+    assert rates == {arm: {1e-4, 2e-4, 4e-4, 8e-4} for arm in MAIN_ARMS}
+    assert [group[0] for group in learning_rates().alternatives] == list(MAIN_ARMS)  # ties go to the common rate
+
+
+def test_studies_share_runs_rather_than_make_them_twice():
+    main = {run.name: fingerprint(run.config) for run in runs(study())}
+    shared = {run.name for run in runs(dose()) if main.get(run.name) == fingerprint(run.config)}
+    assert shared == {f"{arm}_seed{seed}" for arm in ("gtpo", "gtpo_alpha2_0", "grpo") for seed in range(8)}
+    assert {run.name: fingerprint(run.config) for run in runs(own_best())} == main
+    asked = [arm.name for arm in own_best().arms if arm.name not in MAIN_ARMS]
+    assert len(asked) == 12
+    new = planned_runs(own_best(), asked, num_seeds=20, num_steps=24)
+    assert not main.keys() & {run.name for run in new}
+
+
+def test_the_dose_is_alpha2_and_nothing_else():
+    plan = dose()
+    for arm, alpha2 in plan.dose:
+        config = plan.arm(arm).recipe(num_steps=24, seed=1)
+        assert config.algorithm == replace(GTPOConfig(), alpha2=alpha2)
+
+
+@pytest.mark.parametrize("make", [second_size, second_task], ids=lambda make: make.__name__)
+def test_the_direction_is_looked_for_with_two_arms_that_differ_in_their_algorithm_alone(make):
+    left, right = (arm.recipe(num_steps=24, seed=2) for arm in make().arms)
+    assert (type(left.algorithm), type(right.algorithm)) == (GTPOConfig, GRPOConfig)
+    assert left.algorithm.success_threshold == right.algorithm.success_threshold
+    assert replace(left, name="a", algorithm=right.algorithm) == replace(right, name="a")
+    assert left.name != study().arm("gtpo").recipe(num_steps=24, seed=2).name
+
+
+def test_programs_are_passed_once():
+    plan = second_task()
+    config = plan.arm("gtpo").recipe(num_steps=plan.num_steps, seed=0)
+    rows = Path(config.data.train_path).read_text(encoding="utf-8").splitlines()
+    assert plan.num_steps * config.data.prompts_per_step == len(rows)
+
+
+def test_every_run_has_one_process_so_that_two_fit_on_two_cores():
+    for make in (study, learning_rates, dose, second_size, second_task):
+        for run in runs(make()):
+            assert (run.config.cluster.mode, run.config.parallel.num_ranks) == ("local", 1)
+            assert run.config.cluster.threads_per_rank == 1
 
 
 @pytest.mark.parametrize("arm", STUDY.arms, ids=lambda arm: arm.name)
@@ -32,8 +113,6 @@ def test_no_two_arms_are_the_same():
 
 
 def test_the_task_is_the_harder_split_and_its_files_are_there():
-    from pathlib import Path
-
     config = STUDY.arm("gtpo").recipe(num_steps=24, seed=0)
     for path in (config.data.train_path, config.evaluation.path):
         rows = Path(path).read_text(encoding="utf-8").splitlines()

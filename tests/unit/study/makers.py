@@ -32,6 +32,7 @@ def finish(planned, folder, *, last=None, commits=("abc123",)):
                 "rollout/responses_count": 128.0,
                 "rollout/response_tokens_count": 6000.0,
                 "timing/step_s": 4.0,
+                "credit/correct_tokens_negative_frac": 0.01 * step,
             }
             if step == planned.config.num_steps:
                 row |= {"eval/heldout_mean_at_k": outcome(planned), "timing/evaluation_s": 10.0}

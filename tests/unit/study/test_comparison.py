@@ -11,6 +11,8 @@ from gtpo_megatron.study.comparison import (
     compare,
     holm,
     paired_t_p,
+    paired_t_power,
+    scatter_limit,
     sign_flip_p,
     smallest_detectable,
     standard_error,
@@ -105,6 +107,21 @@ def test_the_smallest_detectable_difference_is_found_about_four_times_in_five():
     rng = np.random.default_rng(1)
     found = sum(paired_t_p(list(rng.normal(effect, 1.0, size=5))) < 0.05 for _ in range(1500)) / 1500
     assert 0.75 < found < 0.87
+
+
+def test_power_of_the_paired_t_test_against_simulated_pairs():
+    rng = np.random.default_rng(2)
+    found = sum(paired_t_p(list(rng.normal(1.0, 2.0, size=20))) < 0.05 for _ in range(1500)) / 1500
+    assert paired_t_power(1.0, 2.0, 20) == pytest.approx(found, abs=0.04)
+    assert paired_t_power(-1.0, 2.0, 20) == pytest.approx(paired_t_power(1.0, 2.0, 20), abs=1e-12)
+    assert paired_t_power(0.0, 2.0, 20) == pytest.approx(0.05, abs=1e-9)
+
+
+def test_the_limit_of_a_scatter_holds_on_simulated_values():
+    rng = np.random.default_rng(3)
+    above = sum(scatter_limit(float(rng.normal(size=5).std(ddof=1)), 5) < 1.0 for _ in range(4000)) / 4000
+    assert above == pytest.approx(0.025, abs=0.008)
+    assert scatter_limit(1.0, 5) == pytest.approx(2.8736, abs=1e-3)  # sqrt(4 / 0.4844), of any table of chi squared
 
 
 def test_holm_by_hand():

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+import recipes.study
 from gtpo_megatron.study.page import study_page
 from gtpo_megatron.study.plan import planned_runs
 from gtpo_megatron.study.table import arm_rows
@@ -25,7 +26,9 @@ def test_the_page_has_the_table_the_curves_and_what_the_arms_are(page):
     assert "<small>baseline</small>" in html
     assert "Clip-higher, token-level loss" in html
     assert set(re.findall(r'class="plot" id="plot-([^"]+)"', html)) == {
+        "forest",
         "eval-heldout_mean_at_k",
+        "credit-correct_tokens_negative_frac",
         "rollout-reward_mean",
         "policy-entropy_nats",
     }
@@ -40,8 +43,22 @@ def test_the_page_names_commits_where_they_differ(page, tmp_path):
     assert '<p class="note">The runs are of 2 states of the code. &lt;new&gt;: gtpo_seed0; abc123: grpo_seed0.' in html
 
 
+def test_a_study_with_a_dose_is_drawn_over_it(tmp_path):
+    plan = recipes.study.dose()
+    found = summaries(
+        planned_runs(plan, ("gtpo_alpha2_0", "gtpo", "grpo"), num_seeds=2, num_steps=4), tmp_path / "runs"
+    )
+    html = study_page(plan, arm_rows(plan, found, ("gtpo_alpha2_0", "gtpo", "grpo")), found)
+    assert 'class="plot" id="plot-dose"' in html
+    assert "Over alpha2" in html
+    (tmp_path / "report.html").write_text(html, encoding="utf-8")
+    if BROWSER is not None:
+        facts, console = browse(tmp_path, width=1200)
+        assert (console, facts["plots"], facts["drawn"]) == ([], "6", "6")
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 def test_the_page_in_a_browser_at_the_width_of_a_phone(page, tmp_path):
     facts, console = browse(tmp_path, width=390)
     assert console == []
-    assert facts == {"width": "390", "plots": "3", "drawn": "3", "dark": "false"}
+    assert facts == {"width": "390", "plots": "5", "drawn": "5", "dark": "false"}

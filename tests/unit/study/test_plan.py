@@ -3,7 +3,14 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.study.plan import fingerprint, planned_runs, portable
+from gtpo_megatron.study.plan import (
+    Needed,
+    PlannedComparison,
+    fingerprint,
+    planned_runs,
+    portable,
+    require_needed,
+)
 from tests.unit.study.makers import STUDY
 
 
@@ -22,6 +29,28 @@ def test_an_arm_that_is_not_there_is_named_with_those_that_are():
         replace(STUDY, baseline="ppo")
     with pytest.raises(ConfigError, match="two have the same name"):
         replace(STUDY, arms=(*STUDY.arms, STUDY.arms[0]))
+
+
+def test_seeds_begin_where_the_study_says():
+    runs = planned_runs(replace(STUDY, first_seed=100), ("gtpo",), num_seeds=2, num_steps=3)
+    assert [(run.name, run.config.seed) for run in runs] == [("gtpo_seed100", 100), ("gtpo_seed101", 101)]
+    with pytest.raises(ConfigError, match="first_seed=-1"):
+        replace(STUDY, first_seed=-1)
+
+
+def test_planned_comparisons_and_doses_are_of_arms_that_there_are():
+    with pytest.raises(ConfigError, match="arm 'ppo'"):
+        replace(STUDY, comparisons=(PlannedComparison(method="gtpo", baseline="ppo"),))
+    with pytest.raises(ConfigError, match="arm 'ppo'"):
+        replace(STUDY, dose=(("ppo", 0.1),))
+
+
+def test_what_is_needed_is_named_with_the_command_that_makes_it(tmp_path):
+    needed = Needed(path=str(tmp_path / "model"), command="make-it --now")
+    with pytest.raises(ConfigError, match="model is not there.*make it: make-it --now"):
+        require_needed(replace(STUDY, needed=(needed,)))
+    (tmp_path / "model").touch()
+    require_needed(replace(STUDY, needed=(needed,)))
 
 
 def test_fingerprints_are_of_settings_and_not_of_folders():

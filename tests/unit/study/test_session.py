@@ -1,3 +1,5 @@
+from threading import Barrier, Event
+
 import pytest
 
 from gtpo_megatron.errors import ConfigError, WorkerError
@@ -13,9 +15,12 @@ class World:
 
     def __init__(self, folder, *, stops_at="", fails_at="", seconds=100.0):
         self.folder, self.stops_at, self.fails_at, self.seconds = folder, stops_at, fails_at, seconds
-        self.now, self.trained, self.notes = 0.0, [], []
+        self.now, self.trained, self.notes, self.is_abandoned = 0.0, [], [], False
 
-    def train(self, planned):
+    def abandon(self):
+        self.is_abandoned = True
+
+    def __call__(self, planned):
         self.now += self.seconds
         self.trained.append(planned.name)
         if planned.name == self.fails_at:
@@ -25,12 +30,13 @@ class World:
         finish(planned, self.folder / "runs" / planned.name)
         return True
 
-    def session(self, *, arms=("gtpo", "grpo"), num_seeds=2, num_steps=4, minutes=1e9):
+    def session(self, *, arms=("gtpo", "grpo"), num_seeds=2, num_steps=4, minutes=1e9, side_by_side=1, shared=()):
         return run_session(
             planned_runs(STUDY, arms, num_seeds=num_seeds, num_steps=num_steps),
-            self.train,
+            self,
             runs_dir=self.folder / "runs",
-            output=self.folder / "out",
+            folders=[self.folder / "out", *shared],
+            side_by_side=side_by_side,
             deadline=60 * minutes,
             note=self.notes.append,
             clock=lambda: self.now,
@@ -75,10 +81,73 @@ def test_a_run_that_is_stopped_has_no_summary_and_is_first_in_the_next_session(t
     assert following.trained[0] == "grpo_seed0"
 
 
+def test_a_run_that_fails_is_tried_once_more_after_the_others(tmp_path):
+    class Once(World):
+        def __call__(self, planned):
+            if planned.name in self.trained:
+                self.fails_at = ""
+            return super().__call__(planned)
+
+    world = Once(tmp_path, fails_at="grpo_seed0")
+    report = world.session()
+    assert world.trained == [*ALL, "grpo_seed0"]
+    assert (report.failed, report.missing) == ({}, [])
+    assert "grpo_seed0: run 2 of 4, again" in world.notes
+
+
+def test_runs_side_by_side_are_the_same_runs(tmp_path):
+    both = Barrier(2)  # passed only by two at once
+
+    class Together(World):
+        def __call__(self, planned):
+            both.wait(timeout=30)
+            return super().__call__(planned)
+
+    world = Together(tmp_path)
+    assert world.session(side_by_side=2).missing == []
+    assert sorted(world.trained) == sorted(ALL)
+    alone = World(tmp_path / "alone")
+    alone.session()
+    for name in ALL:
+        own, other = ((folder / "out" / f"{name}.json").read_text() for folder in (tmp_path, tmp_path / "alone"))
+        assert own == other
+
+
+def test_an_interrupted_session_abandons_what_is_being_trained(tmp_path):
+    ended = Event()
+
+    class Interrupted(World):
+        def __call__(self, planned):
+            if planned.name == "gtpo_seed0":
+                raise KeyboardInterrupt  # comes out of the session as if it had met the main thread
+            assert ended.wait(timeout=30)
+            return False
+
+        def abandon(self):
+            super().abandon()
+            ended.set()
+
+    world = Interrupted(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        world.session(side_by_side=2)
+    assert world.is_abandoned
+
+
+def test_runs_of_another_study_are_not_made_again(tmp_path):
+    World(tmp_path / "main").session(num_seeds=1)
+    world = World(tmp_path)
+    world.session(shared=[tmp_path / "main" / "out"])
+    assert world.trained == ALL[2:]
+    assert not (tmp_path / "out" / "gtpo_seed0.json").exists()
+    with pytest.raises(ConfigError, match="of a run with other settings"):
+        World(tmp_path / "more").session(shared=[tmp_path / "main" / "out"], num_steps=5)
+
+
 def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path):
     world = World(tmp_path, fails_at="grpo_seed0")
     report = world.session()
     assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == sorted([ALL[0], *ALL[2:]])
+    assert world.trained == [*ALL, "grpo_seed0"]  # twice, and not more often
     assert report.failed == {"grpo_seed0": "WorkerError: rank 1 died in update"}
     assert report.missing == ["grpo_seed0"]
 
@@ -131,3 +200,21 @@ def test_a_run_is_trained_in_a_process_and_goes_on_where_it_was(tmp_path, monkey
     assert calls == [first, until, "stop 90.0", "kill", (*first[:3], True), until, "kill"]
     assert "study_gtpo" in (tmp_path / "runs" / "gtpo_seed0.yaml").read_text()
     assert set(vars(FakeProcess)) - {"ends"} <= set(dir(training_process.TrainingProcess)) | {"calls"}
+
+
+def test_an_abandoned_trainer_kills_its_runs_and_starts_none(tmp_path, monkeypatch):
+    FakeProcess.calls = calls = []
+    planned = planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=4)[0]
+    trainer = ProcessTrainer(tmp_path / "runs", deadline=1000.0)
+
+    class Abandoned(FakeProcess):
+        def wait_until(self, deadline):
+            trainer.abandon()
+            raise WorkerError("ended with status -9")
+
+    monkeypatch.setattr(session, "TrainingProcess", Abandoned)
+    with pytest.raises(WorkerError):
+        trainer(planned)
+    assert calls[1:] == ["kill", "kill"]
+    assert not trainer(planned)
+    assert len(calls) == 3

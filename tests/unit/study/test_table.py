@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.study.plan import planned_runs
-from gtpo_megatron.study.table import HEADINGS, arm_rows, cells, markdown
+from gtpo_megatron.study.table import HEADINGS, arm_rows, cells, choices_note, markdown
 from tests.unit.study.makers import STUDY, summaries
 
 
@@ -34,7 +34,9 @@ def test_rows_compare_arms_with_the_baseline_over_the_same_seeds(made):
 def test_the_table_as_text(made):
     found = made(2)
     text = markdown(STUDY, arm_rows(STUDY, found, ("gtpo", "grpo")), found)
-    lines = text.splitlines()
+    planned, arms, *_ = text.split("\n\n")
+    assert planned.startswith("| planned comparison |")
+    lines = arms.splitlines()
     assert lines[0].count("|") == lines[2].count("|") == len(HEADINGS) + 1
     assert lines[2].startswith("| GTPO v6 | 2 | 20.0 | 40.6 [40.0, 41.2] | +10.1 |")
     assert lines[3].startswith("| GRPO | 2 | 20.0 | 30.5 [30.0, 31.0] | - |")
@@ -55,3 +57,14 @@ def test_commits_are_said_under_the_table_where_they_differ(made):
 def test_one_seed_says_nothing_of_scatter(made):
     (row, _) = arm_rows(STUDY, made(1), ("gtpo", "grpo"))
     assert cells(row) == ["GTPO v6", "1", "20.0", "40.0", "+10.0", "-", "-", "-", "-", "-", "512", "0.6"]
+
+
+def test_the_best_of_alternatives_is_named_and_ties_go_to_the_first(made):
+    found = made(2)  # gtpo is better than the two others, which are equal
+    rows = arm_rows(STUDY, found, ("gtpo", "gtpo_shuffled", "grpo"))
+    plan = replace(STUDY, alternatives=(("grpo", "gtpo_shuffled"), ("grpo", "gtpo"), ("grpo", "dapo")))
+    assert choices_note(plan, rows) == (
+        "Best of its alternatives, by the mean over seeds, ties to the first: GRPO (grpo): 30.50; "
+        "GTPO v6 (gtpo): 40.60."
+    )
+    assert choices_note(STUDY, rows) == ""
