@@ -29,6 +29,19 @@ pytestmark = [
 DEADLINE_S = 600.0
 
 
+class LoadedEngine(EngineProcess):
+    """With the folder's weights, which an engine of a run never reads: it waits for a push."""
+
+    def start(self):
+        from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
+        config = self._config
+        self._engine = VllmEngine(
+            config.model.path, config.rollout, max_sequence_tokens=config.model.max_sequence_tokens, seed=config.seed
+        )
+        self._engine.on_worker_death(self._end)
+
+
 @pytest.fixture
 def engine(tmp_path):
     import ray
@@ -37,7 +50,7 @@ def engine(tmp_path):
     config = replace(config, rollout=replace(config.rollout, tensor_parallel_size=2, kv_cache_mib=16))
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
     variables = engine_environment(config.rollout, has_gpus=False) | {"OMP_NUM_THREADS": "1"}
-    actor = ray.remote(EngineProcess).options(num_cpus=0, runtime_env={"env_vars": variables})
+    actor = ray.remote(LoadedEngine).options(num_cpus=0, runtime_env={"env_vars": variables})
     process = actor.remote(to_plain(config), str(tmp_path), str(Path.cwd()), prefix="[engine]")
     collect({"engine": process.start.remote()}, stage="start", deadline_s=DEADLINE_S)
     yield process
