@@ -153,7 +153,7 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str, int, str], ...]], ...] = (
     ("held-out accuracy", ".0%", (("", "held-out accuracy", BLUE, "solid"),)),
     ("entropy, nats a token", "", (("policy/entropy_nats", "entropy", VIOLET, "solid"),)),
     (
-        "tokens whose advantage changed sign",
+        "sign flips, share of tokens",
         ".0%",
         (
             ("credit/correct_tokens_negative_frac", "correct, below zero", BLUE, "dash"),
