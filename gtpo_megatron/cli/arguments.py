@@ -3,7 +3,7 @@
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -27,6 +27,8 @@ from gtpo_megatron.untrusted.text import printable, shown
 Options = TypeVar("Options")
 
 EXIT_USAGE = 2
+
+_TRUTH = {"true": True, "false": False}
 
 _MARKUP = re.compile(r"\[/?bold\]")
 
@@ -62,7 +64,8 @@ def parse_options(
     Raises:
         ConfigError: an option is unknown, missing, of another type or out of its bounds.
     """
-    flags = flags_of(kind if default is None else default)
+    options = kind if default is None else default
+    flags = flags_of(options)
 
     def refuse(event: ParseErrorEvent) -> None:
         raise ConfigError(_sentence(event, arguments, flags))
@@ -72,7 +75,7 @@ def parse_options(
         found: Options = tyro.cli(
             kind,
             prog=program,
-            args=list(arguments),
+            args=_spelled_for_tyro(arguments, options),
             description=description,
             config=(tyro.conf.AvoidSubcommands,) if is_one else (),
             default=tyro.MISSING_NONPROP if default is None else default,
@@ -119,7 +122,8 @@ def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
         return f"unknown argument {shown(unknown)}; --help lists what can be given"
     given = unknown.replace("_", "-")
     last = given.lstrip("-").rpartition(".")[2]
-    meant = difflib.get_close_matches(given, flags, n=1, cutoff=CLOSE_WHOLE)
+    off = _turned_off(given.removeprefix("--no-"))
+    meant = [off] if off in flags else difflib.get_close_matches(given, flags, n=1, cutoff=CLOSE_WHOLE)
     if not meant:  # the same name under another parent, or without a parent
         names = [flag.lstrip("-").rpartition(".")[2] for flag in flags]
         similar = difflib.get_close_matches(last, names, n=1, cutoff=CLOSE)
@@ -159,17 +163,52 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
     return (kind,) if isinstance(kind, type) and is_dataclass(kind) else ()
 
 
-def flags_of(options: Any, parent: str = "") -> list[str]:
-    """Every flag of a dataclass or an object of one, including those of nested dataclasses."""
+def flags_of(options: Any) -> list[str]:
+    """Every flag of a dataclass or an object of one, including those of nested dataclasses; two of a switch."""
+    return [
+        flag
+        for path, is_switch in _paths_of(options)
+        for flag in ((f"--{path}", _turned_off(path)) if is_switch else (f"--{path}",))
+    ]
+
+
+def _paths_of(options: Any, parent: str = "") -> Iterator[tuple[str, bool]]:
+    """Path of every field, with hyphens, and whether it is True or False."""
     if not is_dataclass(options):
-        return [flag for one in _kinds(options) for flag in flags_of(one, parent)]
+        for one in _kinds(options):
+            yield from _paths_of(one, parent)
+        return
     hints = get_type_hints(options if isinstance(options, type) else type(options))
-    found = []
     for field in fields(options):
         if _POSITIONAL in getattr(field.type, "__metadata__", ()):
             continue
         value = hints[field.name] if isinstance(options, type) else getattr(options, field.name)
         # ``config`` of commands that take a recipe has no name on the command line
         path = parent if field.name == "config" and not parent else f"{parent}.{field.name}".strip(".")
-        found += flags_of(value, path) if is_dataclass(value) else [f"--{path.replace('_', '-')}"]
-    return found
+        if is_dataclass(value):
+            yield from _paths_of(value, path)
+        else:
+            yield path.replace("_", "-"), hints[field.name] is bool
+
+
+def _turned_off(path: str) -> str:
+    """The flag by which tyro turns a switch off."""
+    parent, dot, name = path.rpartition(".")
+    return f"--{parent}{dot}no-{name}"
+
+
+def _spelled_for_tyro(arguments: Sequence[str], options: Any) -> list[str]:
+    """``--a.b False`` and ``--a.b=False``, which people write as for any other field, as ``--a.no-b``."""
+    switches = {f"--{path}": path for path, is_switch in _paths_of(options) if is_switch}
+    spelled: list[str] = []
+    rest = list(arguments)
+    while rest:
+        flag, has_value, value = rest.pop(0).partition("=")
+        path = switches.get(flag.replace("_", "-"))
+        if path is None or (has_value and value.lower() not in _TRUTH):
+            spelled.append(f"{flag}{has_value}{value}")
+            continue
+        if not has_value and rest and rest[0].lower() in _TRUTH:
+            value = rest.pop(0)
+        spelled.append(f"--{path}" if _TRUTH.get(value.lower(), True) else _turned_off(path))
+    return spelled

@@ -10,12 +10,12 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.markup import escape
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.checks import require_positive
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.sentence import print_sentence
 
 DESCRIPTION = "Converts models between Hugging Face folders and Megatron checkpoints; docs/conversion.md shows how."
 
@@ -130,7 +130,7 @@ def convert(conversion: HFToMegatron | MegatronToHF, console: Console) -> None:
         GTPOError: the source cannot be used, or the destination cannot be written.
     """
     conversion.run(console)
-    console.print(f"{escape(str(conversion.dst))} is written", soft_wrap=True, highlight=False)
+    print_sentence(console, f"{conversion.dst} is written")
 
 
 def show_warnings(console: Console) -> None:

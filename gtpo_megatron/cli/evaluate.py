@@ -12,6 +12,7 @@ from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_to_model
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.sentence import print_sentence
 
 EXIT_INTERRUPTED = 130
 CHECKPOINTS = "checkpoints"
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         needs_training_set = run_config is None or _is_given("--against", arguments)
         evaluate_model(model, config, output=output, console=console, needs_training_set=needs_training_set)
     except KeyboardInterrupt:
-        console.print(f"interrupted; {GOES_ON}", highlight=False)
+        print_sentence(console, f"interrupted; {GOES_ON}")
         return EXIT_INTERRUPTED
     return 0
 
@@ -67,10 +68,10 @@ def _fitted(config: EvaluateConfig, folder: Path, arguments: Sequence[str], cons
         keeps_response=_is_given("--sampling.max-response-tokens", arguments),
     )
     if fitted != config:
-        console.print(
+        print_sentence(
+            console,
             f"the model has {positions} positions: prompts have at most {fitted.max_prompt_tokens} tokens, responses "
             f"{fitted.sampling.max_response_tokens}; --max-prompt-tokens and --sampling.max-response-tokens choose",
-            highlight=False,
         )
     return fitted
 

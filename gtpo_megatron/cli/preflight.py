@@ -9,6 +9,7 @@ from rich.console import Console
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.planner.hardware import GPUName
+from gtpo_megatron.sentence import print_sentence
 
 EXIT_FAILED = 1
 
@@ -44,11 +45,10 @@ def run(arguments: Sequence[str]) -> int:
         PreflightOptions(output=output, only=options.only, skip=options.skip, seconds=options.seconds, gpu=options.gpu),
         console,
     )
-    console.print(
+    print_sentence(
+        console,
         f"{'passed' if report.has_passed else 'FAILED'} in {report.seconds:.0f} s: {report.summary}; "
         f"report: {output / PAGE_FILE}",
-        highlight=False,
-        soft_wrap=True,
     )
     return 0 if report.has_passed else EXIT_FAILED
 

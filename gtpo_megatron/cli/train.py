@@ -12,6 +12,7 @@ from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.health.judge import in_one_line, judge
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
+from gtpo_megatron.sentence import print_sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +50,22 @@ def train(options: TrainOptions, *, command: str) -> int:
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
     summary = training.train(options.config, run_dir=run_dir, resume=options.resume, console=console)
     for result in summary.before or ():
-        console.print(f"before: {result}", highlight=False)
+        print_sentence(console, f"before: {result}")
     if summary.stopped_after is not None:
         if summary.stopped_after == 0:
-            console.print(f"stopped before the first step ({summary.stop_reason}); --resume begins it", highlight=False)
+            print_sentence(console, f"stopped before the first step ({summary.stop_reason}); --resume begins it")
         else:
-            console.print(
-                f"stopped after step {summary.stopped_after} ({summary.stop_reason}), saved; --resume goes on",
-                highlight=False,
+            print_sentence(
+                console, f"stopped after step {summary.stopped_after} ({summary.stop_reason}), saved; --resume goes on"
             )
         return EXIT_STOPPED
     for result in summary.after or ():
-        console.print(f"after:  {result}", highlight=False)
+        print_sentence(console, f"after:  {result}")
     if (run_dir / METRICS_FILE).exists():
         rows, _ = read_what_there_is(run_dir / METRICS_FILE)
-        console.print(f"health: {in_one_line(judge(rows))}", highlight=False)
+        print_sentence(console, f"health: {in_one_line(judge(rows))}")
     if summary.report is not None:
-        console.print(f"report: {summary.report}", highlight=False)
+        print_sentence(console, f"report: {summary.report}")
     return 0
 
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gtpo_megatron.evaluation.benchmark_run import WantedResponse
 from gtpo_megatron.evaluation.verdict_file import GradedResponse, VerdictFile
 from gtpo_megatron.observability.correctness import are_correct
+from gtpo_megatron.sentence import print_sentence
 
 LINE_EVERY_S = 60.0
 
@@ -63,7 +64,7 @@ class EvaluationDisplay(Progress):
         if not self.console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_EVERY_S
             shares = (f"{one} {self._done[one]}/{num}, {self._share(one)} correct" for one, num in self._total.items())
-            self.console.print("; ".join(shares), highlight=False, soft_wrap=True)
+            print_sentence(self.console, "; ".join(shares))
 
     def _count(self, response: GradedResponse) -> None:
         self._done[response.benchmark] += 1

@@ -18,6 +18,7 @@ from rich.text import Text
 from gtpo_megatron.config.problems.evaluation import HELDOUT
 from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, labels_among, mean_metric, set_name
 from gtpo_megatron.observability.timers import duration
+from gtpo_megatron.sentence import print_sentence
 
 REFRESHES_PER_S = 2.0
 """Enough for a clock in seconds; more flickers over a slow connection."""
@@ -208,7 +209,7 @@ class TrainingDisplay:
     # ---------------------------------------------------------------------------------------------------- plain lines
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_sentence(self._console, text)
 
     def _plain_step(self, step: int, scalars: Mapping[str, float]) -> str:
         parts = [f"step {step}/{self._num_steps}"]

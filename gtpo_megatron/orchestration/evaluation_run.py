@@ -41,6 +41,7 @@ from gtpo_megatron.rollout.response_stream import ResponseSource
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
 from gtpo_megatron.sandbox.choose import check_sandbox
+from gtpo_megatron.sentence import print_sentence
 from gtpo_megatron.weights.architecture import read_architecture
 
 
@@ -176,7 +177,7 @@ def _training_set(config: EvaluateConfig, console: Console, *, is_needed: bool) 
         if is_needed:
             raise
         note = f"not compared with the run's training set: {error}; or name one by --against"
-        console.print(note, highlight=False, markup=False)
+        print_sentence(console, note)
         return None
 
 
@@ -193,7 +194,7 @@ def _measured_set(
         counts = {"against": config.against, "num_exact": found.num_exact, "num_exact_only": found.num_exact_only}
         contamination = counts | {"matches": [asdict(match) for match in found.matches]}
     for note in notes:
-        console.print(note, highlight=False, markup=False)
+        print_sentence(console, note)
     return MeasuredSet(
         dataset=str(problems.dataset),
         origin=problems.origin,
@@ -221,14 +222,14 @@ def _measure(
     known = [file.verdicts[one.key] for one in wanted if one.key in file.verdicts]
     without_verdict = [one for one in known if one.failure is not None]
     if known:
-        console.print(f"{len(known)} of {len(wanted)} responses are in {file.path.parent} already", highlight=False)
+        print_sentence(console, f"{len(known)} of {len(wanted)} responses are in {file.path.parent} already")
     if without_verdict:
-        console.print(f"of these, without a verdict and graded again: {len(without_verdict)}", highlight=False)
+        print_sentence(console, f"of these, without a verdict and graded again: {len(without_verdict)}")
     with ExitStack() as stack:
         scorer = stack.enter_context(RewardScorer(config.reward, folder=file.path.parent))
         engine = None
         if missing:
-            console.print(f"loading {model.folder} into vLLM", highlight=False)
+            print_sentence(console, f"loading {model.folder} into vLLM")
             engine = _engine(model.folder, config, stack)
         display = stack.enter_context(
             EvaluationDisplay(wanted, file, threshold=config.success_threshold, console=console)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gtpo_megatron.planner.hardware import GIB, MIB
 from gtpo_megatron.planner.layout import Layout
@@ -13,6 +14,7 @@ from gtpo_megatron.planner.layout_plan import Plan
 from gtpo_megatron.planner.phases import PARTS, PHASES, GPUMemory, Phase, node_host
 from gtpo_megatron.planner.request import PlanRequest
 from gtpo_megatron.planner.search import JudgedLayout
+from gtpo_megatron.sentence import print_sentence
 
 NUM_SHOWN = 8
 """Layouts of each table, unless all are asked for."""
@@ -31,7 +33,7 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
     """
     console.width = max(MIN_WIDTH, console.width)
     for line in (*_head(plan), "", *_verdict(plan)):
-        console.print(line, highlight=False)
+        print_sentence(console, line)
     shown = plan.own or plan.choice or (plan.misses[0] if plan.misses else None)
     if shown is not None:
         gpus = plan.gpus(shown.layout)
@@ -42,8 +44,8 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
             _memory_table(gpus, shown),
         )
         _print_table(console, "the same by pipeline stage: GiB while training, and the peak", _stage_table(gpus, shown))
-        console.print(_host(plan, gpus, shown), highlight=False)
-        console.print(_object_store(plan.request), highlight=False)
+        print_sentence(console, _host(plan, gpus, shown))
+        print_sentence(console, _object_store(plan.request))
     if plan.fitting:
         title = f"{len(plan.fitting)} layouts fit, best first; seconds are estimates"
         _print_table(console, title, _fitting_table(_rows(plan.fitting, show_all)))
@@ -63,14 +65,15 @@ def _rows(layouts: Sequence[JudgedLayout], show_all: bool) -> list[JudgedLayout]
     return list(first.values())[:NUM_SHOWN]
 
 
-def _head(plan: Plan) -> Iterable[str]:
+def _head(plan: Plan) -> Iterable[str | Text]:
     request = plan.request
     cluster, batch, engine, sequences = request.cluster, request.batch, request.engine, plan.sequences_in_cache
     active = f" ({request.shape.num_active_parameters / 1e9:.2f} B active)" if request.shape.experts else ""
     where = f"disaggregated: {cluster.num_trainer_gpus} GPUs train, {cluster.num_rollout_gpus} generate"
     if cluster.is_colocated:
         where = "colocated: every GPU generates and trains in turn"
-    yield f"[bold]{request.name}[/]: {request.model}, {request.shape.num_parameters / 1e9:.2f} B parameters{active}"
+    size = f"{request.shape.num_parameters / 1e9:.2f} B parameters{active}"
+    yield Text.assemble((request.name, "bold"), f": {request.model}, {size}")
     yield f"{cluster.num_gpus} GPU(s) of {cluster.gpu_memory / GIB:g} GiB, {cluster.gpus_per_node} a node, {where}"
     yield (
         f"a step: {batch.num_responses} responses of at most {batch.max_sequence_tokens} tokens, {batch.num_updates} "
@@ -90,23 +93,25 @@ def _head(plan: Plan) -> Iterable[str]:
         )
     if sequences < 1:
         advice = "raise rollout.kv_cache_mib or rollout.tensor_parallel_size"
-        yield f"[yellow]not one sequence of full length fits into the cache: {advice}[/]"
+        yield Text(f"not one sequence of full length fits into the cache: {advice}", style="yellow")
 
 
-def _verdict(plan: Plan) -> Iterable[str]:
+def _verdict(plan: Plan) -> Iterable[str | Text]:
     own, choice = plan.own, plan.choice
     if own is not None:
         word, colour = ("fits", "green") if own.fits else ("does not fit", "red")
-        yield f"[bold {colour}]the recipe's layout {word}[/]: {own.layout} ({_flags(own.layout)}): {own.reason()}"
+        yield Text.assemble(
+            (f"the recipe's layout {word}", f"bold {colour}"), f": {own.layout} ({_flags(own.layout)}): {own.reason()}"
+        )
     if choice is not None:
         time = choice.time
-        yield (
-            f"[bold]the planner's choice[/]: {choice.layout} ({_flags(choice.layout)}): {choice.reason()}; about "
-            f"{time.total:.0f} s a step: generate {time.generate:.0f}, score {time.score:.0f}, train {time.train:.0f}, "
-            f"push {time.push:.0f}"
+        yield Text.assemble(
+            ("the planner's choice", "bold"),
+            f": {choice.layout} ({_flags(choice.layout)}): {choice.reason()}; about {time.total:.0f} s a step: "
+            f"generate {time.generate:.0f}, score {time.score:.0f}, train {time.train:.0f}, push {time.push:.0f}",
         )
         return
-    yield "[bold red]no layout fits[/]; what would help:"
+    yield Text.assemble(("no layout fits", "bold red"), "; what would help:")
     for suggestion in plan.suggestions or ["nothing that was tried: this model needs more or larger GPUs"]:
         yield f"  {suggestion}"
 
@@ -196,7 +201,7 @@ def _table(*left: str, right: Iterable[str] = ()) -> Table:
 
 def _print_table(console: Console, title: str, table: Table) -> None:
     """The title is a line above it: a table's own title is broken at the table's width."""
-    console.print(f"\n[bold]{title}[/]", highlight=False)
+    console.print(Text(f"\n{title}", style="bold"))
     console.print(table)
 
 

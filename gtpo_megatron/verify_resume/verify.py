@@ -15,6 +15,7 @@ from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.training_process import TrainingProcess
 from gtpo_megatron.run_folder.checkpoints import LATEST
+from gtpo_megatron.sentence import print_sentence
 from gtpo_megatron.verify_resume.account import check_account
 from gtpo_megatron.verify_resume.compare import Comparison, compare_runs, last_checkpoint
 from gtpo_megatron.weights.megatron.checkpoint_files import Verify
@@ -62,7 +63,7 @@ def verify_resume(
         def train(title: str, folder: Path, *, resume: bool = False, until: Callable[[], bool] | None = None) -> None:
             task = progress.add_task(title, total=num_steps)
             if not console.is_terminal:
-                console.print(title)
+                print_sentence(console, title)
             out = output / f"{title.replace(' ', '_')}.out"
             run = TrainingProcess(config_file, folder, output=out, resume=resume)
             try:
@@ -86,7 +87,7 @@ def verify_resume(
     if all(result.is_equal for result in results) and not keep:
         shutil.rmtree(output)
     else:
-        console.print(f"the runs are in {output}", highlight=False)
+        print_sentence(console, f"the runs are in {output}")
     return results
 
 
@@ -99,14 +100,15 @@ def show(results: Sequence[Comparison], console: Console, *, is_continuous: bool
     console.print(table)
     first = next((result for result in results if not result.is_equal), None)
     if first is not None:
-        console.print(f"first difference, in {first.part}: {first.difference}", markup=False, highlight=False)
+        print_sentence(console, f"first difference, in {first.part}: {first.difference}")
     elif is_continuous:
-        console.print(
+        print_sentence(
+            console,
             "a run that is killed and resumed trains every prompt once; its bits depend on the clock, as those of any "
-            "run with rollout.max_staleness above 1, partial or over_sample"
+            "run with rollout.max_staleness above 1, partial or over_sample",
         )
     else:
-        console.print("a run that is killed and resumed equals one that is not")
+        print_sentence(console, "a run that is killed and resumed equals one that is not")
     return first is None
 
 

@@ -118,6 +118,21 @@ def test_what_others_may_have_written_is_read_in_one_place():
     assert all(set(calls) == {"json.loads"} for calls in found.values())
 
 
+def test_sentences_are_printed_in_one_place():
+    """Elsewhere a line would be broken at 80 columns, or brackets of a path taken for markup."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "print"
+        and node.args
+        and isinstance(node.args[0], ast.JoinedStr | ast.Constant)
+    ]
+    assert not found, "gtpo_megatron.sentence prints it whole"
+
+
 def test_files_are_replaced_in_one_place():
     """Folders are renamed; a file is written by ``atomic_file``."""
     allowed = {

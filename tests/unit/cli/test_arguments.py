@@ -74,12 +74,36 @@ def test_an_unknown_option(capsys, command, wrong):
         (["evaluate", "model", "--sampels", "3"], "did you mean --samples?"),
         (["report", "run", "--out", "x"], "did you mean --output?"),
         (["study", "--arm", "x"], "did you mean --arms?"),
+        (["config", RECIPE, "--no-checkpoint.export-hf"], "did you mean --checkpoint.no-export-hf?"),
     ],
 )
 def test_what_may_have_been_meant(capsys, arguments, meant):
     status, text = complaint(capsys, lambda: dispatch.run(arguments))
     assert status == 2
     check_one_line(text, meant)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["--checkpoint.export-hf", "False"], "export_hf: false"),
+        (["--checkpoint.export_hf", "false", "--num-steps", "3"], "export_hf: false"),
+        (["--checkpoint.export-hf=False"], "export_hf: false"),
+        (["--checkpoint.no-export-hf"], "export_hf: false"),
+        (["--checkpoint.export-hf", "True"], "export_hf: true"),
+        (["--checkpoint.export-hf"], "export_hf: true"),
+        (["--evaluation.every-steps", "0", "--checkpoint.export-hf=TRUE"], "export_hf: true"),
+    ],
+)
+def test_a_switch_takes_true_and_false_as_any_field_takes_a_value(capsys, given, shown):
+    assert dispatch.run(["config", RECIPE, *given]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_a_switch_takes_no_other_value(capsys):
+    status, text = complaint(capsys, lambda: dispatch.run(["config", RECIPE, "--checkpoint.export-hf=maybe"]))
+    assert status == 2
+    check_one_line(text, "maybe")
 
 
 @pytest.mark.parametrize(
