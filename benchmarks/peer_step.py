@@ -106,7 +106,7 @@ def run(command: list[str], log: Path, **environment: str) -> None:
 
 
 def ours(model: Path, scratch: Path, options: Options, *, entropy_source: str) -> dict[str, Any]:
-    """A real run: DP 2, a push each step, no evaluation and no checkpoint."""
+    """A real run: DP 2, a push each step, next to no evaluation and one checkpoint at its end."""
     folder = scratch / "run"
     shutil.rmtree(folder, ignore_errors=True)
     fields = {
@@ -115,13 +115,16 @@ def ours(model: Path, scratch: Path, options: Options, *, entropy_source: str) -
         "model.max_sequence_tokens": MAX_PROMPT_TOKENS + RESPONSE_TOKENS,
         "data.prompts_per_step": SIZES[options.size][0] // GROUP_SIZE,
         "rollout.sampling.max_response_tokens": RESPONSE_TOKENS,
+        "evaluation.sampling.max_response_tokens": RESPONSE_TOKENS,
         "rollout.entropy_source": entropy_source,
         "parallel.tensor_parallel_size": 1,
         "evaluation.every_steps": 0,
+        "evaluation.num_problems": 1,  # measured before and after
+        "evaluation.samples": 1,
         "checkpoint.every_steps": 0,
-        "checkpoint.export_hf": False,
     }
     flags = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
+    flags.append("--checkpoint.no-export-hf")
     trainer = str(Path(sys.executable).with_name("gtpo-megatron"))
     run([trainer, "train", "recipes.tiny_cpu:gtpo", "--run-dir", str(folder), *flags], scratch / "ours.log")
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if "timing/step_s" in row][SETTLING_STEPS:]

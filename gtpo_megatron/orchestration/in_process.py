@@ -258,7 +258,6 @@ def local_stages(
             config.rollout,
             max_sequence_tokens=config.model.max_sequence_tokens,
             seed=config.seed,
-            num_threads=config.cluster.engine_threads,
             awaits_push=True,
         )
         grader = build_grader(config, run_folder)

@@ -53,7 +53,7 @@ class VllmEngine:
         config: settings of the engine.
         max_sequence_tokens: maximum length of prompt plus response.
         seed: vLLM's own seed; each response has its own.
-        num_threads: threads on a CPU; 0: vLLM's default.
+        num_threads: of this process, on a CPU; 0: as they are.
         awaits_push: nothing is sampled before the first push, so that no weights are read from the folder: of 64 GPUs
             each engine would read the whole model to throw it away.
     """
@@ -81,6 +81,8 @@ class VllmEngine:
         has_weights = not awaits_push and converted_weights(Path(model_path)) is None
         entropy_processor = GPU_ENTROPY_PROCESSOR if torch.cuda.is_available() else ENTROPY_PROCESSOR
         shares_gpu = config.placement == "colocated" and torch.cuda.is_available()
+        if num_threads and not torch.cuda.is_available():
+            torch.set_num_threads(num_threads)  # vLLM's worker, which is built now, forbids it
         self._llm = LLM(
             model=model_path,
             load_format="auto" if has_weights else "dummy",
@@ -109,8 +111,6 @@ class VllmEngine:
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
             weight_transfer_config=WeightTransferConfig(backend=weight_engine.BACKEND),
         )
-        if num_threads and not torch.cuda.is_available():
-            self._llm.collective_rpc("gtpo_set_threads", args=(num_threads,))
         if captures_routing:
             self._llm.collective_rpc("gtpo_capture_routing")
         self._captures_routing = captures_routing

@@ -68,7 +68,3 @@ class WorkerExtension:
         assert self._routing is not None, "gtpo_capture_routing comes first"
         taken = self._routing.take(responses, num_tokens)
         return taken if self.rank == 0 else None
-
-    def gtpo_set_threads(self, num_threads: int) -> None:
-        """Threads that this worker computes with, on a CPU."""
-        torch.set_num_threads(num_threads)

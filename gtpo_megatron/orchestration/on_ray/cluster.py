@@ -73,7 +73,12 @@ def ray_nodes() -> list[Node]:
     import ray
 
     nodes = [
-        Node(node_id=node["NodeID"], host=node["NodeManagerHostname"], num_gpus=int(node["Resources"].get("GPU", 0)))
+        Node(
+            node_id=node["NodeID"],
+            host=node["NodeManagerHostname"],
+            num_gpus=int(node["Resources"].get("GPU", 0)),
+            num_cpus=int(node["Resources"].get("CPU", 0)),
+        )
         for node in ray.nodes()
         if node["Alive"]
     ]

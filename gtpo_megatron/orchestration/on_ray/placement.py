@@ -16,11 +16,13 @@ class Node:
         node_id: Ray's name for it.
         host: its host name.
         num_gpus: number of its GPUs in Ray.
+        num_cpus: number of its cores in Ray.
     """
 
     node_id: str
     host: str
     num_gpus: int
+    num_cpus: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -173,7 +173,6 @@ class EngineProcess(_Process):
             self._config.rollout,
             max_sequence_tokens=self._config.model.max_sequence_tokens,
             seed=self._config.seed,
-            num_threads=self._config.cluster.engine_threads,
             awaits_push=True,
         )
         self._engine.on_worker_death(self._end)

@@ -82,7 +82,7 @@ class ProcessStarter:
         self._processes[engine_names(rollout.num_engines)[index]] = self._start(
             EngineProcess,
             self._placement.engines[index],
-            threads=self._config.cluster.engine_threads,
+            threads=engine_threads(self._config, self._placement, index),
             num_gpus=0 if shares_gpus else rollout.tensor_parallel_size,
             environment=environment | (self._gpus_of_ranks(index, deadline) if shares_gpus else {}),
             prefix="[engine]" if rollout.num_engines == 1 else f"[engine {index}]",
@@ -137,6 +137,21 @@ class ProcessStarter:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         }
         return ray.remote(kind).options(**options).remote(*self._common, **kwargs)
+
+
+def engine_threads(config: RunConfig, placement: Placement, index: int) -> int:
+    """Threads of an engine's process: as asked for; else, on CPUs, its share of its node's cores.
+
+    Ray gives a process one thread that says nothing. Ranks wait while engines sample, unless steps overlap, and have
+    their cores to themselves then. 0 leaves it to vLLM, on GPUs.
+    """
+    if config.cluster.engine_threads or placement.has_gpus:
+        return config.cluster.engine_threads
+    node = placement.engines[index]
+    cores = node.num_cpus
+    if config.rollout.max_staleness:
+        cores -= placement.ranks.count(node) * config.cluster.threads_per_rank
+    return max(1, cores // (placement.engines.count(node) * config.rollout.tensor_parallel_size))
 
 
 def bring_up(

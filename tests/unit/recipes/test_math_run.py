@@ -93,7 +93,10 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     rollout, gpus = config.rollout, num_gpus(name)
     assert config.name.endswith(name.split(":")[1].removeprefix("math").removeprefix("paper"))
     assert config.parallel.num_ranks == rollout.num_engines * rollout.tensor_parallel_size == gpus
-    nodes = [Node(node_id=str(index), host=f"node {index}", num_gpus=min(8, gpus)) for index in range(-(-gpus // 8))]
+    nodes = [
+        Node(node_id=str(index), host=f"node {index}", num_gpus=min(8, gpus), num_cpus=96)
+        for index in range(-(-gpus // 8))
+    ]
     found = place(
         config.parallel,
         num_engines=rollout.num_engines,
