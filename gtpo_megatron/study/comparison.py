@@ -161,6 +161,11 @@ def scatter_limit(scatter: float, num_pairs: int) -> float:
     return scatter * math.sqrt(degrees / float(chdtri(degrees, (1 + CONFIDENCE) / 2)))
 
 
+def shown_p(p: float) -> str:
+    """Three digits; a p is never shown as 0."""
+    return "<0.001" if p < 0.0005 else f"{p:.3f}"
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction for multiple tests.
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gtpo_megatron.study.comparison import PairedComparison, compare, holm
+from gtpo_megatron.study.comparison import PairedComparison, compare, holm, shown_p
 from gtpo_megatron.study.plan import PlannedComparison, Study
 from gtpo_megatron.study.run_summary import FinishedRun, outcomes
 
@@ -53,9 +53,9 @@ def planned_cells(study: Study, row: PlannedRow) -> list[str]:
         labels,
         str(row.found.num_pairs),
         *difference_cells(row.found),
-        "-" if few else f"{row.found.p_t:.3f}",
-        "-" if few else f"{row.p_holm:.3f}",
-        "-" if few else f"{row.found.p_sign_flip:.3f}",
+        "-" if few else shown_p(row.found.p_t),
+        "-" if few else shown_p(row.p_holm),
+        "-" if few else shown_p(row.found.p_sign_flip),
         "-" if math.isinf(row.found.smallest_detectable) else f"{100 * row.found.smallest_detectable:.1f}",
     ]
 

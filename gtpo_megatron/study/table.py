@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gtpo_megatron.evaluation.intervals import Interval, bootstrap_interval
-from gtpo_megatron.study.comparison import PairedComparison, compare, holm
+from gtpo_megatron.study.comparison import PairedComparison, compare, holm, shown_p
 from gtpo_megatron.study.plan import Study
 from gtpo_megatron.study.planned import (
     PLANNED_HEADINGS,
@@ -97,9 +97,9 @@ def cells(row: ArmRow) -> list[str]:
     else:
         shown += [
             *difference_cells(found),
-            "-" if found.num_pairs < 2 else f"{found.p_t:.3f}",
-            "-" if row.p_holm is None else f"{row.p_holm:.3f}",
-            "-" if found.num_pairs < 2 else f"{found.p_sign_flip:.3f}",
+            "-" if found.num_pairs < 2 else shown_p(found.p_t),
+            "-" if row.p_holm is None else shown_p(row.p_holm),
+            "-" if found.num_pairs < 2 else shown_p(found.p_sign_flip),
             "-" if math.isinf(found.smallest_detectable) else f"{100 * found.smallest_detectable:.1f}",
         ]
     return [*shown, f"{row.cost.get('responses', 0.0):,.0f}", f"{row.cost.get('training_s', 0.0) / 60:.1f}"]

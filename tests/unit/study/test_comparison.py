@@ -13,6 +13,7 @@ from gtpo_megatron.study.comparison import (
     paired_t_p,
     paired_t_power,
     scatter_limit,
+    shown_p,
     sign_flip_p,
     smallest_detectable,
     standard_error,
@@ -138,3 +139,10 @@ def test_bad_input_is_refused():
     with pytest.raises(DataError, match="not finite"):
         compare([math.nan], [1.0])
     assert standard_error([1.0]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"), [(0.0, "<0.001"), (0.00049, "<0.001"), (0.0005, "0.001"), (0.0144, "0.014"), (1.0, "1.000")]
+)
+def test_a_p_is_never_shown_as_zero(p, shown):
+    assert shown_p(p) == shown
