@@ -172,7 +172,13 @@ def check_transport(config: RunConfig, placement: Placement) -> None:
 def planned_nodes(options: SlurmOptions) -> list[Node]:
     """The nodes that the job requests."""
     return [
-        Node(node_id=str(index), host=f"node {index}", num_gpus=options.gpus_per_node) for index in range(options.nodes)
+        Node(
+            node_id=str(index),
+            host=f"node {index}",
+            num_gpus=options.gpus_per_node,
+            num_cpus=options.cpus_per_task,  # 0: Slurm's own number, which nothing that is checked here depends on
+        )
+        for index in range(options.nodes)
     ]
 
 
