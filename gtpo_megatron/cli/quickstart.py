@@ -50,7 +50,7 @@ def _remove_last(run_dir: Path, name: str) -> None:
 COMMAND = Command(
     usage="""\
   quickstart [--run-dir DIR] [--any.field VALUE ...]
-                    trains a tiny model with GTPO on two CPU cores, about 7 minutes, each time anew:
+                    trains a tiny model with GTPO on two CPU cores, 3 to 6 minutes, each time anew:
                     train recipes.tiny_cpu:gtpo --run-dir runs/quickstart""",
     run=run,
     options=TrainOptions,

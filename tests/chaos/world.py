@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from gtpo_megatron.proc_files import mapped_shared, process_ids, shared_files
+from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, process_ids, shared_files
 from tests.chaos.driver import WIDTH
 from tests.chaos.faults import Fault, command_of, find
 
@@ -133,7 +133,7 @@ class BrokenRun:
         left += [f"temp {path.name}" for path in self.temp.iterdir() if not _is_torchs(path)]
         used = set().union(*(mapped_shared(pid) for pid in process_ids()))  # by another program, which works meanwhile
         fresh = {name: inode for name, inode in shared_files().items() if name not in self._before}
-        return left + [f"shm {name}" for name, inode in sorted(fresh.items()) if inode not in used]
+        return left + [_described(name) for name, inode in sorted(fresh.items()) if inode not in used]
 
     def _alive(self) -> list[psutil.Process]:
         alive = [process for process in self._family.values() if _is_running(process)]
@@ -157,6 +157,15 @@ class BrokenRun:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         subprocess.run(["rm", "-rf", str(self.temp)], check=False)
+
+
+def _described(name: str) -> str:
+    """With size and age, which tell an engine's queues apart, and whether they are this start's."""
+    try:
+        stat = (SHARED_MEMORY / name).stat()
+    except OSError:
+        return f"shm {name} (gone since)"
+    return f"shm {name} ({stat.st_size} bytes, last written {time.time() - stat.st_mtime:.0f} s ago)"
 
 
 def _is_running(process: psutil.Process) -> bool:
