@@ -17,7 +17,7 @@ MINUTES := 10
 setup:
 	@tools/setup_env.sh
 
-quickstart: setup  ## trains the tiny model with GTPO, 5 to 7 minutes on two cores, each time anew; RUN_DIR=... for another folder
+quickstart: setup  ## trains the tiny model with GTPO, 3 to 6 minutes on two cores, each time anew; RUN_DIR=... for another folder
 	@$(BIN)/gtpo-megatron quickstart --run-dir "$(RUN_DIR)"
 
 code-quickstart: setup  ## the tiny model learns to write programs that pass tests, in a sandbox: about 8 minutes on two cores

@@ -207,6 +207,7 @@ def algorithm_of(config: object) -> Algorithm:
     if len(own) != 1:
         raise ConfigError(
             f"algorithm {name_of(kind)}: {len(own)} records of it in its module, expected one: "
-            f"NAME = Algorithm(config={kind.__name__}, ...) at the top level, see docs/your_own_algorithm.md"
+            f"NAME = Algorithm(config={kind.__name__}, ...) at the top level; `gtpo-megatron examples` writes one, and "
+            f"docs/your_own_algorithm.md explains it"
         )
     return own[0]

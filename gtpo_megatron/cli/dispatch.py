@@ -12,6 +12,7 @@ from gtpo_megatron.cli import (
     contamination,
     convert,
     evaluate,
+    examples,
     plan,
     preflight,
     quickstart,
@@ -31,6 +32,7 @@ from gtpo_megatron.untrusted.text import printable
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "quickstart": quickstart.COMMAND,
+    "examples": examples.COMMAND,
     "report": report.COMMAND,
     "watch": watch.COMMAND,
     "evaluate": evaluate.COMMAND,

@@ -1,6 +1,7 @@
 """The wheel in an environment of its own, in an empty folder: everything of the README works without a checkout."""
 
 import json
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -12,6 +13,7 @@ from tests.integration.wheel import PACKAGES, Installed, build_wheel, names_in, 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), LEAVINGS]
 COMMAND = "gtpo-megatron"
 WEIGHTS = "model.safetensors"
+SHARE = "gtpo_megatron-0.1.0.data/data/share/gtpo_megatron/"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,10 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_has_every_file_of_its_packages_and_nothing_else(wheel):
     ours = {name for name in tracked_files() if name.partition("/")[0] in PACKAGES}
     found = {name for name in names_in(wheel) if ".dist-info/" not in name}
-    assert found == ours
+    shared = {name for name in found if name.startswith(SHARE)}
+    assert found - shared == ours
+    to_read = {name for name in tracked_files() if name.startswith(("docs/", "examples/"))}
+    assert {name.removeprefix(SHARE) for name in shared} == to_read
     assert wheel.stat().st_size < 20e6
 
 
@@ -50,6 +55,18 @@ def test_a_recipe_is_planned_resolved_and_laid_out(installed):
     assert "nothing was submitted" in slurm.stdout
     launch = installed.cwd / "s" / "launch" / "dry-run"
     assert {"sbatch.sh", "node.sh", "batch.sh", "node_network.py"} <= {path.name for path in launch.iterdir()}
+
+
+def test_a_stranger_finds_the_examples_and_the_documentation(installed):
+    said = installed.run(COMMAND, "examples", "mine").stdout
+    documentation = Path(said.splitlines()[-1].removeprefix("documentation: "))
+    assert documentation.is_relative_to(installed.bin.parent)
+    assert (documentation.parent / "your_own_algorithm.md").is_file()
+    installed.run("python", "mine/own_model/make_model.py", "my-model")
+    for name in ("own_algorithm", "own_data", "own_model", "own_reward"):
+        more = ["--model.path", "my-model"] if name == "own_model" else []
+        text = installed.run(COMMAND, "config", f"mine/{name}/recipe.py:recipe", *more).stdout
+        assert f"name: {name}" in text
 
 
 def test_models_convert_there_and_back(installed):

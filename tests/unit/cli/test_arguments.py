@@ -13,6 +13,7 @@ RECIPE = "recipes.tiny_cpu:gtpo"
 COMMANDS = {
     "train": [RECIPE],
     "quickstart": [],
+    "examples": [],
     "config": [RECIPE],
     "plan": [RECIPE],
     "preflight": [RECIPE],
