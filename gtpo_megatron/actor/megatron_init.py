@@ -82,9 +82,9 @@ def parallel_groups(config: ParallelConfig) -> ParallelGroups:
 
 
 def shut_down() -> None:
-    """Leaves the world; harmless if none was joined."""
+    """Leaves the world; harmless if none was joined, or if an engine in this process has left it already."""
     from megatron.core import parallel_state
 
+    parallel_state.destroy_model_parallel()
     if dist.is_initialized():
-        parallel_state.destroy_model_parallel()
         dist.destroy_process_group()

@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -248,10 +248,11 @@ def local_stages(
 
     machines = LocalMachines()
     inspector.processes_are_up(machines)
-    with swept_process(), tempfile.TemporaryDirectory() as folder:
+    with swept_process(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         timers.starting("building the model")
         # the trainer first: vLLM can use an existing torch.distributed world of one, Megatron cannot
         trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
+        stack.callback(trainer.close)
         timers.starting("loading the engine")
         sampler = VllmEngine(
             config.model.path,
@@ -260,7 +261,11 @@ def local_stages(
             seed=config.seed,
             awaits_push=True,
         )
+        stack.callback(
+            sampler.close
+        )  # before the trainer's: vLLM leaves the world's groups, and raises if they are gone
         grader = build_grader(config, run_folder)
+        stack.callback(grader.close)
         engine, actor = LocalEngine(sampler), LocalActor(trainer)
         connect(config, actor, engine, has_gpus=torch.cuda.is_available())
         transfer = _Transfer(trainer, sampler)
@@ -270,19 +275,15 @@ def local_stages(
             connect(replace(config, weight_sync=sync), actor, engine, has_gpus=torch.cuda.is_available())
             return WeightSync(sync, transfer)
 
-        try:
-            inspector.link_is_open(relink)
-            yield Stages(
-                engine=engine,
-                reward=LocalRewards(grader),
-                actor=actor,
-                weight_sync=WeightSync(config.weight_sync, transfer),
-                memory_sharing=memory_sharing_of(config.rollout, actor, engine),
-                timers=timers,
-            )
-        finally:
-            grader.close()
-            trainer.close()
+        inspector.link_is_open(relink)
+        yield Stages(
+            engine=engine,
+            reward=LocalRewards(grader),
+            actor=actor,
+            weight_sync=WeightSync(config.weight_sync, transfer),
+            memory_sharing=memory_sharing_of(config.rollout, actor, engine),
+            timers=timers,
+        )
 
 
 def _all_rows(rollouts: RolloutHandle) -> RolloutShard:
