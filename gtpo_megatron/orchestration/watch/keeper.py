@@ -28,6 +28,7 @@ from gtpo_megatron.orchestration.watch.deaths import Death, first_death, how_end
 from gtpo_megatron.orchestration.watch.process_names import name_of_child, name_of_ray
 from gtpo_megatron.proc_files import (
     SHARED_MEMORY,
+    ProcessStat,
     belongs_to,
     command_line,
     mapped_shared,
@@ -167,8 +168,8 @@ class RunKeeper:
         stat = process_stat(pid)
         if stat is None or pid == os.getpid():
             return
-        if stat.parent in fresh:
-            self._meet(stat.parent, fresh)
+        if stat.parent not in self._members and stat.parent not in self._foreign and stat.parent != self._driver:
+            self._meet(stat.parent, fresh)  # also if the listing of processes, which is not atomic, lacks the parent
         if stat.parent not in self._members and stat.parent != self._driver and pid not in self._told:
             self._foreign.add(pid)
             return
@@ -368,10 +369,8 @@ class RunKeeper:
             stat = process_stat(pid)
             if stat is None or stat.has_ended:
                 continue
-            member = self._members.get(pid)
-            if member is not None and member.start_ticks != stat.start_ticks:
-                member = None
-            parent = self._members.get(stat.parent)
+            member = self._member(pid, stat)
+            parent = self._member(stat.parent, process_stat(stat.parent))
             is_ours = member is not None and (member.is_of_run or is_all_ours)
             is_childs = parent is not None and (parent.is_of_run or is_all_ours)
             if is_ours or is_childs or belongs_to(pid, self._folder):
@@ -381,6 +380,11 @@ class RunKeeper:
                         pid=pid, start_ticks=stat.start_ticks, parent=stat.parent, descriptor=-1, is_of_run=True
                     )
         return left
+
+    def _member(self, pid: int, stat: ProcessStat | None) -> _Member | None:
+        """The member that this process is; None if the process id has been reused since."""
+        member = self._members.get(pid)
+        return member if member is not None and stat is not None and member.start_ticks == stat.start_ticks else None
 
 
 def _lines(path: Path) -> set[str]:

@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from gtpo_megatron.errors import NumericsError, WorkerError
-from gtpo_megatron.orchestration.watch import run_watch
+from gtpo_megatron.orchestration.watch import keeper, run_watch
 from gtpo_megatron.orchestration.watch.deaths import Death
-from gtpo_megatron.orchestration.watch.keeper import NAMES_EVERY_S, OWNED_FILE
+from gtpo_megatron.orchestration.watch.keeper import BEFORE_FILE, NAMES_EVERY_S, OWNED_FILE, RunKeeper, _Member
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.orchestration.watch.run_watch import LONGEST_BASE, RunWatch, make_run_temp
+from gtpo_megatron.proc_files import process_stat
 from gtpo_megatron.run_folder import state as run_state
 
 PATIENCE_S = 120.0
@@ -251,6 +252,39 @@ def test_all_of_the_run_goes_at_its_end_and_nothing_else(watch, started):
         assert foreign.exists()
     finally:
         foreign.unlink()
+
+
+@pytest.fixture
+def own_keeper(tmp_path):
+    """A keeper in this process, whose driver is this process."""
+    (tmp_path / BEFORE_FILE).write_text('{"children": [], "shared": []}', encoding="utf-8")
+    return RunKeeper(os.getpid(), tmp_path, None)
+
+
+@pytest.fixture
+def child_and_grandchild(started):
+    child = started("sh", "-c", "sleep 600 & echo $!; wait", stdout=subprocess.PIPE)
+    grandchild = int(child.stdout.readline())
+    yield child.pid, grandchild
+    os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_process_whose_parent_the_listing_lacks_is_the_runs(own_keeper, child_and_grandchild, monkeypatch):
+    child, grandchild = child_and_grandchild
+    monkeypatch.setattr(keeper, "process_ids", lambda: {grandchild})
+    own_keeper._look()
+    assert own_keeper._members.keys() == {child, grandchild}
+
+
+def test_the_child_of_a_process_with_a_members_former_id_is_not_killed(own_keeper, child_and_grandchild):
+    child, grandchild = child_and_grandchild
+    own_keeper._members[child] = _Member(
+        pid=child, start_ticks=process_stat(child).start_ticks, parent=os.getpid(), descriptor=-1, is_of_run=True
+    )
+    assert {child, grandchild} <= set(own_keeper._left())
+    own_keeper._members[child].start_ticks -= 1
+    del own_keeper._members[grandchild]
+    assert not {child, grandchild} & set(own_keeper._left())
 
 
 def test_a_keeper_that_is_killed_is_replaced(watch, started):
