@@ -69,7 +69,7 @@ def _row(study: Study, summaries: Sequence[FinishedRun], name: str, baseline: di
         label=study.arm(name).label,
         num_seeds=len(after),
         before=fmean(before) if before else None,
-        outcome=bootstrap_interval(list(after.values())),
+        outcome=bootstrap_interval([after[seed] for seed in sorted(after)]),  # whose limits depend on the order
         comparison=comparison,
         p_holm=None,
         cost={part: fmean([run.cost.get(part, 0.0) for run in runs.values()]) for part in costs},

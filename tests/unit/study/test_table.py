@@ -68,3 +68,9 @@ def test_the_best_of_alternatives_is_named_and_ties_go_to_the_first(made):
         "GTPO v6 (gtpo): 40.60."
     )
     assert choices_note(STUDY, rows) == ""
+
+
+def test_the_order_of_runs_does_not_matter(made):
+    found = made(12)
+    by_name = sorted(found, key=lambda one: one.name)  # seed 10 before seed 2
+    assert arm_rows(STUDY, by_name, ("gtpo", "grpo")) == arm_rows(STUDY, found, ("gtpo", "grpo"))
