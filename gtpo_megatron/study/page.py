@@ -30,7 +30,9 @@ _FIGURES: tuple[tuple[str, str, str, str], ...] = (
 
 
 def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_steps: int, suffix: str) -> str:
-    """Writes table and page of all finished runs with the study's settings.
+    """Writes table and page of all finished runs with the study's settings and seeds.
+
+    Its seeds are those up to the last in its own folder, so that its arms have the same ones wherever they come from.
 
     Args:
         study: the plan.
@@ -44,7 +46,9 @@ def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_
     """
     arms = [arm.name for arm in study.arms]
     output, found = folders[0], read_folders(folders)
-    last_seed = max((summary.seed for summary in found), default=study.first_seed)
+    own = read_summaries(output)
+    # another study's folder may have more seeds, of some arms only
+    last_seed = max((summary.seed for summary in own), default=study.first_seed + study.num_seeds - 1)
     num_seeds = max(1, 1 + last_seed - study.first_seed)
     runs = planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
     settings = {planned.name: fingerprint(planned.config) for planned in runs}
@@ -57,7 +61,7 @@ def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_
     write_file(table, markdown(study, rows, summaries))
     runs_dir.mkdir(parents=True, exist_ok=True)
     write_file(page, study_page(study, rows, summaries))
-    others = {one.name for one in read_summaries(output)} - {one.name for one in summaries}
+    others = {one.name for one in own} - {one.name for one in summaries}
     left_out = f" ({len(others)} with other settings left out)" if others else ""
     return f"{len(summaries)} runs{left_out}: {table}, {page}"
 

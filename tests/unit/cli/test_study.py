@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from gtpo_megatron.cli import dispatch
@@ -131,6 +133,15 @@ def test_runs_of_another_study_are_taken_from_its_folder(folders, tmp_path, caps
     assert "4 runs: " in capsys.readouterr().out
     assert (tmp_path / "own" / "table.md").exists()
     assert not (tmp_path / "out" / "table.md").exists()
+
+
+def test_arms_of_another_study_have_no_more_seeds_than_the_studys_own(folders, tmp_path, capsys):
+    (tmp_path / "own").mkdir()
+    shutil.copy(tmp_path / "out" / "gtpo_seed0.json", tmp_path / "own")
+    own = ["--output", str(tmp_path / "own"), "--runs-dir", str(tmp_path / "runs"), "--shared", str(tmp_path / "out")]
+    assert dispatch.run(["study", "--table-only", "--num-steps", "4", *own]) == 0
+    assert "2 runs: " in capsys.readouterr().out
+    assert "| GRPO | 1 |" in (tmp_path / "own" / "table.md").read_text()
 
 
 def test_a_study_whose_model_is_not_made_yet_says_how(tmp_path, capsys, monkeypatch):
