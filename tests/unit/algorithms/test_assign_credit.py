@@ -359,3 +359,12 @@ def test_no_gradient_flows_through_entropy() -> None:
         credit = assign_credit(config, **arguments)
         assert not credit.advantages.requires_grad
         assert not credit.shaped_rewards.requires_grad
+
+
+@pytest.mark.parametrize(("alpha2", "turns"), [(0.24, False), (0.26, True)])
+def test_signs_turn_where_docs_choosing_says(alpha2: float, turns: bool) -> None:
+    """A share p of the tokens is wrong: from ``alpha2 = alpha1 (1 - p) / p`` on, 0.25 for 4 of 5."""
+    batch = Batch([[0.5] * 3, *([[1.0] * 3] * 3), [1e-4] * 3], [1.0, -1.0, -1.0, -1.0, -1.0], [0] * 5)
+    advantages = assign_credit(GTPOConfig(alpha2=alpha2), **batch.arguments()).advantages
+    assert bool((advantages[1:4] > 0).all()) == turns
+    assert bool((advantages[1:4] < 0).all()) != turns
