@@ -47,8 +47,15 @@ def process_ids() -> set[int]:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """The line of a process; None if there is no such process."""
-    content = _read(pid, "stat")
+    """The line of a process; None if there is no such process.
+
+    Raises:
+        OSError: nobody knows, since descriptors or memory have run out.
+    """
+    try:
+        content = (PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
     if not content:
         return None
     fields = content[content.rindex(b")") + 2 :].split()

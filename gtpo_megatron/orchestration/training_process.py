@@ -1,7 +1,6 @@
 """A training run as a child process, which can be stopped, or killed with all its descendants."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from typing import Literal, NoReturn
 import psutil
 
 from gtpo_megatron.errors import DataError, WorkerError
+from gtpo_megatron.orchestration.watch.run_watch import SWEEP_S, is_keeper
+from gtpo_megatron.proc_files import command_line
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
@@ -117,13 +118,16 @@ class TrainingProcess:
         raise WorkerError(f"the run in {self._folder} ended with status {self._process.returncode}{when}:\n{text}")
 
     def kill(self) -> None:
-        """Sends SIGKILL to the driver, then to all processes that it started; does nothing after the end."""
+        """Sends SIGKILL to the driver, whose keeper cleans up, then to what it started; does nothing after the end."""
+        if self._process.poll() is not None:
+            return
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self._process.pid).children(recursive=True)
-        if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        keepers = [child for child in children if is_keeper(command_line(child.pid))]
+        self._process.kill()
+        psutil.wait_procs(keepers, timeout=SWEEP_S)  # which read from the driver, not yet waited for, how it ended
+        self._process.wait()
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()

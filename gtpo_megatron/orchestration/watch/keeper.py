@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -119,6 +120,8 @@ class RunKeeper:
         self._names_at = 0.0
         self._shared_seen: dict[str, int] = dict.fromkeys(before["shared"], OWNER_LOOKS)
         self._shared_owned = _lines(folder / OWNED_FILE)
+        self._shared_orphaned: set[str] = set()
+        self._has_seen_end = False
         self._poll = select.poll()
         self._by_descriptor: dict[int, _Member] = {}
         self._input = b""
@@ -143,7 +146,8 @@ class RunKeeper:
             self._note_ends(ready)
             if is_before:
                 self._num_before_driver = len(self._deaths)
-            self._look()
+            with contextlib.suppress(OSError):  # descriptors or memory have run out: it looks again at the next tick
+                self._look()
         if not self._has_ended:
             self._note_ends({descriptor for descriptor, _ in self._poll.poll(0)})
             self._speak_for_driver()
@@ -220,12 +224,14 @@ class RunKeeper:
             self._note_end(self._by_descriptor[descriptor], at=now)
 
     def _note_end(self, member: _Member, *, at: float) -> None:
-        stat = process_stat(member.pid)
+        stat = _stat_if_known(member.pid)
         code = stat.exit_code if stat is not None and stat.start_ticks == member.start_ticks else 0
         self._poll.unregister(member.descriptor)
         os.close(member.descriptor)
         del self._by_descriptor[member.descriptor]
         del self._members[member.pid]
+        self._has_seen_end = True
+        self._told.pop(member.pid, None)  # whoever gets its process id next is a stranger
         self._foreign.add(member.pid)  # so that a zombie is not added again
         if member.name and not any(is_of(member.name, name) for name in self._expected):
             self._report(member, how_ended(code), at=at)
@@ -253,6 +259,9 @@ class RunKeeper:
             self._claim(fresh)
             for name in fresh:
                 self._shared_seen[name] = self._shared_seen.get(name, 0) + 1
+        if self._has_seen_end:
+            self._has_seen_end = False
+            self._shared_orphaned |= _unmapped(fresh - self._shared_owned)
 
     def _claim(self, names: set[str]) -> None:
         mapped = set().union(*(mapped_shared(pid) for pid in (self._driver, *self._members)))
@@ -266,7 +275,10 @@ class RunKeeper:
                 return
 
     def _driver_lives(self) -> bool:
-        stat = process_stat(self._driver)
+        try:
+            stat = process_stat(self._driver)
+        except OSError:  # nobody knows; it is looked at again before the run's processes are ended
+            return True
         if stat is None or stat.has_ended or stat.start_ticks != self._driver_ticks:
             return False
         self._is_driver_stopped = stat.is_stopped  # a batch system may stop and continue all processes of a job
@@ -290,12 +302,8 @@ class RunKeeper:
                 self._expected.discard(name)
                 self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
                 self._foreign.discard(pid)
-                if pid in self._members:
-                    self._name(self._members[pid])
-                else:
-                    self._meet(pid, set())
-                if pid not in self._members:  # it ended before it was seen
-                    self._say_death(name, pid, how_ended(0), at=time.monotonic())
+                with contextlib.suppress(OSError):  # as in `run`
+                    self._meet_told(pid, name)
             case {"stage": stage}:
                 self._stage = stage
                 self._stages_since_look.append(stage)
@@ -311,6 +319,16 @@ class RunKeeper:
             case {"end": _}:
                 self._has_ended = True
 
+    def _meet_told(self, pid: int, name: str) -> None:
+        if pid in self._members:
+            self._name(self._members[pid])
+            return
+        self._meet(pid, set())
+        stat = process_stat(pid)
+        if pid not in self._members and (stat is None or stat.has_ended):  # it ended before it was seen
+            self._told.pop(pid, None)
+            self._say_death(name, pid, how_ended(0), at=time.monotonic())
+
     def _say(self, message: dict[str, Any]) -> None:
         try:
             sys.stdout.write(json.dumps(message) + "\n")
@@ -323,7 +341,7 @@ class RunKeeper:
 
         If a signal killed it, Ray's processes die at the same time and are not the cause.
         """
-        stat = process_stat(self._driver)
+        stat = _stat_if_known(self._driver)
         was_killed = stat is not None and stat.has_ended and stat.exit_code & 0x7F == signal.SIGKILL
         explaining = self._deaths[: self._num_before_driver] if was_killed else self._deaths
         cause = first_death(explaining, now=time.monotonic())
@@ -344,18 +362,27 @@ class RunKeeper:
         """Ends the run's remaining processes except the driver, and removes its shared memory and temporary folder."""
         self._look_at_shared_memory()
         deadline = time.monotonic() + SWEEP_S
-        while (left := self._left()) and time.monotonic() < deadline:
-            unclaimed = self._unclaimed()
-            for pid in left:
-                mapped = mapped_shared(pid)
-                self._shared_owned |= {name for name, inode in shared_files().items() if inode in mapped} & unclaimed
-                _kill(pid)
-            time.sleep(TICK_S)
+        is_swept = False
+        while not is_swept and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):  # as in `run`
+                is_swept = not self._kill_left()
+            time.sleep(0.0 if is_swept else TICK_S)
         kept = set() if self._is_driver_swept else mapped_shared(self._driver)
+        orphaned = _unmapped(self._shared_orphaned)
         for name, inode in shared_files().items():
-            if name in self._shared_owned and inode not in kept:
+            if name in orphaned or (name in self._shared_owned and inode not in kept):
                 (SHARED_MEMORY / name).unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill_left(self) -> bool:
+        """Kills the run's processes, having noted their shared memory; False if there was none."""
+        left = self._left()
+        unclaimed = self._unclaimed()
+        for pid in left:
+            mapped = mapped_shared(pid)
+            self._shared_owned |= {name for name, inode in shared_files().items() if inode in mapped} & unclaimed
+            _kill(pid)
+        return bool(left)
 
     def _unclaimed(self) -> set[str]:
         """Files that are not known to belong to others."""
@@ -391,6 +418,25 @@ def _lines(path: Path) -> set[str]:
     return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
 
 
+def _unmapped(names: set[str]) -> set[str]:
+    """Those of the files in shared memory that no process has mapped.
+
+    New ones are taken for the run's where one of its processes has just ended: it may have made them since the last
+    look, and nobody else has a use for them. At the sweep they must still be mapped by nobody.
+    """
+    if not names:
+        return set()
+    mapped = set().union(*(mapped_shared(pid) for pid in process_ids()))
+    return {name for name, inode in shared_files().items() if name in names and inode not in mapped}
+
+
+def _stat_if_known(pid: int) -> ProcessStat | None:
+    try:
+        return process_stat(pid)
+    except OSError:
+        return None
+
+
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
@@ -408,4 +454,8 @@ def main() -> None:
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # signals are handled by the driver
+    if not (options.folder / BEFORE_FILE).exists():
+        return  # a keeper that was killed at its very end has swept it
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor for each process of the run
     RunKeeper(options.driver, options.folder, options.run_folder, is_driver_swept=options.sweep_driver).run()

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ LAST_RESORT_S = 25.0
 """Time after a death by which the driver must have left the stage; otherwise the watch ends the driver."""
 
 ANSWER_S = 5.0
+RESTARTS_S = (0.0, 1.0, 5.0, 30.0)
+"""Pauses before the keepers that take over: one that cannot run, for want of memory, is not started all the time."""
 SWEEP_S = 30.0
 TICK_S = 0.2
 
@@ -51,6 +55,11 @@ _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from gtpo_megatron.orchestration.watch.keeper import main; main()"
 )
+
+
+def is_keeper(command: Sequence[str]) -> bool:
+    """Whether this is the command line of a run's keeper."""
+    return _BOOTSTRAP in command
 
 
 def make_run_temp() -> Path:
@@ -185,10 +194,11 @@ class RunWatch:
             except subprocess.TimeoutExpired:
                 logger.warning("%s is not swept after %.0f s; its keeper goes on", self.temp_folder, SWEEP_S)
                 return
-            self._close_pipes()
             if status == 0:
+                self._close_pipes()
                 return
-            self._keeper = self._start()
+            with self._lock:
+                self._take_over()
 
     # ---------------------------------------------------------------------------------------------------------- inside
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -233,21 +243,27 @@ class RunWatch:
         with self._has_news:
             self._has_news.wait_for(lambda: self._answered >= number, ANSWER_S)
 
+    def _take_over(self) -> None:
+        """Starts another keeper in place of one that is gone, and tells it what that one knew."""
+        self._close_pipes()
+        self._keeper = self._start()
+        for name, pid in self._names.items():
+            self._tell({"name": name, "pid": pid})
+        self._tell({"stage": self._stage})
+
     def _read(self) -> None:
+        pauses = chain(RESTARTS_S, repeat(RESTARTS_S[-1]))
         while True:
             assert self._keeper.stdout is not None
             for line in self._keeper.stdout:
                 self._hear(json.loads(line))
             self._keeper.wait()
-            with self._lock:
+            time.sleep(next(pauses))
+            with self._lock:  # from asking whether the run ends to the new keeper, or both would start one
                 if self._is_ending:
                     return
-            logger.warning("the keeper of this run (process %d) is gone; a new one takes over", self._keeper.pid)
-            self._close_pipes()
-            self._keeper = self._start()
-            for name, pid in list(self._names.items()):
-                self._tell({"name": name, "pid": pid})
-            self._tell({"stage": self._stage})
+                logger.warning("the keeper of this run (process %d) is gone; a new one takes over", self._keeper.pid)
+                self._take_over()
 
     def _hear(self, message: dict[str, Any]) -> None:
         with self._has_news:
@@ -255,6 +271,8 @@ class RunWatch:
                 case {"death": death} if not self._is_closing:
                     found = Death(**death)
                     self._deaths.append(found)
+                    if not found.is_stop and self._names.get(found.name) == found.pid:
+                        del self._names[found.name]  # its process id may be a stranger's by the time of a new keeper
                     if is_essential(found) or found.name in AGENTS:
                         logger.warning("%s", found)
                 case {"continued": pid}:

@@ -1,12 +1,14 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.orchestration.training_process import TrainingProcess
+from gtpo_megatron.proc_files import SHARED_MEMORY
 
 
 @pytest.fixture
@@ -43,6 +45,32 @@ def test_a_kill_takes_the_children_along(tmp_path, monkeypatch):
     assert len(children) == 1
     run.kill()
     assert not any(child.is_running() for child in children)
+
+
+def test_a_kill_leaves_nothing_that_only_the_keeper_knows(start, tmp_path):
+    up = tmp_path / "up"
+    run = start(
+        "import os, time; from pathlib import Path; from multiprocessing import resource_tracker; "
+        "from multiprocessing.shared_memory import SharedMemory; "
+        "from gtpo_megatron.orchestration.watch.run_watch import RunWatch; "
+        "watch = RunWatch(None, sweeps_driver=True); shared = SharedMemory(create=True, size=64); "
+        "resource_tracker.unregister(shared._name, 'shared_memory'); time.sleep(0.5); "
+        f"Path({str(up)!r} + '.new').write_text(f'{{watch.temp_folder}} {{shared.name}}'); "
+        f"os.rename({str(up)!r} + '.new', {str(up)!r}); time.sleep(60)"
+    )
+    run.wait(lambda _: None, until=up.exists)
+    folder, shared = up.read_text().split()
+    assert Path(folder).exists()
+    run.kill()
+    assert not Path(folder).exists()
+    assert not (SHARED_MEMORY / shared).exists()
+
+
+def test_a_kill_after_the_end_ends_nothing(start, monkeypatch):
+    run = start("pass")
+    assert run.wait_until(float("inf")) == "finished"
+    monkeypatch.setattr(psutil, "Process", lambda _: pytest.fail("its process id may be a stranger's"))
+    run.kill()
 
 
 def test_a_run_is_waited_for_until_it_ends_or_time_is_up(start):

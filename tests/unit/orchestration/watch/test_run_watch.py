@@ -16,12 +16,11 @@ import psutil
 import pytest
 
 from gtpo_megatron.errors import NumericsError, WorkerError
-from gtpo_megatron.orchestration.watch import keeper, run_watch
+from gtpo_megatron.orchestration.watch import run_watch
 from gtpo_megatron.orchestration.watch.deaths import Death
-from gtpo_megatron.orchestration.watch.keeper import BEFORE_FILE, NAMES_EVERY_S, OWNED_FILE, RunKeeper, _Member
+from gtpo_megatron.orchestration.watch.keeper import NAMES_EVERY_S, OWNED_FILE
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
-from gtpo_megatron.orchestration.watch.run_watch import LONGEST_BASE, RunWatch, make_run_temp
-from gtpo_megatron.proc_files import process_stat
+from gtpo_megatron.orchestration.watch.run_watch import LONGEST_BASE, RunWatch, is_keeper, make_run_temp
 from gtpo_megatron.run_folder import state as run_state
 
 PATIENCE_S = 120.0
@@ -74,22 +73,6 @@ def stop(pid):
     """Stops a process and waits for it: a signal takes effect when its process is next scheduled."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is stopped")
-
-
-@pytest.fixture
-def started():
-    processes = []
-
-    def start(*command, **options):
-        processes.append(subprocess.Popen(command, text=True, **options))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
 
 
 @pytest.fixture
@@ -254,37 +237,27 @@ def test_all_of_the_run_goes_at_its_end_and_nothing_else(watch, started):
         foreign.unlink()
 
 
-@pytest.fixture
-def own_keeper(tmp_path):
-    """A keeper in this process, whose driver is this process."""
-    (tmp_path / BEFORE_FILE).write_text('{"children": [], "shared": []}', encoding="utf-8")
-    return RunKeeper(os.getpid(), tmp_path, None)
+def test_a_watch_forgets_the_process_id_of_what_died(watch, started):
+    dead, alive = started("sleep", "600"), started("sleep", "600")
+    watch.knows("rank 0", dead.pid)
+    watch.knows("rank 1", alive.pid)
+    watch._ask()
+    dead.kill()
+    dead.wait()
+    wait_until(lambda: watch._deaths, "the death is told")
+    assert watch._names == {"rank 1": alive.pid}
 
 
-@pytest.fixture
-def child_and_grandchild(started):
-    child = started("sh", "-c", "sleep 600 & echo $!; wait", stdout=subprocess.PIPE)
-    grandchild = int(child.stdout.readline())
-    yield child.pid, grandchild
-    os.kill(grandchild, signal.SIGKILL)
-
-
-def test_a_process_whose_parent_the_listing_lacks_is_the_runs(own_keeper, child_and_grandchild, monkeypatch):
-    child, grandchild = child_and_grandchild
-    monkeypatch.setattr(keeper, "process_ids", lambda: {grandchild})
-    own_keeper._look()
-    assert own_keeper._members.keys() == {child, grandchild}
-
-
-def test_the_child_of_a_process_with_a_members_former_id_is_not_killed(own_keeper, child_and_grandchild):
-    child, grandchild = child_and_grandchild
-    own_keeper._members[child] = _Member(
-        pid=child, start_ticks=process_stat(child).start_ticks, parent=os.getpid(), descriptor=-1, is_of_run=True
-    )
-    assert {child, grandchild} <= set(own_keeper._left())
-    own_keeper._members[child].start_ticks -= 1
-    del own_keeper._members[grandchild]
-    assert not {child, grandchild} & set(own_keeper._left())
+def test_a_keeper_that_dies_as_the_run_ends_leaves_no_second_one(tmp_path):
+    for _ in range(10):
+        watch = RunWatch(tmp_path)
+        killed = psutil.Process(watch._keeper.pid)
+        killed.kill()
+        watch.closing()
+        watch.end()
+        left = [child for child in psutil.Process().children() if is_keeper(child.cmdline())]
+        assert left == []
+        assert not watch.temp_folder.exists()
 
 
 def test_a_keeper_that_is_killed_is_replaced(watch, started):
@@ -326,16 +299,17 @@ def test_a_driver_that_a_death_has_taken_along_is_spoken_for(tmp_path):
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(tmp_path), SHARES], stdout=subprocess.PIPE, stderr=stderr, text=True
         )
-    _, child, _ = driver.stdout.readline().split()
+    _, child, name = driver.stdout.readline().split()
     keeper = keeper_of(driver)
     wait_until(lambda: watches(keeper, child), "met")
-    os.kill(int(child), signal.SIGKILL)
+    os.kill(int(child), signal.SIGKILL)  # maybe before anybody saw that it has shared memory
     wait_until(lambda: not watches(keeper, child), "seen")
     driver.kill()
     driver.wait()
     driver.stdout.close()
     wait_until(lambda: "gtpo-megatron: WorkerError: rank 0 (process" in out.read_text(), "the line")
     assert out.read_text().count("gtpo-megatron:") == 1
+    wait_until(lambda: not (Path("/dev/shm") / name).exists(), "swept")
 
 
 def test_what_dies_with_a_killed_driver_is_not_blamed_for_it(tmp_path):

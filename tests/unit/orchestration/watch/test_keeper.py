@@ -1,0 +1,110 @@
+"""The keeper in this process: whom it takes for the run's, and what it does where nothing can be looked at."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.orchestration.watch import keeper
+from gtpo_megatron.orchestration.watch.keeper import BEFORE_FILE, RunKeeper, _Member
+from gtpo_megatron.proc_files import SHARED_MEMORY, process_stat
+
+
+@pytest.fixture
+def own_keeper(tmp_path):
+    """A keeper in this process, whose driver is this process."""
+    (tmp_path / BEFORE_FILE).write_text('{"children": [], "shared": []}', encoding="utf-8")
+    return RunKeeper(os.getpid(), tmp_path, None)
+
+
+@pytest.fixture
+def child_and_grandchild(started):
+    child = started("sh", "-c", "sleep 600 & echo $!; wait", stdout=subprocess.PIPE)
+    grandchild = int(child.stdout.readline())
+    yield child.pid, grandchild
+    os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_process_whose_parent_the_listing_lacks_is_the_runs(own_keeper, child_and_grandchild, monkeypatch):
+    child, grandchild = child_and_grandchild
+    monkeypatch.setattr(keeper, "process_ids", lambda: {grandchild})
+    own_keeper._look()
+    assert own_keeper._members.keys() == {child, grandchild}
+
+
+def test_the_child_of_a_process_with_a_members_former_id_is_not_killed(own_keeper, child_and_grandchild):
+    child, grandchild = child_and_grandchild
+    own_keeper._members[child] = _Member(
+        pid=child, start_ticks=process_stat(child).start_ticks, parent=os.getpid(), descriptor=-1, is_of_run=True
+    )
+    assert {child, grandchild} <= set(own_keeper._left())
+    own_keeper._members[child].start_ticks -= 1
+    del own_keeper._members[grandchild]
+    assert not {child, grandchild} & set(own_keeper._left())
+
+
+def test_a_name_ends_with_its_process(own_keeper, started):
+    engine = started("sleep", "600")
+    own_keeper._obey({"name": "rollout engine", "pid": engine.pid})
+    engine.kill()
+    engine.wait()
+    own_keeper._note_ends({member.descriptor for member in own_keeper._members.values()})
+    assert engine.pid not in own_keeper._told
+    own_keeper._obey({"name": "rollout engine", "pid": engine.pid})  # gone before it is seen
+    assert engine.pid not in own_keeper._told
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_driver_that_cannot_be_looked_at_lives(own_keeper, monkeypatch, code):
+    def fails(path):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    assert own_keeper._driver_lives()
+
+
+def test_a_keeper_without_descriptors_looks_again(own_keeper, started, monkeypatch):
+    engine, listed = started("sleep", "600"), os.listdir
+    looks = []
+
+    def listdir(path):
+        looks.append(path)
+        if len(looks) < 5:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        own_keeper._has_ended = engine.pid in own_keeper._members
+        return listed(path)
+
+    read, write = os.pipe()
+    with os.fdopen(read) as stdin, os.fdopen(write, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(os, "listdir", listdir)
+        own_keeper.run()
+    assert len(looks) > 5
+
+
+def test_a_file_whose_maker_ended_before_anybody_looked_goes_unless_it_is_used(own_keeper, started):
+    making = (
+        "from multiprocessing import resource_tracker; from multiprocessing.shared_memory import SharedMemory; "
+        "s = SharedMemory(create=True, size=64); resource_tracker.unregister(s._name, 'shared_memory'); print(s.name)"
+    )
+    process = started("sleep", "600")
+    own_keeper._obey({"name": "rank 0", "pid": process.pid})
+    names = [subprocess.check_output([sys.executable, "-c", making], text=True).strip() for _ in range(2)]
+    process.kill()
+    process.wait()
+    own_keeper._note_ends(set(own_keeper._by_descriptor))
+    own_keeper._look()
+    late = subprocess.check_output([sys.executable, "-c", making], text=True).strip()  # after the last end
+    user = SharedMemory(name=names[1])
+    try:
+        own_keeper.sweep()
+        assert [(SHARED_MEMORY / name).exists() for name in (*names, late)] == [False, True, True]
+    finally:
+        user.close()
+        for name in (*names, late):
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
