@@ -1,9 +1,11 @@
 """``gtpo-megatron study``."""
 
+import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +14,17 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from gtpo_megatron.study.plan import Study
 
 EXIT_INTERRUPTED = 130
+DEFAULT_STUDY = "recipes.study:study"
+DEFAULT_OUTPUT = "benchmarks/results/study"
+SESSION_LOCK = ".session.lock"
+"""In the folder of run folders: held by the session that trains there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +41,13 @@ class StudyOptions:
         minutes: time limit of this session; 0 sets none. The same command continues later.
         side_by_side: runs that are trained at once; the results are the same. More than cores gain nothing.
         blind: show counts, minutes and failures only, and no table before the last of the asked-for runs.
-        output: folder of summaries and table.
+        output: folder of summaries and table; empty means ``benchmarks/results/study``, for the default study only.
         shared: folders of other studies' summaries; a run that one of them has, with the same settings, is done.
         runs_dir: folder of the run folders, and of the page with the curves.
         table_only: write table and page of the finished runs; train nothing.
     """
 
-    study: str = "recipes.study:study"
+    study: str = DEFAULT_STUDY
     arms: tuple[str, ...] = ()
     num_seeds: int = 0
     num_steps: int = 0
@@ -48,7 +55,7 @@ class StudyOptions:
     minutes: float = 0.0
     side_by_side: int = 1
     blind: bool = False
-    output: str = "benchmarks/results/study"
+    output: str = ""
     shared: tuple[str, ...] = ()
     runs_dir: str = "runs/study"
     table_only: bool = False
@@ -56,6 +63,8 @@ class StudyOptions:
     def __post_init__(self) -> None:
         if self.side_by_side < 1:
             raise ConfigError(f"side_by_side={self.side_by_side}: must be at least 1")
+        if self.minutes < 0:
+            raise ConfigError(f"minutes={self.minutes}: must be at least 0, which sets no limit")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.baseline not in ("", study.baseline):
         study, suffix = replace(study, baseline=options.baseline), f"_{options.baseline}"
     arms = options.arms or study.default_arms
-    folders, runs_dir = [Path(options.output), *map(Path, options.shared)], Path(options.runs_dir)
+    folders, runs_dir = _folders(options), Path(options.runs_dir)
     runs = planned_runs(
         study, arms, num_seeds=options.num_seeds or study.num_seeds, num_steps=options.num_steps or study.num_steps
     )
@@ -84,15 +93,16 @@ def run(arguments: Sequence[str]) -> int:
         # SIGTERM also ends the current run
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))
         try:
-            report = run_session(
-                runs,
-                ProcessTrainer(runs_dir, deadline=deadline),
-                runs_dir=runs_dir,
-                folders=folders,
-                deadline=deadline,
-                note=note,
-                side_by_side=options.side_by_side,
-            )
+            with _only_session(runs_dir):
+                report = run_session(
+                    runs,
+                    ProcessTrainer(runs_dir, deadline=deadline),
+                    runs_dir=runs_dir,
+                    folders=folders,
+                    deadline=deadline,
+                    note=note,
+                    side_by_side=options.side_by_side,
+                )
         except KeyboardInterrupt:
             is_interrupted = True
             _say("interrupted; the same command goes on with the runs that are missing")
@@ -107,6 +117,50 @@ def run(arguments: Sequence[str]) -> int:
     if report.failed:
         return 1
     return EXIT_STOPPED if report.missing else 0
+
+
+def _folders(options: StudyOptions) -> list[Path]:
+    """The study's own folder and the shared ones.
+
+    Raises:
+        ConfigError: a shared one is not there, one is no folder or cannot be read, or another study than the default
+            one has no folder of its own.
+    """
+    if not options.output and options.study != DEFAULT_STUDY:
+        raise ConfigError(f"--study {options.study} needs an --output: {DEFAULT_OUTPUT} has another study's table")
+    output, shared = Path(options.output or DEFAULT_OUTPUT), [Path(name) for name in options.shared]
+    for path in shared:
+        if not path.is_dir():
+            raise ConfigError(f"--shared {path}: there is no such folder of summaries")
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"--output {output}: is a file, expected a folder")
+    for path in (output, *shared):
+        if path.exists() and not os.access(path, os.R_OK | os.X_OK):
+            raise ConfigError(f"{path}: its summaries cannot be read; change its permissions")
+    return [output, *shared]
+
+
+@contextmanager
+def _only_session(runs_dir: Path) -> Iterator[None]:
+    """Holds the folder's lock: two sessions would write the same runs' settings and output.
+
+    Raises:
+        ConfigError: another session holds it, or the folder cannot be written.
+    """
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = held_locks.acquire(runs_dir / SESSION_LOCK)
+    except held_locks.NoLockError:
+        yield  # a file system without locks
+        return
+    except OSError as error:
+        raise ConfigError(f"--runs-dir {runs_dir}: cannot be written: {error.strerror}") from error
+    if descriptor is None:
+        raise ConfigError(f"--runs-dir {runs_dir}: another session trains there; wait for it, or choose another folder")
+    try:
+        yield
+    finally:
+        held_locks.let_go(descriptor)
 
 
 def load_study(name: str) -> "Study":

@@ -55,6 +55,11 @@ class PairedComparison:
     p_sign_flip: float
     smallest_detectable: float
 
+    @property
+    def has_scatter(self) -> bool:
+        """False for one pair, or if all differences are equal: there is no t test."""
+        return not math.isinf(self.t_interval[0])
+
 
 def compare(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0) -> PairedComparison:
     """Compares paired results, one per training seed.

@@ -10,10 +10,10 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.report.page import Content, document, plot
 from gtpo_megatron.report.traces import line, plain_figure
 from gtpo_megatron.study.drawings import dose_figure, forest_figure, forest_rows
-from gtpo_megatron.study.finished import read_folders
-from gtpo_megatron.study.plan import Study, fingerprint, planned_runs
+from gtpo_megatron.study.finished import find_runs
+from gtpo_megatron.study.plan import Study
 from gtpo_megatron.study.planned import PLANNED_HEADINGS, planned_cells, planned_rows
-from gtpo_megatron.study.run_summary import FinishedRun, of_arm, read_summaries
+from gtpo_megatron.study.run_summary import FinishedRun, of_arm
 from gtpo_megatron.study.table import HEADINGS, ArmRow, arm_rows, cells, markdown, notes
 
 _FIGURES: tuple[tuple[str, str, str, str], ...] = (
@@ -45,24 +45,20 @@ def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_
         A sentence about the files written.
     """
     arms = [arm.name for arm in study.arms]
-    output, found = folders[0], read_folders(folders)
-    own = read_summaries(output)
+    output, found = folders[0], find_runs(study, folders, num_steps=num_steps)
     # another study's folder may have more seeds, of some arms only
-    last_seed = max((summary.seed for summary in own), default=study.first_seed + study.num_seeds - 1)
-    num_seeds = max(1, 1 + last_seed - study.first_seed)
-    runs = planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
-    settings = {planned.name: fingerprint(planned.config) for planned in runs}
-    summaries = [one for one in found if settings.get(one.name) == one.fingerprint]
+    own_seeds = (summary.seed for summary in found.runs if summary.name in found.own)
+    last_seed = max(own_seeds, default=study.first_seed + study.num_seeds - 1)
+    summaries = [summary for summary in found.runs if summary.seed <= last_seed]
+    left_out = f" ({len(found.others)} with other settings left out)" if found.others else ""
     rows = arm_rows(study, summaries, arms)
     if not rows:
-        return f"no finished run of {num_steps} steps in {output} yet"
+        return f"no finished run of {num_steps} steps with the study's settings in {output} yet{left_out}"
     table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
     output.mkdir(parents=True, exist_ok=True)  # it has no run of its own if all are shared
     write_file(table, markdown(study, rows, summaries))
     runs_dir.mkdir(parents=True, exist_ok=True)
     write_file(page, study_page(study, rows, summaries))
-    others = {one.name for one in own} - {one.name for one in summaries}
-    left_out = f" ({len(others)} with other settings left out)" if others else ""
     return f"{len(summaries)} runs{left_out}: {table}, {page}"
 
 

@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
+from gtpo_megatron.config.named_function import called
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
+
+_NAME = re.compile(r"\w[\w.+-]*")
 
 
 class Recipe(Protocol):
@@ -35,6 +39,15 @@ class Arm:
     label: str
     about: str
     recipe: Recipe
+
+    def run(self, *, num_steps: int, seed: int) -> RunConfig:
+        """The configuration of one of its runs.
+
+        Raises:
+            ConfigError: its recipe raised.
+        """
+        config: RunConfig = called(lambda: self.recipe(num_steps=num_steps, seed=seed), self.name, what="arm")
+        return config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +114,12 @@ class Study:
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"arm {name!r}: its name is that of files and folders: letters, digits and _ . + -, and none of "
+                    "the last three first"
+                )
         if len(set(names)) < len(names):
             raise ConfigError(f"arms {names}: two have the same name")
         compared = [name for pair in self.comparisons for name in (pair.method, pair.baseline)]
@@ -150,9 +169,9 @@ def planned_runs(study: Study, arms: Sequence[str], *, num_seeds: int, num_steps
     """
     if num_seeds < 1:
         raise ConfigError(f"num_seeds={num_seeds}: must be at least 1")
-    chosen = [study.arm(name) for name in arms]
+    chosen = [study.arm(name) for name in dict.fromkeys(arms)]
     return [
-        PlannedRun(arm=arm, seed=seed, config=arm.recipe(num_steps=num_steps, seed=seed))
+        PlannedRun(arm=arm, seed=seed, config=arm.run(num_steps=num_steps, seed=seed))
         for seed in range(study.first_seed, study.first_seed + num_seeds)
         for arm in chosen
     ]

@@ -48,14 +48,13 @@ def planned_cells(study: Study, row: PlannedRow) -> list[str]:
     pair = row.planned
     kind = "primary" if pair.is_primary else "secondary"
     labels = f"{study.arm(pair.method).label} to {study.arm(pair.baseline).label} ({kind})"
-    few = row.found.num_pairs < 2
     return [
         labels,
         str(row.found.num_pairs),
         *difference_cells(row.found),
-        "-" if few else shown_p(row.found.p_t),
-        "-" if few else shown_p(row.p_holm),
-        "-" if few else shown_p(row.found.p_sign_flip),
+        shown_p(row.found.p_t) if row.found.has_scatter else "-",
+        shown_p(row.p_holm) if row.found.has_scatter else "-",
+        "-" if row.found.num_pairs < 2 else shown_p(row.found.p_sign_flip),
         "-" if math.isinf(row.found.smallest_detectable) else f"{100 * row.found.smallest_detectable:.1f}",
     ]
 

@@ -33,6 +33,8 @@ CURVES = (
 """Metrics whose curves are kept."""
 MAX_SEED = 10_000
 """Largest valid seed."""
+MAX_VALUE = 1e15
+"""Largest value of a curve or a cost, so that sums of them stay finite."""
 _SUMS = {
     "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
     "responses": ("rollout/responses_count",),
@@ -72,12 +74,12 @@ class FinishedRun:
     @property
     def commit(self) -> str:
         """Commit of the run; several separated by commas if it was resumed on another."""
-        return str(self.provenance.get("commit", "unknown"))
+        return printable(str(self.provenance.get("commit", "unknown")))
 
-    def last(self, metric: str) -> float | None:
-        """The metric's last value; None if it was never measured."""
+    def at_end(self, metric: str) -> float | None:
+        """The metric's value after the last step; None if it was not measured then."""
         points = self.curves.get(metric)
-        return points[-1][1] if points else None
+        return points[-1][1] if points and points[-1][0] == self.num_steps else None
 
     def first(self, metric: str) -> float | None:
         """The metric's first value."""
@@ -122,12 +124,18 @@ def read_summary(path: Path) -> FinishedRun:
     """Reads the file of one run.
 
     Raises:
-        DataError: it is not a summary.
+        DataError: it is not a summary, that of another run, or cannot be read.
     """
+    content = read_bytes(path)
     try:
-        found = as_record(FinishedRun, parse_json(read_bytes(path), "its text"), "its text")
+        found = as_record(FinishedRun, parse_json(content, "its text"), "its text")
         if not 0 <= found.seed <= MAX_SEED:
             raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
+        if path.stem != found.name:
+            raise DataError(f"it is that of {printable(found.name)!r}, whose file is {printable(found.name)}.json")
+        values = [value for points in found.curves.values() for _, value in points]
+        if not all(abs(value) <= MAX_VALUE for value in (*values, *found.cost.values())):
+            raise DataError(f"a value is not between -{MAX_VALUE:g} and {MAX_VALUE:g}")
     except DataError as error:
         raise DataError(
             f"{printable(path)}: not the summary of a run ({error}); remove it, and the run is done again"
@@ -151,6 +159,6 @@ def of_arm(summaries: Sequence[FinishedRun], arm: str) -> dict[int, FinishedRun]
 
 
 def outcomes(summaries: Sequence[FinishedRun], arm: str, metric: str) -> dict[int, float]:
-    """An arm's last values of a metric by seed; runs that never measured it are left out."""
-    found = {seed: summary.last(metric) for seed, summary in of_arm(summaries, arm).items()}
+    """An arm's values of a metric after the last step, by seed; runs that did not measure it then are left out."""
+    found = {seed: summary.at_end(metric) for seed, summary in of_arm(summaries, arm).items()}
     return {seed: value for seed, value in found.items() if value is not None}

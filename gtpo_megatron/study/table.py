@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gtpo_megatron.evaluation.intervals import Interval, bootstrap_interval
-from gtpo_megatron.study.comparison import PairedComparison, compare, holm, shown_p
+from gtpo_megatron.study.comparison import MAX_EXACT_PAIRS, NUM_RANDOM_SIGNS, PairedComparison, compare, holm, shown_p
 from gtpo_megatron.study.plan import Study
 from gtpo_megatron.study.planned import (
     PLANNED_HEADINGS,
@@ -97,8 +97,8 @@ def cells(row: ArmRow) -> list[str]:
     else:
         shown += [
             *difference_cells(found),
-            "-" if found.num_pairs < 2 else shown_p(found.p_t),
-            "-" if row.p_holm is None else shown_p(row.p_holm),
+            shown_p(found.p_t) if found.has_scatter else "-",
+            "-" if row.p_holm is None or not found.has_scatter else shown_p(row.p_holm),
             "-" if found.num_pairs < 2 else shown_p(found.p_sign_flip),
             "-" if math.isinf(found.smallest_detectable) else f"{100 * found.smallest_detectable:.1f}",
         ]
@@ -111,10 +111,10 @@ def legend(study: Study) -> str:
         f"Outcome: {study.outcome} at the last step, in percent; after it the 95% bootstrap interval over seeds, which "
         f"is too narrow for few seeds. Difference: to {study.arm(study.baseline).label} with the same seeds, in "
         "points, with its 95% t interval. p: paired t test; the same after Holm's correction for all arms of the "
-        "table; exact sign-flip test, whose least value is 2/2^seeds. Detectable: the true difference in points that "
-        "the t test would have found with a probability of 80%, given how much the pairs scatter: a smaller one says "
-        "nothing either way. Responses: sampled in training, of one run; minutes: of training and evaluation, of one "
-        "run."
+        f"table; sign-flip test, up to {MAX_EXACT_PAIRS} pairs exact with 2/2^pairs as its least value, beyond with "
+        f"{NUM_RANDOM_SIGNS:,} random signs. Detectable: the true difference in points that the t test would have "
+        "found with a probability of 80%, given how much the pairs scatter: a smaller one says nothing either way. "
+        "Responses: sampled in training, of one run; minutes: of training and evaluation, of one run."
     )
 
 

@@ -1,9 +1,11 @@
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from gtpo_megatron.cli import dispatch
-from gtpo_megatron.cli.study import load_study
+from gtpo_megatron.cli.study import SESSION_LOCK, load_study
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.study import session
 from gtpo_megatron.study.plan import planned_runs
@@ -78,7 +80,9 @@ def test_only_the_table_of_what_there_is(folders, tmp_path, capsys):
     assert dispatch.run(["study", *folders, "--table-only", "--num-steps", "4"]) == 0
     assert "4 runs: " in capsys.readouterr().out
     assert dispatch.run(["study", *folders, "--table-only"]) == 0
-    assert "no finished run of 24 steps" in capsys.readouterr().out  # those of 4 are of another study
+    said = capsys.readouterr().out  # the runs of 4 steps are of another study
+    assert "no finished run of 24 steps" in said
+    assert "(4 with other settings left out)" in " ".join(said.split())
     assert dispatch.run(["study", "--table-only", "--output", str(tmp_path / "none")]) == 0
     assert "no finished run" in capsys.readouterr().out
 
@@ -150,6 +154,44 @@ def test_a_study_whose_model_is_not_made_yet_says_how(tmp_path, capsys, monkeypa
     said = " ".join(capsys.readouterr().err.split())
     assert "runs/models/small_qwen2/model.safetensors is not there" in said
     assert "make it: .venv/bin/python -m tools.make_tiny_model" in said
+
+
+def test_folders_that_cannot_be_are_named_before_anything_is_trained(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(session, "run_session", lambda *_, **__: pytest.fail("trained"))
+    file = tmp_path / "file"
+    file.touch()
+    for asked, said in (
+        (["--output", str(file)], "is a file, expected a folder"),
+        (["--shared", str(tmp_path / "mistyped")], "there is no such folder of summaries"),
+        (["--shared", str(file)], "there is no such folder of summaries"),
+        (["--study", "recipes.study:dose"], "needs an --output: benchmarks/results/study has another study's table"),
+        (["--output", str(tmp_path / "new"), "--runs-dir", str(file / "runs")], "cannot be written: Not a directory"),
+    ):
+        assert dispatch.run(["study", "--num-steps", "4", *asked]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_sessions_do_not_train_in_one_folder(folders, tmp_path, capsys):
+    (tmp_path / "runs").mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+         "print('held', flush=True); sys.stdin.read()", str(tmp_path / "runs" / SESSION_LOCK)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        asked = ["study", *folders, "--num-steps", "4", "--num-seeds", "2", "--arms", "gtpo", "grpo"]
+        assert dispatch.run(asked) == 2
+        assert "another session trains there" in " ".join(capsys.readouterr().err.split())
+        assert dispatch.run([*asked, "--table-only"]) == 0
+        holder.stdin.close()
+        holder.wait()
+        assert dispatch.run(asked) == 0
+
+
+def test_there_is_no_negative_time(capsys):
+    assert dispatch.run(["study", "--minutes", "-5"]) == 2
+    assert "minutes=-5.0: must be at least 0" in capsys.readouterr().err
 
 
 def test_side_by_side_needs_one_at_least(capsys):

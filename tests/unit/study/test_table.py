@@ -59,6 +59,14 @@ def test_one_seed_says_nothing_of_scatter(made):
     assert cells(row) == ["GTPO v6", "1", "20.0", "40.0", "+10.0", "-", "-", "-", "-", "-", "512", "0.6"]
 
 
+def test_equal_differences_have_no_t_test(made):
+    found = [replace(one, curves={"eval/heldout_mean_at_k": [(4, 0.25 * (one.arm == "gtpo"))]}) for one in made(3)]
+    row, _ = arm_rows(STUDY, found, ("gtpo", "grpo"))
+    assert cells(row)[4:10] == ["+25.0", "-", "-", "-", "0.250", "-"]
+    planned = markdown(STUDY, [row], found).splitlines()[2]
+    assert planned == "| GTPO v6 to GRPO (primary) | 3 | +25.0 | - | - | - | 0.250 | - |"
+
+
 def test_the_best_of_alternatives_is_named_and_ties_go_to_the_first(made):
     found = made(2)  # gtpo is better than the two others, which are equal
     rows = arm_rows(STUDY, found, ("gtpo", "gtpo_shuffled", "grpo"))
