@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
 
 import psutil
 import pytest
@@ -22,11 +22,19 @@ from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.judge.store import STORE_FILE
+from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, shared_files
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 from recipes.tiny_cpu import ASSETS
+from tests.integration.runs import LEAVINGS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    LEAVINGS,
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 TINY = ASSETS / "tiny_qwen2"
 START_S = 300.0
@@ -75,22 +83,20 @@ class Server:
         raise AssertionError(f"no server within {START_S} s: {self._log.read_text()[-3000:]}")
 
     def kill(self):
-        """It and all of its workers, at once."""
+        """It and all of its workers, at once; and what they leave in shared memory, which nobody else removes."""
         if self._process is None:
             return
-        with self._ended():
-            self._process.kill()
-        self._process.wait()
-
-    @contextmanager
-    def _ended(self):
         children = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
-        yield
+        mapped = set().union(*(mapped_shared(process.pid) for process in (self._process, *children)))
+        left = [name for name, inode in shared_files().items() if inode in mapped]
+        self._process.kill()
+        self._process.wait()
         for child in children:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 child.kill()
-            except psutil.NoSuchProcess:
-                continue
+        psutil.wait_procs(children, timeout=30)
+        for name in left:
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 @pytest.fixture
