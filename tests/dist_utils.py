@@ -4,6 +4,7 @@ Fork, not spawn: the parent has imported torch already and no CUDA context exist
 """
 
 import datetime
+import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import pickle
@@ -42,6 +43,8 @@ def _wait_for_the_others(folder: Path, world_size: int) -> None:
 
 def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    # pytest's handler writes where nobody looks for it
+    faulthandler.enable(Path(folder, f"rank{rank}.stacks").open("w"))
     try:
         outcome = ("ok", fn(rank, world_size, f"file://{folder}/store", *args))
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises
@@ -92,7 +95,10 @@ def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s
         lost = [r for r, path in enumerate(paths) if not path.exists()]
         if lost:
             r = lost[0]
-            raise AssertionError(f"rank {r} left no result (exit code {ranks[r].exitcode}; hung ranks: {hung})")
+            stacks = Path(folder, f"rank{r}.stacks").read_text(encoding="utf-8", errors="replace")
+            raise AssertionError(
+                f"rank {r} left no result (exit code {ranks[r].exitcode}; hung ranks: {hung}); its stacks:\n{stacks}"
+            )
         outcomes = [pickle.loads(path.read_bytes()) for path in paths]
         # the first to fail says why: its peers only that it has gone
         for r in sorted(range(world_size), key=lambda rank: paths[rank].stat().st_mtime_ns):
