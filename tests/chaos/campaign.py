@@ -33,6 +33,7 @@ class Case:
         outcome: ``ended``, ``went on``, ``finished`` or ``hung``.
         named: whether its line names process and stage; None where none is asked for.
         line: that it ended with.
+        status: of the driver that ended, unless it was the one that was struck; below zero if a signal ended it.
         seconds: from the fault to the line.
         left: behind.
         equal: to the run in peace, in the end; None where that was not reached.
@@ -43,6 +44,7 @@ class Case:
     outcome: str = ""
     named: bool | None = None
     line: str = ""
+    status: int = 0
     seconds: float = 0.0
     left: list[str] = field(default_factory=list)
     equal: bool | None = None
@@ -50,7 +52,7 @@ class Case:
     def is_good(self) -> bool:
         return (
             self.named is not False and not self.left and self.equal is not False and self.outcome != "hung"
-        ) and self.seconds <= LINE_S
+        ) and (self.status >= 0 and self.seconds <= LINE_S)
 
 
 class Campaign:
@@ -148,6 +150,7 @@ class Campaign:
         else:
             case.outcome, case.seconds = "ended", time.monotonic() - at
             if fault.kind != "driver":
+                case.status = run.process.returncode
                 lines = OURS.findall(run.output)
                 case.line = lines[-1] if lines else run.output[-600:]
                 case.named = len(lines) == 1 and is_named(fault, pid, case.line, stages | {"restart", "start"} & stages)
@@ -180,7 +183,7 @@ class Campaign:
     def _tell(self, case: Case, run: BrokenRun) -> None:
         self._say(
             f"{'ok ' if case.is_good() else 'BAD'} {case.fault} [{case.stage}]: {case.outcome}, named {case.named}, "
-            f"{case.seconds:.1f} s, left {case.left or 'nothing'}\n      {case.line[:400]}"
+            f"status {case.status}, {case.seconds:.1f} s, left {case.left or 'nothing'}\n      {case.line[:400]}"
         )
 
 

@@ -1,10 +1,13 @@
 """Connects to a Ray cluster: a private one on this machine, or one that was started before."""
 
+import atexit
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,28 @@ def join_cluster(
     except WorkerError:
         ray.shutdown()
         raise
+
+
+def leave_lost_ray() -> None:
+    """Lets go of a Ray whose own processes are dead; this process will then end with status 1.
+
+    ``ray.shutdown`` would wait for the dead. Without it an exit handler of Ray's library (2.60) destroys the client
+    while one of its threads goes on recording metrics of it: the process would die of SIGSEGV or of a damaged heap.
+    """
+    import ray
+
+    atexit.unregister(ray.shutdown)
+    atexit.register(_end_before_c_handlers)
+
+
+def _end_before_c_handlers() -> None:
+    """Runs Python's other exit handlers, and ends the process without those of C libraries."""
+    atexit.unregister(_end_before_c_handlers)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has left, or it is closed
+            stream.flush()
+    os._exit(1)
 
 
 def ray_nodes() -> list[Node]:

@@ -1,6 +1,5 @@
 """Starts Ray and the processes of a run, and builds the stages of a step."""
 
-import atexit
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
-from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, ray_nodes
+from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, leave_lost_ray, ray_nodes
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, looking_after
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
@@ -131,7 +130,7 @@ def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, 
     finally:
         watch.closing()
         if watch.has_lost_ray:
-            atexit.unregister(ray.shutdown)  # it would wait for dead processes; the keeper ends them
+            leave_lost_ray()  # the keeper ends what is left of it
         else:
             for process in processes.values():
                 ray.kill(process)
