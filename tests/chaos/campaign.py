@@ -50,9 +50,9 @@ class Case:
     equal: bool | None = None
 
     def is_good(self) -> bool:
-        return (
-            self.named is not False and not self.left and self.equal is not False and self.outcome != "hung"
-        ) and (self.status >= 0 and self.seconds <= LINE_S)
+        return (self.named is not False and not self.left and self.equal is not False and self.outcome != "hung") and (
+            self.status >= 0 and self.seconds <= LINE_S
+        )
 
 
 class Campaign:

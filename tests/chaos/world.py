@@ -15,6 +15,7 @@ import psutil
 from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, process_ids, shared_files
 from tests.chaos.driver import WIDTH
 from tests.chaos.faults import Fault, command_of, find
+from tests.chaos.strangers import Strangers
 
 SMALL = [
     *("--data.prompts-per-step", "2", "--rollout.group-size", "4", "--rollout.sampling.max-response-tokens", "24"),
@@ -40,7 +41,7 @@ class BrokenRun:
         self.folder = folder
         self._options = options
         self.temp = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
-        self._before = shared_files().keys()
+        self._strangers = Strangers(self.temp)
         self._stage_file = folder.parent / f"{folder.name}.stage"
         self._stage_file.write_bytes(b" " * WIDTH)
         self._out = folder.parent / f"{folder.name}.{time.monotonic_ns()}.out"
@@ -131,8 +132,8 @@ class BrokenRun:
     def _left(self) -> list[str]:
         left = [f"process {p.pid} {' '.join(command_of(p))[:80]}" for p in self._alive()]
         left += [f"temp {path.name}" for path in self.temp.iterdir() if not _is_torchs(path)]
-        used = set().union(*(mapped_shared(pid) for pid in process_ids()))  # by another program, which works meanwhile
-        fresh = {name: inode for name, inode in shared_files().items() if name not in self._before}
+        used = set().union(*(mapped_shared(pid) for pid in process_ids()))  # by somebody who has not been looked at yet
+        fresh = {name: inode for name, inode in shared_files().items() if name not in self._strangers.names}
         return left + [_described(name) for name, inode in sorted(fresh.items()) if inode not in used]
 
     def _alive(self) -> list[psutil.Process]:
@@ -157,6 +158,7 @@ class BrokenRun:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         subprocess.run(["rm", "-rf", str(self.temp)], check=False)
+        self._strangers.close()
 
 
 def _described(name: str) -> str:
