@@ -44,7 +44,7 @@ def _wait_for_the_others(folder: Path, world_size: int) -> None:
 def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     # pytest's handler writes where nobody looks for it
-    faulthandler.enable(Path(folder, f"rank{rank}.stacks").open("w"))
+    faulthandler.enable(Path(folder, f"rank{rank}.stacks").open("w"))  # noqa: SIM115 - open until the process ends
     try:
         outcome = ("ok", fn(rank, world_size, f"file://{folder}/store", *args))
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.observability.metrics import deterministic
+from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, shared_files
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 
 SMALL = [
@@ -28,6 +29,13 @@ SMALL = [
 LEAVINGS = pytest.mark.xdist_group("leavings")
 """One after the other, if there are several workers: a killed engine leaves files in /dev/shm until its run ends, and
 other tests look for what their own runs leave there."""
+
+
+def shared_memory_of(pids):
+    """Files in /dev/shm that these processes have mapped: for whoever kills them, since nobody else removes those."""
+    mapped = set().union(*(mapped_shared(pid) for pid in pids))
+    return [SHARED_MEMORY / name for name, inode in shared_files().items() if inode in mapped]
+
 
 STARTED: list[subprocess.Popen] = []
 """Commands of the test that runs now; what is left of them at its end is killed (``conftest.py``)."""

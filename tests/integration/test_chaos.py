@@ -31,7 +31,10 @@ def attack(folder, faults, *options, num_steps):
     said = []
     campaign = Campaign(folder, num_steps=num_steps, options=options, say=said.append)
     assert campaign.prepare() == [], "a run in peace leaves nothing behind"
-    cases = campaign.attack(faults, deadline=time.monotonic() + 1200)
+    deadline = time.monotonic() + 1200
+    cases = campaign.attack(faults, deadline=deadline)
+    if len(cases) < len(faults):  # on a loaded machine a short stage may be missed in every step until the run's end
+        cases += campaign.attack(faults[len(cases) :], deadline=deadline)
     assert len(cases) == len(faults), said
     for case in cases:
         assert case.is_good(), (case, said)

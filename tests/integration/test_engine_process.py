@@ -15,7 +15,7 @@ from gtpo_megatron.orchestration.on_ray.rollouts import received
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu
-from tests.integration.runs import LEAVINGS
+from tests.integration.runs import LEAVINGS, shared_memory_of
 
 pytestmark = [
     pytest.mark.ray,
@@ -72,8 +72,11 @@ def test_an_engine_whose_worker_dies_dies_with_it(engine, tmp_path):
     _, pid = collect({"engine": engine.identity.remote()}, stage="start", deadline_s=DEADLINE_S)["engine"]
     workers = [child for child in psutil.Process(pid).children() if "resource_tracker" not in " ".join(child.cmdline())]
     assert len(workers) == 2
+    left = shared_memory_of([pid, *(worker.pid for worker in workers)])
     os.kill(workers[1].pid, signal.SIGKILL)
     assert sample() == (None, {"engine"})
     assert "a worker of this engine died" in (tmp_path / "log.txt").read_text()
     psutil.wait_procs(workers, timeout=60)
     assert not any(worker.is_running() for worker in workers)
+    for path in left:
+        path.unlink(missing_ok=True)

@@ -22,11 +22,10 @@ from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.judge.store import STORE_FILE
-from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, shared_files
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 from recipes.tiny_cpu import ASSETS
-from tests.integration.runs import LEAVINGS
+from tests.integration.runs import LEAVINGS, shared_memory_of
 
 pytestmark = [
     LEAVINGS,
@@ -87,16 +86,15 @@ class Server:
         if self._process is None:
             return
         children = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
-        mapped = set().union(*(mapped_shared(process.pid) for process in (self._process, *children)))
-        left = [name for name, inode in shared_files().items() if inode in mapped]
+        left = shared_memory_of(process.pid for process in (self._process, *children))
         self._process.kill()
         self._process.wait()
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(children, timeout=30)
-        for name in left:
-            (SHARED_MEMORY / name).unlink(missing_ok=True)
+        for path in left:
+            path.unlink(missing_ok=True)
 
 
 @pytest.fixture
