@@ -84,7 +84,10 @@ def leave_lost_ray() -> None:
 
 
 def _end_before_c_handlers() -> None:
-    """Runs Python's other exit handlers, and ends the process without those of C libraries."""
+    """Runs Python's other exit handlers, and ends the process without those of C libraries.
+
+    Handlers that were registered after this one have run, and run once more: Python has no way to leave them out.
+    """
     atexit.unregister(_end_before_c_handlers)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
