@@ -80,7 +80,7 @@ docs: setup  ## the site of the documentation, in build/site; a broken link is a
 resolve: setup  ## the packages of a GPU cluster and of the image can be resolved
 	tools/resolve_gpu.sh
 
-golden: setup  ## rewrites the golden curve; say why in the commit
+golden: setup  ## rewrites the golden curves, or adds this stack to them; say why in the commit
 	$(PYTEST) tests/golden -m megatron --rewrite-golden
 
 bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
