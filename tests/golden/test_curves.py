@@ -79,7 +79,7 @@ EXPERTS = "gtpo_experts"
 """GTPO on a mixture of experts, each expert on one of two ranks."""
 AT_REST = "updates_at_rest.json"
 AT_REST_TOLERANCE = 1e-5
-"""Relative, and absolute where a loss is near 0: kernels of SSE, AVX2 and AVX512 differ by 7e-7 of norms, 5e-7 in losses."""
+"""Relative, absolute where a loss is near 0: kernels of SSE, AVX2, AVX512 differ by 7e-7 in norms, 5e-7 in losses."""
 
 
 def processor():
