@@ -180,7 +180,8 @@ def dose_figure(study: Study, summaries: Sequence[FinishedRun]) -> dict[str, Any
         layout[f"xaxis{number}"] = {
             **axis, "domain": [left, left + width], "anchor": f"y{number}", "showgrid": False,
             "tickvals": list(range(len(doses))), "ticktext": [f"{dose:g}" for dose in doses], "dtick": None,
-            "title": {"text": study.dose_name}, "range": [-0.4, len(doses) - 0.6],
+            "ticks": "outside", "ticklen": 4,
+            "title": {"text": study.dose_name, "standoff": 4}, "range": [-0.4, len(doses) - 0.6],
         }  # fmt: skip
         layout[f"yaxis{number}"] = {**axis, "anchor": f"x{number}", "title": {"text": title}, "tickformat": tick}
         for metric, label, color, dash in curves:
