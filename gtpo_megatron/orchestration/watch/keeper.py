@@ -7,7 +7,7 @@ requests ``{"answer": number}`` after all observations so far, and ``{"end": tru
 
 It cleans up only what belongs to the run: descendants of the driver, named processes and their descendants, and
 processes that write below the run's temporary folder or use it as theirs; files in ``/dev/shm`` that one of these had
-mapped; and the temporary folder.
+mapped, or made just before it ended (``_unmapped``); and the temporary folder.
 """
 
 import argparse
@@ -52,6 +52,9 @@ OWNER_LOOKS = 20
 """Scans after which a new file in shared memory that no process of the run has mapped is not the run's."""
 SWEEP_S = 20.0
 """Longest time for killing processes."""
+ALWAYS_MAPPED = ("psm_", "gtpo_megatron_")
+"""Beginnings of names of files that somebody has mapped for as long as they are of use: Python's shared memory, which
+holds vLLM's queues, and the slots of pushes. A data set that somebody copies to ``/dev/shm`` is mapped by nobody."""
 STOPPED_LOOKS = 4
 """Readings after which a process counts as stopped: two seconds, for debuggers and shells."""
 
@@ -371,7 +374,8 @@ class RunKeeper:
         orphaned = _unmapped(self._shared_orphaned)
         for name, inode in shared_files().items():
             if name in orphaned or (name in self._shared_owned and inode not in kept):
-                (SHARED_MEMORY / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another user's, or gone: the temporary folder must go all the same
+                    (SHARED_MEMORY / name).unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill_left(self) -> bool:
@@ -419,15 +423,23 @@ def _lines(path: Path) -> set[str]:
 
 
 def _unmapped(names: set[str]) -> set[str]:
-    """Those of the files in shared memory that no process has mapped.
+    """Those of the files in shared memory, this user's and of a kind that is ``ALWAYS_MAPPED``, that nobody has mapped.
 
     New ones are taken for the run's where one of its processes has just ended: it may have made them since the last
     look, and nobody else has a use for them. At the sweep they must still be mapped by nobody.
     """
+    names = {name for name in names if name.startswith(ALWAYS_MAPPED) and _is_this_users(SHARED_MEMORY / name)}
     if not names:
         return set()
     mapped = set().union(*(mapped_shared(pid) for pid in process_ids()))
     return {name for name, inode in shared_files().items() if name in names and inode not in mapped}
+
+
+def _is_this_users(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _stat_if_known(pid: int) -> ProcessStat | None:

@@ -108,3 +108,43 @@ def test_a_file_whose_maker_ended_before_anybody_looked_goes_unless_it_is_used(o
         user.close()
         for name in (*names, late):
             (SHARED_MEMORY / name).unlink(missing_ok=True)
+
+
+def test_what_others_put_into_shared_memory_stays(own_keeper, started, monkeypatch):
+    """Even just before a process of the run ends, and where nobody has it mapped: a data set, another user's queue."""
+    process = started("sleep", "600")
+    own_keeper._obey({"name": "rank 0", "pid": process.pid})
+    data, queue = (SHARED_MEMORY / f"{kind}_of_this_test_{os.getpid()}" for kind in ("dataset", "psm"))
+    data.write_bytes(b"data")
+    queue.write_bytes(b"queue")
+    if os.geteuid() == 0:
+        os.chown(queue, 12345, -1)
+    else:  # a file cannot be given away
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    try:
+        process.kill()
+        process.wait()
+        own_keeper._note_ends(set(own_keeper._by_descriptor))
+        own_keeper._look()
+        own_keeper.sweep()
+        assert (data.exists(), queue.exists()) == (True, True)
+    finally:
+        data.unlink()
+        queue.unlink()
+
+
+def _refuse(path, missing_ok=False):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+
+def test_a_file_that_cannot_be_removed_does_not_keep_the_folder(own_keeper, monkeypatch):
+    name = f"psm_of_this_test_{os.getpid()}"
+    (SHARED_MEMORY / name).write_bytes(b"queue")
+    own_keeper._shared_owned.add(name)
+    try:
+        monkeypatch.setattr(Path, "unlink", _refuse)
+        own_keeper.sweep()
+        assert not own_keeper._folder.exists()
+    finally:
+        monkeypatch.undo()
+        (SHARED_MEMORY / name).unlink()
