@@ -33,7 +33,7 @@ class StudyOptions:
 
     Attributes:
         study: module:function or FILE.py:function that returns a study.
-        arms: arms to run; none given means the study's default.
+        arms: arms to run; none given means the study's default. The table has all finished runs, asked for or not.
         num_seeds: runs per arm; 0 means the study's default.
         num_steps: steps per run; 0 means the study's default.
         baseline: the arm that the others are compared with; empty means the study's default. Another one writes
@@ -63,6 +63,8 @@ class StudyOptions:
     def __post_init__(self) -> None:
         if self.side_by_side < 1:
             raise ConfigError(f"side_by_side={self.side_by_side}: must be at least 1")
+        if self.num_seeds < 0:
+            raise ConfigError(f"num_seeds={self.num_seeds}: must be at least 1, or 0 for the study's own number")
         if self.minutes < 0:
             raise ConfigError(f"minutes={self.minutes}: must be at least 0, which sets no limit")
 
@@ -77,13 +79,14 @@ def run(arguments: Sequence[str]) -> int:
 
     study = load_study(options.study)
     suffix = ""
+    _require_known(study, options)
     if options.baseline not in ("", study.baseline):
         study, suffix = replace(study, baseline=options.baseline), f"_{options.baseline}"
     arms = options.arms or study.default_arms
     folders, runs_dir = _folders(options), Path(options.runs_dir)
-    runs = planned_runs(
-        study, arms, num_seeds=options.num_seeds or study.num_seeds, num_steps=options.num_steps or study.num_steps
-    )
+    num_seeds, num_steps = options.num_seeds or study.num_seeds, options.num_steps or study.num_steps
+    is_drawn_only = options.table_only and not options.blind
+    runs = [] if is_drawn_only else planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
     report = SessionReport()
     is_interrupted = False
     note = _say_blindly if options.blind else _say
@@ -108,15 +111,27 @@ def run(arguments: Sequence[str]) -> int:
             _say("interrupted; the same command goes on with the runs that are missing")
         finally:
             signal.signal(signal.SIGTERM, before)
-    _say(
-        (options.blind and progress(runs, folders))
-        or write_results(study, folders, runs_dir, num_steps=options.num_steps or study.num_steps, suffix=suffix)
-    )
+    unfinished = progress(runs, folders) if options.blind else ""
+    try:
+        _say(unfinished or write_results(study, folders, runs_dir, num_steps=num_steps, suffix=suffix))
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or runs_dir}: cannot be written ({error.strerror}); the table goes to --output "
+            f"{folders[0]}, the page to --runs-dir {runs_dir}: choose others, or change what is in the way there"
+        ) from error
     if is_interrupted:
         return EXIT_INTERRUPTED
     if report.failed:
         return 1
     return EXIT_STOPPED if report.missing else 0
+
+
+def _require_known(study: "Study", options: StudyOptions) -> None:
+    names = [arm.name for arm in study.arms]
+    for option, asked in (("--arms", options.arms), ("--baseline", (options.baseline,) if options.baseline else ())):
+        for name in asked:
+            if name not in names:
+                raise ConfigError(f"{option} {name!r}: the study {study.name!r} has {', '.join(names)}")
 
 
 def _folders(options: StudyOptions) -> list[Path]:
@@ -129,8 +144,8 @@ def _folders(options: StudyOptions) -> list[Path]:
     if not options.output and options.study != DEFAULT_STUDY:
         raise ConfigError(f"--study {options.study} needs an --output: {DEFAULT_OUTPUT} has another study's table")
     output, shared = Path(options.output or DEFAULT_OUTPUT), [Path(name) for name in options.shared]
-    for path in shared:
-        if not path.is_dir():
+    for name, path in zip(options.shared, shared, strict=True):
+        if not name or not path.is_dir():
             raise ConfigError(f"--shared {path}: there is no such folder of summaries")
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output}: is a file, expected a folder")

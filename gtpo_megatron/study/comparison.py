@@ -7,7 +7,6 @@ those that draw at random take a seed.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from statistics import fmean, stdev
 
 import numpy as np
@@ -25,8 +24,8 @@ except ImportError as problem:
     ) from problem
 
 POWER = 0.8
-MAX_EXACT_PAIRS = 14
-"""Largest number of pairs for which all ``2^n`` signs are tried; beyond it they are sampled."""
+MAX_EXACT_PAIRS = 20
+"""Largest number of pairs for which all ``2^n`` signs are tried (8 MiB of sums); beyond it they are sampled."""
 NUM_RANDOM_SIGNS = 20_000
 _ROUNDING = 1e-12
 """Relative tolerance for sums of the same numbers in another order."""
@@ -120,8 +119,10 @@ def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
     values = np.asarray(differences, dtype=np.float64)
     observed = abs(float(values.sum())) * (1 - _ROUNDING)
     if len(values) <= MAX_EXACT_PAIRS:
-        signs = np.array(list(product((1.0, -1.0), repeat=len(values))))
-        return float((np.abs(signs @ values) >= observed).mean())
+        sums = np.zeros(1)
+        for value in values:
+            sums = np.concatenate((sums + value, sums - value))
+        return float((np.abs(sums) >= observed).mean())
     drawn = np.random.default_rng(seed).choice((1.0, -1.0), size=(NUM_RANDOM_SIGNS, len(values)))
     return float((1 + int((np.abs(drawn @ values) >= observed).sum())) / (1 + NUM_RANDOM_SIGNS))
 

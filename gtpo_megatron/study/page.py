@@ -43,6 +43,9 @@ def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_
 
     Returns:
         A sentence about the files written.
+
+    Raises:
+        OSError: one cannot be written.
     """
     arms = [arm.name for arm in study.arms]
     output, found = folders[0], find_runs(study, folders, num_steps=num_steps)
@@ -52,8 +55,11 @@ def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_
     summaries = [summary for summary in found.runs if summary.seed <= last_seed]
     left_out = f" ({len(found.others)} with other settings left out)" if found.others else ""
     rows = arm_rows(study, summaries, arms)
+    if summaries and not rows:
+        return f"none of {len(summaries)} finished runs in {output} has measured {study.outcome} at its last step"
     if not rows:
-        return f"no finished run of {num_steps} steps with the study's settings in {output} yet{left_out}"
+        is_there = "" if output.is_dir() else f"; there is no folder {output}"
+        return f"no finished run of {num_steps} steps with the study's settings in {output} yet{left_out}{is_there}"
     table, page = output / f"table{suffix}.md", runs_dir / f"study{suffix}.html"
     output.mkdir(parents=True, exist_ok=True)  # it has no run of its own if all are shared
     write_file(table, markdown(study, rows, summaries))

@@ -13,6 +13,8 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
 
+MAX_SEED = 10_000
+"""Largest valid seed."""
 _NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -126,8 +128,8 @@ class Study:
         chosen = [name for group in self.alternatives for name in group]
         for name in (*self.default_arms, self.baseline, *compared, *chosen, *(arm for arm, _ in self.dose)):
             self.arm(name)
-        if self.first_seed < 0:
-            raise ConfigError(f"first_seed={self.first_seed}: must not be negative")
+        if not 0 <= self.first_seed <= MAX_SEED:
+            raise ConfigError(f"first_seed={self.first_seed}: must be from 0 to {MAX_SEED}")
 
     def arm(self, name: str) -> Arm:
         """The arm with this name.
@@ -167,8 +169,9 @@ def planned_runs(study: Study, arms: Sequence[str], *, num_seeds: int, num_steps
     Raises:
         ConfigError: no such arm, or no seed.
     """
-    if num_seeds < 1:
-        raise ConfigError(f"num_seeds={num_seeds}: must be at least 1")
+    most = MAX_SEED + 1 - study.first_seed
+    if not 1 <= num_seeds <= most:
+        raise ConfigError(f"num_seeds={num_seeds}: must be from 1 to {most}, since the largest seed is {MAX_SEED}")
     chosen = [study.arm(name) for name in dict.fromkeys(arms)]
     return [
         PlannedRun(arm=arm, seed=seed, config=arm.run(num_steps=num_steps, seed=seed))
@@ -192,8 +195,12 @@ def require_needed(study: Study) -> None:
 
 def fingerprint(config: RunConfig) -> str:
     """Digest of a configuration without the folders of its paths; 16 hexadecimal digits."""
-    text = json.dumps(portable(to_plain(config)), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest(portable(to_plain(config)))
+
+
+def digest(plain: dict[str, Any]) -> str:
+    """Digest of a configuration that is :func:`portable`."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def portable(plain: Any) -> Any:

@@ -63,8 +63,8 @@ def difference_cells(found: PairedComparison) -> list[str]:
     """The difference in points and its interval."""
     low, high = found.t_interval
     return [
-        f"{100 * found.difference.mean:+.1f}",
-        "-" if math.isinf(low) else f"[{100 * low:+.1f}, {100 * high:+.1f}]",
+        f"{100 * found.difference.mean:+z.1f}",
+        "-" if math.isinf(low) else f"[{100 * low:+z.1f}, {100 * high:+z.1f}]",
     ]
 
 

@@ -11,7 +11,7 @@ from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.run_folder.provenance import LOG_FILE, logged_provenance
-from gtpo_megatron.study.plan import PlannedRun, fingerprint, portable
+from gtpo_megatron.study.plan import MAX_SEED, PlannedRun, digest, fingerprint, portable
 from gtpo_megatron.untrusted.fields import as_record
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, read_bytes
@@ -31,8 +31,6 @@ CURVES = (
     "credit/effective_frac_incorrect",
 )
 """Metrics whose curves are kept."""
-MAX_SEED = 10_000
-"""Largest valid seed."""
 MAX_VALUE = 1e15
 """Largest value of a curve or a cost, so that sums of them stay finite."""
 _SUMS = {
@@ -133,14 +131,33 @@ def read_summary(path: Path) -> FinishedRun:
             raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
         if path.stem != found.name:
             raise DataError(f"it is that of {printable(found.name)!r}, whose file is {printable(found.name)}.json")
-        values = [value for points in found.curves.values() for _, value in points]
-        if not all(abs(value) <= MAX_VALUE for value in (*values, *found.cost.values())):
-            raise DataError(f"a value is not between -{MAX_VALUE:g} and {MAX_VALUE:g}")
+        _check_settings(found)
+        _check_numbers(found)
     except DataError as error:
         raise DataError(
-            f"{printable(path)}: not the summary of a run ({error}); remove it, and the run is done again"
+            f"{printable(path)}: not the summary of a run ({error}); move it elsewhere: a run of the study is then "
+            "done again"
         ) from error
     return found
+
+
+def _check_settings(found: FinishedRun) -> None:
+    if (now := digest(found.config)) != found.fingerprint:
+        raise DataError(f"its config was changed: fingerprint {now}, {printable(found.fingerprint)} is written there")
+    if found.config.get("num_steps") != found.num_steps:
+        raise DataError(f"num_steps is {found.num_steps}, and that of its config is another")
+
+
+def _check_numbers(found: FinishedRun) -> None:
+    values = [value for points in found.curves.values() for _, value in points]
+    if not all(abs(value) <= MAX_VALUE for value in (*values, *found.cost.values())):
+        raise DataError(f"a value is not between -{MAX_VALUE:g} and {MAX_VALUE:g}")
+    for name, points in found.curves.items():
+        steps = [step for step, _ in points]
+        if not steps or steps != sorted(set(steps)) or steps[0] < 0 or steps[-1] > found.num_steps:
+            raise DataError(f"{printable(name)}: its steps do not ascend from at least 0 to at most {found.num_steps}")
+    if found.cost.keys() != _SUMS.keys() or min(found.cost.values()) < 0:
+        raise DataError(f"cost must have {', '.join(_SUMS)}, none of them negative")
 
 
 def read_summaries(folder: Path) -> list[FinishedRun]:

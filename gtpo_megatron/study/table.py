@@ -95,8 +95,11 @@ def cells(row: ArmRow) -> list[str]:
     if found is None:
         shown += ["-"] * 6
     else:
+        difference, interval = difference_cells(found)
+        pairs = "" if found.num_pairs == row.num_seeds else f" ({found.num_pairs} pairs)"
         shown += [
-            *difference_cells(found),
+            difference + pairs,
+            interval,
             shown_p(found.p_t) if found.has_scatter else "-",
             "-" if row.p_holm is None or not found.has_scatter else shown_p(row.p_holm),
             "-" if found.num_pairs < 2 else shown_p(found.p_sign_flip),
@@ -138,6 +141,27 @@ def commits_note(summaries: Sequence[FinishedRun]) -> str:
     return f"The runs are of {len(runs)} states of the code. {'; '.join(parts)}."
 
 
+def missing_note(study: Study, summaries: Sequence[FinishedRun]) -> str:
+    """Runs without an outcome, and seeds that not all arms have, so that a difference is of fewer pairs; or empty."""
+    arms = [arm.name for arm in study.arms if of_arm(summaries, arm.name)]
+    seeds = {name: outcomes(summaries, name, study.outcome).keys() for name in arms}
+    parts = []
+    without = [run.name for run in summaries if run.seed not in seeds[run.arm]]
+    if without:
+        parts.append(f"Left out, since {study.outcome} was not measured at the last step: {', '.join(without)}.")
+    if not seeds.get(study.baseline):
+        parts.append(f"No run of {study.arm(study.baseline).label} has an outcome, so there are no differences to it.")
+    every = set().union(*seeds.values())
+    gaps = [
+        f"{study.arm(name).label} lacks {', '.join(map(str, gap))}"
+        for name in arms
+        if (gap := sorted(every - seeds[name]))
+    ]
+    if gaps:
+        parts.append(f"Seeds that not all arms have, whose pairs are missing: {'; '.join(gaps)}.")
+    return " ".join(parts)
+
+
 def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> str:
     """The planned comparisons, the table of the arms, their legends, and the runs' commits if they differ."""
     planned = [planned_cells(study, row) for row in planned_rows(study, summaries)]
@@ -148,7 +172,8 @@ def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedR
 
 def notes(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> list[str]:
     """What stands below the tables."""
-    parts = (planned_legend(study), legend(study), choices_note(study, rows), commits_note(summaries))
+    below = (choices_note(study, rows), missing_note(study, summaries), commits_note(summaries))
+    parts = (planned_legend(study), legend(study), *below)
     return [part for part in parts if part]
 
 

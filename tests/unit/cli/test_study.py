@@ -40,7 +40,11 @@ def test_another_baseline_has_a_table_and_a_page_of_its_own(folders, tmp_path, c
     assert "Difference: to GTPO v6 with" in other
     assert (tmp_path / "runs" / "study_gtpo.html").exists()
     assert dispatch.run([*arguments, "--baseline", "ppo"]) == 2
-    assert "arm 'ppo': the study" in capsys.readouterr().err
+    assert "--baseline 'ppo': the study" in capsys.readouterr().err
+    assert dispatch.run([*arguments, "--arms", "gtpo", "ppo"]) == 2
+    assert "--arms 'ppo': the study" in capsys.readouterr().err
+    assert dispatch.run([*arguments, "--baseline", "dapo"]) == 0
+    assert "No run of DAPO has an outcome, so there are no" in (tmp_path / "out" / "table_dapo.md").read_text()
 
 
 def test_what_is_missing_is_left_for_later_when_there_is_no_time(folders, tmp_path, capsys):
@@ -84,7 +88,7 @@ def test_only_the_table_of_what_there_is(folders, tmp_path, capsys):
     assert "no finished run of 24 steps" in said
     assert "(4 with other settings left out)" in " ".join(said.split())
     assert dispatch.run(["study", "--table-only", "--output", str(tmp_path / "none")]) == 0
-    assert "no finished run" in capsys.readouterr().out
+    assert f"there is no folder {tmp_path / 'none'}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_table_has_all_arms_whichever_were_asked_for_last(folders, tmp_path, capsys):
@@ -164,11 +168,35 @@ def test_folders_that_cannot_be_are_named_before_anything_is_trained(folders, tm
         (["--output", str(file)], "is a file, expected a folder"),
         (["--shared", str(tmp_path / "mistyped")], "there is no such folder of summaries"),
         (["--shared", str(file)], "there is no such folder of summaries"),
+        (["--shared", ""], "there is no such folder of summaries"),
         (["--study", "recipes.study:dose"], "needs an --output: benchmarks/results/study has another study's table"),
         (["--output", str(tmp_path / "new"), "--runs-dir", str(file / "runs")], "cannot be written: Not a directory"),
     ):
         assert dispatch.run(["study", "--num-steps", "4", *asked]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("what", ["table", "page"])
+def test_a_table_that_cannot_be_written_says_where_it_goes(folders, tmp_path, capsys, what):
+    in_the_way = tmp_path / "out" / "table.md" if what == "table" else tmp_path / "runs"
+    if what == "table":
+        in_the_way.mkdir()
+    else:
+        in_the_way.touch()
+    assert dispatch.run(["study", *folders, "--table-only", "--num-steps", "4"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{in_the_way}: cannot be written (" in said
+    assert "choose others, or change what is in the way there" in said
+
+
+def test_a_table_of_any_number_of_seeds_takes_no_longer(folders, monkeypatch):
+    monkeypatch.setattr("gtpo_megatron.study.plan.planned_runs", lambda *_, **__: pytest.fail("planned"))
+    assert dispatch.run(["study", *folders, "--table-only", "--num-steps", "4", "--num-seeds", "100000"]) == 0
+
+
+def test_there_is_no_negative_number_of_seeds(capsys):
+    assert dispatch.run(["study", "--num-seeds", "-3"]) == 2
+    assert "num_seeds=-3: must be at least 1, or 0 for" in capsys.readouterr().err
 
 
 def test_two_sessions_do_not_train_in_one_folder(folders, tmp_path, capsys):

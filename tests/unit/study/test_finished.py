@@ -8,7 +8,7 @@ import pytest
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.study.finished import find_runs, progress
 from gtpo_megatron.study.page import write_results
-from gtpo_megatron.study.plan import planned_runs
+from gtpo_megatron.study.plan import MAX_SEED, digest, planned_runs
 from gtpo_megatron.study.run_summary import MAX_VALUE, outcomes, read_summary, write_summary
 from tests.unit.study.makers import STUDY, summaries
 
@@ -27,7 +27,9 @@ def put(folder, *runs):
 
 
 def stale(run, **changes):
-    return replace(run, fingerprint="0" * 16, **changes)
+    """A run of other settings."""
+    config = run.config | {"seed": 123_456}
+    return replace(run, config=config, fingerprint=digest(config), **changes)
 
 
 def names(runs):
@@ -93,6 +95,48 @@ def test_values_that_no_mean_can_hold_are_refused(tmp_path, found, part):
     path.write_text(json.dumps(plain))
     with pytest.raises(DataError, match=r"a value is not between -1e\+15 and 1e\+15"):
         read_summary(path)
+
+
+CURVE = "eval/heldout_mean_at_k"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda plain: plain["config"]["optimizer"].update(learning_rate=1.0), "its config was changed: fingerprint"),
+        (lambda plain: plain.update(num_steps=2), "num_steps is 2, and that of its config is another"),
+        (lambda plain: plain["curves"][CURVE].reverse(), "do not ascend from at least 0 to at most 4"),
+        (lambda plain: plain["curves"][CURVE].append([4, 0.9]), "do not ascend from at least 0 to at most 4"),
+        (lambda plain: plain["curves"][CURVE].append([5, 0.9]), "do not ascend from at least 0 to at most 4"),
+        (lambda plain: plain["curves"][CURVE].insert(0, [-1, 0.9]), "do not ascend from at least 0 to at most 4"),
+        (lambda plain: plain["curves"][CURVE].clear(), "do not ascend from at least 0 to at most 4"),
+        (lambda plain: plain["cost"].clear(), "cost must have training_s, responses, response_tokens, none of them"),
+        (lambda plain: plain["cost"].update(training_s=-1.0), "cost must have training_s, responses"),
+    ],
+)
+def test_a_summary_that_contradicts_itself_is_refused(tmp_path, found, change, said):
+    path = tmp_path / f"{found[0].name}.json"
+    put(tmp_path, found[0])
+    plain = json.loads(path.read_text())
+    change(plain)
+    path.write_text(json.dumps(plain))
+    with pytest.raises(DataError, match=f"{said}.*move it elsewhere"):
+        read_summary(path)
+
+
+@pytest.mark.parametrize("num_seeds", [0, MAX_SEED + 2])
+def test_no_run_has_a_seed_whose_summary_would_be_refused(num_seeds):
+    with pytest.raises(ConfigError, match=f"num_seeds={num_seeds}: must be from 1 to {MAX_SEED + 1}"):
+        planned_runs(STUDY, ARMS, num_seeds=num_seeds, num_steps=4)
+    with pytest.raises(ConfigError, match=f"first_seed=.*from 0 to {MAX_SEED}"):
+        replace(STUDY, first_seed=MAX_SEED + 1)
+
+
+def test_an_outcome_that_nobody_measured_is_named(tmp_path, found):
+    put(tmp_path, *found)
+    plan = replace(STUDY, outcome="rollout/nothing")
+    said = write_results(plan, [tmp_path], tmp_path / "runs", num_steps=4, suffix="")
+    assert said == f"none of 6 finished runs in {tmp_path} has measured rollout/nothing at its last step"
 
 
 def test_an_outcome_is_that_of_the_last_step(found):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.study.plan import planned_runs
-from gtpo_megatron.study.table import HEADINGS, arm_rows, cells, choices_note, markdown
+from gtpo_megatron.study.table import HEADINGS, arm_rows, cells, choices_note, markdown, missing_note
 from tests.unit.study.makers import STUDY, summaries
 
 
@@ -28,6 +28,7 @@ def test_rows_compare_arms_with_the_baseline_over_the_same_seeds(made):
     assert shuffled.comparison.p_t == 1.0
     assert (grpo.comparison, grpo.p_holm) == (None, None)
     assert gtpo.p_holm == pytest.approx(2 * gtpo.comparison.p_t)
+    assert cells(gtpo)[4] == "+10.1"  # of as many pairs as it has seeds
     assert gtpo.cost["responses"] == 512.0
 
 
@@ -76,6 +77,31 @@ def test_the_best_of_alternatives_is_named_and_ties_go_to_the_first(made):
         "GTPO v6 (gtpo): 40.60."
     )
     assert choices_note(STUDY, rows) == ""
+
+
+def test_missing_pairs_and_outcomes_are_said(made):
+    found = made(3)  # by seed
+    gtpo, shuffled, grpo = found[::3], found[1::3], found[2::3]
+    assert missing_note(STUDY, [*gtpo, *grpo]) == ""
+    few = [*gtpo, *grpo[1:]]
+    text = markdown(STUDY, rows := arm_rows(STUDY, few, ("gtpo", "grpo")), few)
+    assert cells(rows[0])[1:5] == ["3", "20.0", "41.2 [40.0, 42.4]", "+10.3 (2 pairs)"]
+    assert "\n\nSeeds that not all arms have, whose pairs are missing: GRPO lacks 0.\n" in text
+    early = replace(grpo[0], curves={"eval/heldout_mean_at_k": [(0, 0.2)]})
+    assert missing_note(STUDY, [*gtpo, early, *grpo[1:]]) == (
+        "Left out, since eval/heldout_mean_at_k was not measured at the last step: grpo_seed0. "
+        "Seeds that not all arms have, whose pairs are missing: GRPO lacks 0."
+    )
+    assert (
+        missing_note(STUDY, [*gtpo, *shuffled]) == "No run of GRPO has an outcome, so there are no differences to it."
+    )
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus(made):
+    gtpo, _, grpo = made(1)
+    curve = {"eval/heldout_mean_at_k": [(4, grpo.at_end("eval/heldout_mean_at_k") - 1e-5)]}
+    row, _ = arm_rows(STUDY, [replace(gtpo, curves=curve), grpo], ("gtpo", "grpo"))
+    assert cells(row)[4] == "+0.0"
 
 
 def test_the_order_of_runs_does_not_matter(made):
