@@ -63,7 +63,7 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
     ),
     "gtpo_shuffled": (
         "GTPO, shuffled",
-        "Entropies dealt anew among the tokens: as uneven as GTPO's weights, but about nothing.",
+        "Each response's entropies in random order: about no token; shares are more uneven than GTPO's.",
         lambda seed: GTPOConfig(weight_source="shuffled", weight_seed=seed),
     ),
     "grpo_s": ("GRPO-S v6", "One reward a response, shaped by its mean entropy.", lambda _: GRPOSConfig()),
