@@ -8,7 +8,7 @@ from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.report.page import Content, document, plot
-from gtpo_megatron.report.traces import line, plain_figure
+from gtpo_megatron.report.traces import PALETTE, line, plain_figure
 from gtpo_megatron.study.drawings import dose_figure, forest_figure, forest_rows
 from gtpo_megatron.study.finished import find_runs
 from gtpo_megatron.study.plan import Study
@@ -27,6 +27,8 @@ _FIGURES: tuple[tuple[str, str, str, str], ...] = (
     ("credit/incorrect_tokens_positive_frac", "Incorrect tokens above zero", "share of tokens", ".0%"),
 )
 """Metric, title, unit, and format of the axis."""
+MAX_BANDS = 5
+"""Arms up to which a curve has a band over seeds; more of them cover each other."""
 
 
 def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_steps: int, suffix: str) -> str:
@@ -93,7 +95,8 @@ def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[Finishe
         main.append(f'<div class="wide">{plot(key, title, unit=unit, caption=caption)}</div>')
     for metric, title, unit, _ in _FIGURES:
         if drawn[metric]["data"]:
-            caption = "Line: mean over seeds; band: from the lowest to the highest seed."
+            band = "; band: from the lowest to the highest seed" if len(rows) <= MAX_BANDS else ""
+            caption = f"Line: mean over seeds{band}."
             main.append(plot(metric.replace("/", "-"), title, unit=unit, caption=caption))
     main.append("</section>")
     abouts = "".join(
@@ -152,7 +155,7 @@ def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun
             for step, value in curve:
                 by_step.setdefault(step, []).append(value)
         steps = sorted(by_step)
-        if len(curves) > 1:
+        if len(curves) > 1 and len(rows) <= MAX_BANDS:
             highs, lows = [max(by_step[step]) for step in steps], [min(by_step[step]) for step in steps]
             band = [*zip(steps, highs, strict=True), *reversed([*zip(steps, lows, strict=True)])]
             look: dict[str, Any] = {
@@ -164,5 +167,6 @@ def _figure(metric: str, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun
             }
             traces.append(line(band, name=row.label, color=color, legendgroup=row.name, hoverinfo="skip", **look))
         means = [(step, fmean(by_step[step])) for step in steps]
-        traces.append(line(means, name=row.label, color=color, legendgroup=row.name))
+        dash = "solid" if color < len(PALETTE) else "dash"  # the second arm of a colour
+        traces.append(line(means, name=row.label, color=color, dash=dash, legendgroup=row.name))
     return plain_figure(traces, **({"yaxis_tickformat": tick} if tick else {}))

@@ -43,6 +43,15 @@ def test_the_page_names_commits_where_they_differ(page, tmp_path):
     assert '<p class="note">The runs are of 2 states of the code. &lt;new&gt;: gtpo_seed0; abc123: grpo_seed0.' in html
 
 
+def test_many_arms_have_no_bands_that_cover_each_other(page, tmp_path):
+    few = page.read_text(encoding="utf-8")
+    arms = ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "gtpo_v1", "dapo", "grpo")
+    found = summaries(planned_runs(STUDY, arms, num_seeds=2, num_steps=4), tmp_path / "more")
+    html = study_page(STUDY, arm_rows(STUDY, found, arms), found)
+    for said in ("; band: from the lowest to the highest seed", '"fill":"toself"'):
+        assert (said in few, said in html) == (True, False)
+
+
 def test_a_study_with_a_dose_is_drawn_over_it(tmp_path):
     plan = recipes.study.dose()
     found = summaries(
