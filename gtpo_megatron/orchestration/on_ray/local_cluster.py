@@ -28,6 +28,9 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> N
         config: size of the cluster.
         temp_folder: private folder for sockets and logs.
         options: further options of ``ray.init``.
+
+    Raises:
+        TimeoutError: its processes were not up within the 30 s that Ray (2.60) has for it, which cannot be changed.
     """
     token = secrets.token_hex(32)
     os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
@@ -39,13 +42,21 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> N
     # in case this process has imported or used Ray before
     ray_constants.ENABLE_RAY_CLUSTER = False
     AuthenticationTokenLoader.instance().reset_cache()
-    ray.init(
-        address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
-        num_cpus=config.num_cpus,
-        # Ray counts devices even if torch is a CPU build
-        num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        object_store_memory=config.object_store_mib << 20,
-        include_dashboard=False,
-        _temp_dir=str(temp_folder / "ray"),
-        **options,
-    )
+    try:
+        ray.init(
+            address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
+            num_cpus=config.num_cpus,
+            # Ray counts devices even if torch is a CPU build
+            num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+            object_store_memory=config.object_store_mib << 20,
+            include_dashboard=False,
+            _temp_dir=str(temp_folder / "ray"),
+            **options,
+        )
+    except Exception as error:
+        if type(error) is not Exception:  # that is how Ray says "timed out"; everything else has a class
+            raise
+        raise TimeoutError(
+            f"it did not start in time ({error}); this machine has {os.cpu_count()} cores and a load of "
+            f"{os.getloadavg()[0]:.0f}: start the run again once it is less busy"
+        ) from error

@@ -5,6 +5,9 @@ import os
 import pytest
 
 from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.on_ray.cluster import join_cluster
+from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
 
 
@@ -36,3 +39,27 @@ def test_the_environment_that_its_processes_inherit(started, tmp_path):
     assert "RAY_AUTH_MODE" not in environment, "Ray turns its token on where nobody has said anything"
     assert len({environment["RAY_AUTH_TOKEN"], again["RAY_AUTH_TOKEN"], "known to all"}) == 3
     assert len(environment["RAY_AUTH_TOKEN"]) == 64
+
+
+def test_a_ray_that_is_not_up_in_time_is_one_line(started, tmp_path, monkeypatch):
+    import ray
+
+    def times_out(**_):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", times_out)
+    with pytest.raises(
+        WorkerError, match=r"the Ray head of this run does not answer: it did not start in time .* load"
+    ):
+        join_cluster(ClusterConfig(), deadline=Deadline(1.0), take_signals=lambda: None, temp_folder=tmp_path)
+
+
+def test_an_error_of_another_class_is_not_taken_for_it(started, tmp_path, monkeypatch):
+    import ray
+
+    def is_wrong(**_):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(ray, "init", is_wrong)
+    with pytest.raises(KeyError, match="a bug"):
+        start_own_ray(ClusterConfig(), tmp_path)
