@@ -3,12 +3,14 @@
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -30,8 +32,14 @@ LEFT_PATIENCE_S = 20.0
 """For a keeper to sweep."""
 
 NOTICE_S = 1.0
-"""A stop is seen at the next look, and on a loaded machine a killed process with much memory needs time to be gone; the
-stages until then count as its own."""
+"""A stop is seen at the next look; the stages until then count as its own."""
+
+GONE_S = 5.0
+"""On a loaded machine a killed process needs time to be gone: its last thread may end long after its first one, which
+makes it look like a zombie. The stages until then count as its own."""
+
+TOLD_S = 0.25
+"""The keeper is told a stage before the stage file is."""
 
 
 class BrokenRun:
@@ -100,17 +108,28 @@ class BrokenRun:
                 self.look()
                 before = self.stage
                 try:
-                    victim.send_signal(fault.number)
-                except psutil.NoSuchProcess:
+                    descriptor = os.pidfd_open(victim.pid)
+                except ProcessLookupError:
                     continue
-                stages = {before, self.stage}
-                noticed = time.monotonic() + NOTICE_S
-                while time.monotonic() < noticed and (fault.number is signal.SIGSTOP or _is_running(victim)):
-                    stages.add(self.stage)
-                    time.sleep(0.005)
-                return victim.pid, stages | {self.stage}
+                with os.fdopen(descriptor) as end:
+                    try:
+                        victim.send_signal(fault.number)
+                    except psutil.NoSuchProcess:
+                        continue
+                    is_stop = fault.number is signal.SIGSTOP
+                    stages = {before} | self._stages(NOTICE_S if is_stop else GONE_S, end=None if is_stop else end)
+                return victim.pid, stages | self._stages(TOLD_S)
             time.sleep(0.002)
         return None
+
+    def _stages(self, seconds: float, *, end: TextIO | None = None) -> set[str]:
+        """Those that the run is in meanwhile; not longer than until ``end``, a pidfd, says that the process is gone."""
+        stages = {self.stage}
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not (end and select.select([end], [], [], 0)[0]):
+            stages.add(self.stage)
+            time.sleep(0.005)
+        return stages | {self.stage}
 
     def look(self) -> None:
         """Remembers every process of the run."""

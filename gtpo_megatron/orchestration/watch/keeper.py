@@ -216,7 +216,10 @@ class RunKeeper:
         if member.is_final:
             return
         command = command_line(member.pid)
-        if name := name_of_ray(command):
+        name = name_of_ray(command)
+        if name and parent is not None and (parent.name == name or command_line(parent.pid) == command):
+            return  # forked by that process, and about to become another program: it is looked at again
+        if name:
             member.name, member.is_final, member.is_of_run = name, True, True
         elif parent is not None:
             member.name = name_of_child(parent.name, command) or member.name

@@ -17,5 +17,6 @@ def started():
     for process in processes:
         process.kill()
         process.wait()
-        if process.stdout:
-            process.stdout.close()
+        for stream in (process.stdin, process.stdout):
+            if stream:
+                stream.close()

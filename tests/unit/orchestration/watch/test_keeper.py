@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -148,3 +149,52 @@ def test_a_file_that_cannot_be_removed_does_not_keep_the_folder(own_keeper, monk
     finally:
         monkeypatch.undo()
         (SHARED_MEMORY / name).unlink()
+
+
+FORKING = """
+import os, sys
+child = os.fork()
+if not child:  # has its parent's command line until it is another program
+    sys.stdin.readline()
+    os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[2:]])
+print(child, flush=True)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture
+def forking(started):
+    """Starts something that is called like Ray's raylet, whose child becomes another program at the next line."""
+    children = []
+
+    def fork(*arguments):
+        parent = started(
+            sys.executable, "-c", FORKING, "raylet/raylet", *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        children.append(int(parent.stdout.readline()))
+        return parent, children[-1]
+
+    yield fork
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [((), ""), (("dashboard/agent.py",), "Ray's dashboard agent")], ids=["a worker", "an agent"]
+)
+def test_what_a_raylet_forks_is_no_raylet(own_keeper, forking, arguments, name):
+    """Once an agent that was seen between fork and exec was a raylet until its end, with a raylet's consequences."""
+    parent, child = forking(*arguments)
+    own_keeper._look()
+    members = own_keeper._members
+    assert (members[parent.pid].name, members[child].name) == ("Ray's raylet", "")
+    assert (members[child].is_final, members[child].is_of_run) == (False, True)
+    parent.stdin.write("now\n")
+    parent.stdin.flush()
+    deadline = time.monotonic() + 60
+    while b"sleep(600)" not in Path(f"/proc/{child}/cmdline").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    own_keeper._names_at = 0.0
+    own_keeper._look()
+    assert (members[parent.pid].name, members[child].name) == ("Ray's raylet", name)
+    parent.stdin.close()
