@@ -111,14 +111,15 @@ def run(arguments: Sequence[str]) -> int:
             _say("interrupted; the same command goes on with the runs that are missing")
         finally:
             signal.signal(signal.SIGTERM, before)
-    unfinished = progress(runs, folders) if options.blind else ""
+    said = progress(runs, folders) if options.blind else ""
     try:
-        _say(unfinished or write_results(study, folders, runs_dir, num_steps=num_steps, suffix=suffix))
+        said = said or write_results(study, folders, runs_dir, num_steps=num_steps, suffix=suffix)
     except OSError as error:
         raise ConfigError(
             f"{error.filename or runs_dir}: cannot be written ({error.strerror}); the table goes to --output "
             f"{folders[0]}, the page to --runs-dir {runs_dir}: choose others, or change what is in the way there"
         ) from error
+    _say(said)
     if is_interrupted:
         return EXIT_INTERRUPTED
     if report.failed:

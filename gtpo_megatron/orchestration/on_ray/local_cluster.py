@@ -30,7 +30,8 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> N
         options: further options of ``ray.init``.
 
     Raises:
-        TimeoutError: its processes were not up within the 30 s that Ray (2.60) has for it, which cannot be changed.
+        RuntimeError: Ray says in an exception without a class of its own that it did not start; mostly that its
+            processes were not up within the 30 s that it (2.60) has for them, which cannot be changed.
     """
     token = secrets.token_hex(32)
     os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
@@ -54,9 +55,9 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> N
             **options,
         )
     except Exception as error:
-        if type(error) is not Exception:  # that is how Ray says "timed out"; everything else has a class
+        if type(error) is not Exception:
             raise
-        raise TimeoutError(
-            f"it did not start in time ({error}); this machine has {os.cpu_count()} cores and a load of "
-            f"{os.getloadavg()[0]:.0f}: start the run again once it is less busy"
+        raise RuntimeError(
+            f"it did not start ({error}); this machine has {os.cpu_count()} cores and a load of "
+            f"{os.getloadavg()[0]:.0f}: if that is too busy, start the run again later"
         ) from error

@@ -189,6 +189,15 @@ def test_a_table_that_cannot_be_written_says_where_it_goes(folders, tmp_path, ca
     assert "choose others, or change what is in the way there" in said
 
 
+def test_a_reader_that_has_left_is_not_a_folder_in_the_way(folders, monkeypatch):
+    def has_left(_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("gtpo_megatron.cli.study._say", has_left)
+    with pytest.raises(BrokenPipeError):  # which the command's ``main`` takes for what it is
+        dispatch.run(["study", *folders, "--table-only", "--num-steps", "4"])
+
+
 def test_a_table_of_any_number_of_seeds_takes_no_longer(folders, monkeypatch):
     monkeypatch.setattr("gtpo_megatron.study.plan.planned_runs", lambda *_, **__: pytest.fail("planned"))
     assert dispatch.run(["study", *folders, "--table-only", "--num-steps", "4", "--num-seeds", "100000"]) == 0
