@@ -1,15 +1,16 @@
 """One thread a process: two cores are soon full, and forked gloo ranks share them."""
 
 import logging
-import random
+import multiprocessing
 import signal
 import threading
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.dist_utils import seed_all
 
 torch.set_num_threads(1)
 
@@ -23,9 +24,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+RANK_MODULES = {
+    "gpu_stack": ["tests.te_on_cpu.installed"],  # before Megatron, which it changes
+    "megatron": ["transformers", "gtpo_megatron.actor.actor"],
+}
+"""By the mark of tests that need them."""
+
+
 @pytest.fixture(scope="session")
 def megatron():
-    """Imports Megatron once in the parent, so that forked ranks start in milliseconds, without its warnings."""
+    """Imports Megatron into this process, without its warnings; ranks have it from theirs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from gtpo_megatron.actor import actor
@@ -36,9 +44,7 @@ def megatron():
 @pytest.fixture(autouse=True)
 def random_numbers_as_new():
     """A test that draws without a seed of its own draws the same in every run, whichever tests ran before it."""
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the state that libraries draw from
-    torch.manual_seed(0)
+    seed_all()
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +60,13 @@ def loggers_as_new():
         if isinstance(logger, logging.Logger) and name.partition(".")[0] in ("gtpo_megatron", "launchers", "tools"):
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
+
+
+def pytest_collection_finish(session):
+    """What ranks have when they are forked (``tests/dist_utils.py``): seconds once, rather than in each of them."""
+    marks = {mark.name for item in session.items for mark in item.iter_markers()}
+    more = [module for mark, modules in RANK_MODULES.items() if mark in marks for module in modules]
+    multiprocessing.set_forkserver_preload(["pytest", "hypothesis", "torch", *more])
 
 
 def pytest_addoption(parser):

@@ -1,6 +1,8 @@
-"""Real gloo ranks for tests: forked processes that meet in a file store and hand their results back.
+"""Real gloo ranks for tests: processes that meet in a file store and hand their results back.
 
-Fork, not spawn: the parent has imported torch already and no CUDA context exists, so a rank is up in milliseconds.
+They are forks of a server that has imported what they need (``tests/conftest.py``) and done nothing else, so that a
+rank is up in milliseconds. A fork of the test's own process would have whatever earlier tests have left there, without
+its threads: after a Ray client ranks died of a damaged heap, once in a thousand.
 """
 
 import datetime
@@ -8,16 +10,27 @@ import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import pickle
+import random
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import torch
 import torch.distributed as dist
+
+
+def seed_all() -> None:
+    """The generators of Python, numpy and torch, which tests draw from without a seed of their own."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the state that libraries draw from
+    torch.manual_seed(0)
 
 
 def _in_gloo_world(fn: Callable[..., Any], rank: int, world_size: int, init_method: str, *args: Any) -> Any:
@@ -41,12 +54,27 @@ def _wait_for_the_others(folder: Path, world_size: int) -> None:
         time.sleep(0.002)
 
 
-def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
+class _Task:
+    """What a rank does: functions inside tests, too, which plain pickle refuses."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.call = cloudpickle.dumps((fn, args))
+        self.warnings = cloudpickle.dumps(warnings.filters)
+
+    def __call__(self, *place: Any) -> Any:
+        fn, args = pickle.loads(self.call)
+        # as the test has them: what it does not expect is an error
+        warnings.filters[:] = pickle.loads(self.warnings)  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+        return fn(*place, *args)
+
+
+def _rank_main(task: _Task, rank: int, world_size: int, folder: str) -> None:
     torch.set_num_threads(1)
-    # pytest's handler writes where nobody looks for it
+    seed_all()
     faulthandler.enable(Path(folder, f"rank{rank}.stacks").open("w"))  # noqa: SIM115 - open until the process ends
     try:
-        outcome = ("ok", fn(rank, world_size, f"file://{folder}/store", *args))
+        outcome = ("ok", task(rank, world_size, f"file://{folder}/store"))
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises
         outcome = ("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     Path(folder, f"rank{rank}.part").write_bytes(pickle.dumps(outcome))
@@ -55,6 +83,13 @@ def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, 
         _wait_for_the_others(Path(folder), world_size)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def start_process(fn: Callable[..., Any], *args: Any) -> multiprocessing.process.BaseProcess:
+    """One process that runs ``fn(*args)``, for a test that looks at it, or kills it."""
+    process = multiprocessing.get_context("forkserver").Process(target=_Task(fn, args))
+    process.start()
+    return process
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
@@ -69,16 +104,18 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
 
 
 def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
-    """``fn(rank, world_size, init_method, *args)`` on forked processes that have not met yet; results in rank order.
+    """``fn(rank, world_size, init_method, *args)`` on processes that have not met yet; results in rank order.
+
+    What ``fn`` reads of the test arrives by pickle, as its results do: what the test has patched is as it was.
 
     Raises:
         AssertionError: a rank raised, died or outlived ``timeout_s``; the message carries its traceback.
     """
-    context = multiprocessing.get_context("fork")
+    context, task = multiprocessing.get_context("forkserver"), _Task(fn, args)
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             # not daemonic: Megatron's checkpoint writer forks children of its own
-            context.Process(target=_rank_main, args=(fn, r, world_size, folder, args))
+            context.Process(target=_rank_main, args=(task, r, world_size, folder))
             for r in range(world_size)
         ]
         for process in ranks:

@@ -27,7 +27,7 @@ DEALINGS = {
 
 def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts):
     """What every rank does in a step, and what it can tell of it."""
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.place.data_index]

@@ -12,7 +12,6 @@ from tests.distributed.tiny_world import make_config, make_model, make_rewards, 
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 

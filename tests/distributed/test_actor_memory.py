@@ -14,13 +14,12 @@ pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.slow,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 
 
 def start(rank, init_method, config):
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     return MegatronActor(config, global_rank=rank, init_method=init_method)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -21,7 +20,7 @@ from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
-from tests.dist_utils import run_processes
+from tests.dist_utils import run_processes, start_process
 from tests.distributed.test_actor_checkpoint import merged, one_step, parameters, start
 from tests.distributed.tiny_world import make_config, make_model
 from tests.unit.orchestration.checkpoints import facts, names
@@ -31,7 +30,6 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.slow,
     pytest.mark.timeout(240),
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
 ]
 
@@ -232,12 +230,8 @@ def train(rank, init_method, config, folder):
 
 
 def launch(config, folder):
-    context = multiprocessing.get_context("fork")
     store = tempfile.mktemp()
-    ranks = [context.Process(target=train, args=(rank, f"file://{store}", config, folder)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    return ranks
+    return [start_process(train, rank, f"file://{store}", config, folder) for rank in range(2)]
 
 
 def finished(ranks, timeout_s):

@@ -1,7 +1,6 @@
 """The forked writer of a rank: what it tells, and how it ends. Processes are killed; Megatron's writing is made up."""
 
 import functools
-import multiprocessing
 import os
 import signal
 import time
@@ -10,7 +9,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.megatron, pytest.mark.timeout(120), pytest.mark.usefixtures("megatron")]
+from tests.dist_utils import run_processes, start_process
+
+pytestmark = [pytest.mark.megatron, pytest.mark.timeout(120)]
 
 MANY_PLACES = list(range(200_000))
 """More than a pipe holds: a writer that nobody listens to would wait for ever."""
@@ -38,13 +39,6 @@ def write(writing):
         finalize_fns=(),
     )
     return functools.partial(checkpoint_writer.ForkedWrite, request, in_background=False)
-
-
-def on_a_rank(body, *args):
-    """Runs ``body`` in a process that may be killed."""
-    process = multiprocessing.get_context("fork").Process(target=body, args=args)
-    process.start()
-    return process
 
 
 def until(condition, within_s=60.0):
@@ -79,16 +73,13 @@ def test_what_was_written_comes_whole_with_checksums(tmp_path):
         (tmp_path / "__1_0.distcp").write_bytes(b"another rank's")
         return MANY_PLACES
 
-    def rank(found):
+    def rank(*_):
         from gtpo_megatron.actor.checkpoint.writer import results_queue
 
         checksums, error = write(whole)(tmp_path).wait()
-        found.put((list(checksums), error, results_queue().get_nowait() == {0: MANY_PLACES}))
+        return list(checksums), error, results_queue().get_nowait() == {0: MANY_PLACES}
 
-    found = multiprocessing.get_context("fork").SimpleQueue()
-    process = on_a_rank(rank, found)
-    assert found.get() == (["__0_0.distcp"], "", True)
-    process.join(30)
+    assert run_processes(rank, 1) == [(["__0_0.distcp"], "", True)]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +93,8 @@ def test_what_was_written_comes_whole_with_checksums(tmp_path):
 def test_a_write_that_fails_is_told(tmp_path, fails, told):
     """By the process that wrote: none of its own is left that somebody could wait for."""
 
-    def rank(found):
-        found.put(write(fails)(tmp_path).wait())
-
-    found = multiprocessing.get_context("fork").SimpleQueue()
-    process = on_a_rank(rank, found)
-    checksums, error = found.get()
+    [(checksums, error)] = run_processes(lambda *_: write(fails)(tmp_path).wait(), 1)
     assert (checksums, told in error) == ({}, True), error
-    process.join(30)
 
 
 @pytest.mark.parametrize("go_on", [hang, lambda: MANY_PLACES], ids=["in mid-write", "with results for nobody"])
@@ -124,7 +109,7 @@ def test_a_writer_ends_with_a_rank_that_is_killed(tmp_path, go_on):
         write(lambda: tell_pid_and(told, go_on))(tmp_path)
         hang()
 
-    process = on_a_rank(rank)
+    process = start_process(rank)
     until(told.exists)
     writer = int(told.read_text())
     process.kill()
@@ -142,7 +127,7 @@ def test_a_write_that_is_abandoned_does_not_keep_its_rank(tmp_path, go_on):
         until(told.exists)
         started.abandon()
 
-    process = on_a_rank(rank)
+    process = start_process(rank)
     process.join(60)
     assert process.exitcode == 0
     assert is_gone(int(told.read_text()))

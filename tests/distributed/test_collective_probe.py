@@ -8,7 +8,6 @@ from tests.dist_utils import run_processes
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 

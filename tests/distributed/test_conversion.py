@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.slow,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
 ]
 
@@ -77,7 +76,7 @@ def folders(tmp_path_factory):
 
 def loaded_alike(rank, world_size, init_method, configs, save_folder):
     """Weights as read from each folder; the first actor of every model saves a checkpoint."""
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     weights = {}
     for name, config in configs.items():

@@ -16,7 +16,6 @@ from tests.distributed.tiny_world import dense_step, make_config, make_rewards, 
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 

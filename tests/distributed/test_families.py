@@ -15,7 +15,6 @@ from tests.distributed.tiny_world import dense_scores, make_config, make_rollout
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 
@@ -42,7 +41,7 @@ def one_family(rank, init_method, config, buffer_path):
     """
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
     from gtpo_megatron.actor.forward_backward import run_micro_batches
     from gtpo_megatron.actor.model.policy_model import parameters_by_name
 

@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.slow,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
 ]
 

@@ -39,7 +39,7 @@ def long_rollouts():
 
 def log_probs(rank, world_size, init_method, config, budgets):
     """By budget of a micro-batch: a long sequence in one of its own, and all of them in one."""
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     found = []
     for budget in budgets:
@@ -55,7 +55,6 @@ def log_probs(rank, world_size, init_method, config, budgets):
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("megatron")
 @pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
 def test_scores_of_32k_tokens_equal_those_of_transformers(tmp_path):
     """With YaRN, four times its original context."""

@@ -27,7 +27,6 @@ from tests.distributed.tiny_world import dense_scores, make_config, make_model, 
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 
@@ -184,7 +183,7 @@ def fail_in_the_reference(actor, reference):
 
 def a_step_then_scores(rank, world_size, init_method, config):
     """State before and after a scoring pass with its exchange of policies, and where the weights lie."""
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     replicas = config.parallel.data_parallel_size

@@ -15,7 +15,6 @@ from tests.distributed.tiny_world import dense_scores, make_config, make_rollout
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 
@@ -76,7 +75,7 @@ def models(tmp_path_factory):
 
 
 def log_probs(rank, world_size, init_method, configs):
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     found = {}
     for name, config in configs.items():
@@ -110,14 +109,18 @@ def test_log_probs_equal_those_of_transformers(models, layout):
                 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_stretching_shows_in_these_log_probs(models, kind, monkeypatch):
-    """Or the test above would prove nothing."""
+def unscaled_log_probs(rank, world_size, init_method, configs):
     from gtpo_megatron.actor import actor
 
+    actor.read_architecture = unscaled
+    return log_probs(rank, world_size, init_method, configs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stretching_shows_in_these_log_probs(models, kind):
+    """Or the test above would prove nothing."""
     folder, model = models["qwen2", kind]
-    monkeypatch.setattr(actor, "read_architecture", unscaled)
-    [found] = run_processes(log_probs, 1, {("qwen2", kind): make_config(folder, LAYOUTS["one"])})
+    [found] = run_processes(unscaled_log_probs, 1, {("qwen2", kind): make_config(folder, LAYOUTS["one"])})
     with torch.no_grad():
         expected, _ = dense_scores(model, make_rollouts())
     assert (found["qwen2", kind] - expected).abs().max() > 0.05

@@ -27,7 +27,6 @@ from tests.distributed.tiny_world import (
 pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 
@@ -97,7 +96,7 @@ def test_recomputation_takes_them_too(made, tmp_path, name, recompute):
 
 def step(rank, world_size, init_method, config, rollouts, buffer_path, push_routers):
     """Scores, moves the routers' weights far, updates; the weights after it."""
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     dealing = "one" if config.parallel.data_parallel_size == 1 else "split"
@@ -179,7 +178,7 @@ def test_without_a_scoring_pass_the_update_takes_the_samplers_choices(made, tmp_
     sampling = dataclasses.replace(config.rollout, entropy_source="rollout")
 
     def both(rank, world_size, init_method):
-        from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+        from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
         rollouts = make_rollouts(loss_mask=own_tokens(), routed_experts=random_experts())
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
@@ -210,7 +209,7 @@ def test_routing_that_is_missing_or_of_another_model_is_refused(made):
     config = replaying(folder, "one", "rollout", returns_routing=True)
 
     def refused(rank, world_size, init_method):
-        from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+        from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
         for routed, message in ((None, "carry no routing"), (random_experts()[:, 1:], "3 routers with 2 experts")):

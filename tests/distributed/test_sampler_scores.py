@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.slow,
-    pytest.mark.usefixtures("megatron"),
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
 ]
 
@@ -25,7 +24,7 @@ LEVELS = ("token", "sequence")
 
 
 def one_step(rank, world_size, init_method, config, rollouts):
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     take = actor.score_tokens if config.rollout.entropy_source == "actor" else actor.use_sampler_scores

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from multiprocessing import SimpleQueue
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ NUM_PUSHES = 3
 
 
 class Ends:
-    """Makes either end of a transport, once the endpoints exist; forked processes inherit it."""
+    """Makes either end of a transport, once the endpoints exist; other processes are handed it."""
 
     def __init__(self, transport, arch, layout, deadline_s):
         self.transport, self.arch, self.layout = transport, arch, layout
@@ -60,6 +59,9 @@ class Ends:
                 backend="gloo",
                 deadline_s=deadline_s,
             )
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "store"}  # which listens in this process
 
     def sending(self, rank):
         match self.transport:
@@ -227,20 +229,17 @@ def rank_1_dies(index, _, __, ends, answers):
     try:
         push_and_check(index, _, __, ends)
     except WeightSyncError as error:
-        answers.put((index, str(error)))
+        (answers / str(index)).write_text(str(error), encoding="utf-8")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_rank_that_is_killed_in_mid_push_is_named(transport, make_ends):
+def test_a_rank_that_is_killed_in_mid_push_is_named(transport, make_ends, tmp_path):
     arch = architecture()
     layout = push_layout(arch, tp=2, workers=1, bucket_bytes=256, itemsize=2, padded_vocab_size=14)
-    ends, answers = make_ends(transport, arch, layout, deadline_s=4.0), SimpleQueue()
+    ends = make_ends(transport, arch, layout, deadline_s=4.0)
     with pytest.raises(AssertionError, match=r"rank 1 left no result \(exit code -9; hung ranks: \[\]\)"):
-        run_processes(rank_1_dies, 3, ends, answers, timeout_s=40)
-    told = {}
-    while not answers.empty():
-        index, text = answers.get()
-        told[index] = text
+        run_processes(rank_1_dies, 3, ends, tmp_path, timeout_s=40)
+    told = {int(path.name): path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     who = told[0] if transport == "relay" else told[2]  # a relayed worker sees its own rank only
     assert re.search(r"(bucket \d+|worker 0) .*did not come from rank 1\b.*must not be used", who), told
 

@@ -128,7 +128,7 @@ def two_updates(actor, step, old_logprobs_of=lambda found: found):
 
 def all_curves(rank, world_size, init_method, configs, curve_of):
     """One after the other on the same ranks, each with an actor of its own."""
-    from gtpo_megatron.actor.actor import MegatronActor  # imported by the parent already
+    from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
     found = {}
     for name, config in configs.items():
@@ -143,7 +143,7 @@ def all_curves(rank, world_size, init_method, configs, curve_of):
 
 
 @pytest.fixture(scope="module")
-def configs(megatron, tmp_path_factory):
+def configs(tmp_path_factory):
     """Of every curve, by its name."""
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, tied=True)

@@ -8,10 +8,7 @@ import pytest
 from tests.gpu_stack.models import FAMILIES, make_model
 from tests.gpu_stack.te_updates import te_config, te_update
 
-pytestmark = [
-    pytest.mark.usefixtures("te_actor"),
-    pytest.mark.filterwarnings("ignore"),  # Megatron and Transformer Engine warn of deprecations of their own
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron and Transformer Engine warn of deprecations of their own
 
 LAYOUTS = {
     "tp2_sp": {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True},

@@ -11,10 +11,7 @@ from tests.distributed.test_actor_checkpoint import merged, one_step, parameters
 from tests.gpu_stack.models import make_model
 from tests.gpu_stack.te_updates import te_config
 
-pytestmark = [
-    pytest.mark.usefixtures("te_actor"),
-    pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron and torch's checkpoint warn of deprecations of their own
 
 LAYOUTS = {
     "one": {"num_ranks": 1},

@@ -14,6 +14,7 @@ not call refuses, with its name.
 ``extension``          the module itself: enumerations, answers, refusals
 ``device``             what ``torch.cuda`` says of an H100, and which tensors are on it
 ``gpu_actor``          the project's actor as it is built where there is a GPU
+``installed``          all of this in the process that imports it
 =====================  ==============================================================================================
 
 ``tests/gpu_stack`` proves each answer against plain torch, and the actor against transformers. Not shown by any of it:
