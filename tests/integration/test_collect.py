@@ -9,6 +9,7 @@ import pytest
 from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.orchestration.on_ray import collect as module
 from gtpo_megatron.orchestration.on_ray.collect import collect, looking_after
+from tests.integration.own_ray import own_ray
 
 pytestmark = [
     pytest.mark.ray,
@@ -35,10 +36,9 @@ class Worker:
 def workers():
     import ray
 
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
-    options = ray.remote(Worker).options(num_cpus=0)
-    yield {name: options.remote() for name in ("rank 0", "rank 1", "rank 2")}
-    ray.shutdown()
+    with own_ray():
+        options = ray.remote(Worker).options(num_cpus=0)
+        yield {name: options.remote() for name in ("rank 0", "rank 1", "rank 2")}
 
 
 def test_answers_by_name(workers):

@@ -15,6 +15,7 @@ from gtpo_megatron.orchestration.on_ray.rollouts import received
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu
+from tests.integration.own_ray import own_ray
 from tests.integration.runs import LEAVINGS, shared_memory_of
 
 pytestmark = [
@@ -48,13 +49,12 @@ def engine(tmp_path):
 
     config = tiny_cpu.gtpo()
     config = replace(config, rollout=replace(config.rollout, tensor_parallel_size=2, kv_cache_mib=16))
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
     variables = engine_environment(config.rollout, has_gpus=False) | {"OMP_NUM_THREADS": "1"}
-    actor = ray.remote(LoadedEngine).options(num_cpus=0, runtime_env={"env_vars": variables})
-    process = actor.remote(to_plain(config), str(tmp_path), str(Path.cwd()), prefix="[engine]")
-    collect({"engine": process.start.remote()}, stage="start", deadline_s=DEADLINE_S)
-    yield process
-    ray.shutdown()
+    with own_ray():
+        actor = ray.remote(LoadedEngine).options(num_cpus=0, runtime_env={"env_vars": variables})
+        process = actor.remote(to_plain(config), str(tmp_path), str(Path.cwd()), prefix="[engine]")
+        collect({"engine": process.start.remote()}, stage="start", deadline_s=DEADLINE_S)
+        yield process
 
 
 def test_an_engine_whose_worker_dies_dies_with_it(engine, tmp_path):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -11,14 +12,19 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300), LEAVI
 
 DRIVER = """
 import atexit, sys
+from pathlib import Path
 import psutil, ray
+from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.orchestration.on_ray.cluster import leave_lost_ray
+from gtpo_megatron.orchestration.on_ray.collect import Deadline
+from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
 
 class Worker:
     def answer(self):
         return 1
 
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
+config = ClusterConfig(num_cpus=1, object_store_mib=80)
+start_own_ray(config, Path(sys.argv[1]), deadline=Deadline(200.0), log_to_driver=False, logging_level="ERROR")
 worker = ray.remote(Worker).options(num_cpus=0).remote()
 assert ray.get(worker.answer.remote()) == 1
 atexit.register(print, "an exit handler of Python's")
@@ -33,6 +39,8 @@ sys.exit(1)
 @pytest.mark.parametrize("time", range(3))
 def test_it_ends_with_a_status_and_not_by_a_signal(time):
     """Without ``leave_lost_ray`` it died of SIGSEGV, nearly each time, in an exit handler of Ray's library."""
-    done = subprocess.run([sys.executable, "-c", DRIVER], check=False, capture_output=True, text=True, timeout=120)
+    with tempfile.TemporaryDirectory(prefix="gtpo-", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-c", DRIVER, folder]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 1, done.stderr[-2000:]
     assert done.stdout == "no line feed at the endan exit handler of Python's\n"

@@ -18,6 +18,7 @@ from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
 from gtpo_megatron.orchestration.on_ray.rollouts import group_summaries_and_pieces, summary_and_pieces
 from gtpo_megatron.orchestration.stages.protocols import Attempt
+from tests.integration.own_ray import own_ray
 
 pytestmark = [
     pytest.mark.ray,
@@ -139,11 +140,8 @@ class Processes:
 
 @pytest.fixture(scope="module")
 def processes():
-    import ray
-
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
-    yield Processes()
-    ray.shutdown()
+    with own_ray():
+        yield Processes()
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ def join_cluster(
             _knock(config.address)
             ray.init(address=config.address, **COMMON_OPTIONS)
         else:
-            start_own_ray(config, temp_folder, **COMMON_OPTIONS)
+            start_own_ray(config, temp_folder, deadline=deadline, **COMMON_OPTIONS)
     except (OSError, ValueError, RuntimeError) as error:
         hint = (
             TOKEN_HINT if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError) else ""

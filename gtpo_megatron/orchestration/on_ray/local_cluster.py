@@ -6,13 +6,18 @@ temporary folder, which is therefore created inside a private one.
 
 import os
 import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
+from gtpo_megatron.orchestration.on_ray.collect import Deadline
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If it is off, Ray listens on the loopback interface; it has no other setting for this."""
@@ -20,18 +25,26 @@ LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 METRICS_SWITCH = "RAY_enable_metrics_collection"
 """Ray's own counters are not used."""
 
+POLL_S = 0.1
+"""Before the next question to a GCS that has not waited."""
 
-def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> None:
+
+class _NotUpError(Exception):
+    """The raylet has ended, or the deadline has passed."""
+
+
+def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadline, **options: Any) -> None:
     """Starts Ray and connects this process; sets environment variables that the run's processes inherit.
 
     Args:
         config: size of the cluster.
         temp_folder: private folder for sockets and logs.
+        deadline: by when Ray's processes must be up.
         options: further options of ``ray.init``.
 
     Raises:
-        RuntimeError: Ray says in an exception without a class of its own that it did not start; mostly that its
-            processes were not up within the 30 s that it (2.60) has for them, which cannot be changed.
+        RuntimeError: Ray's processes were not up by then or one of them has ended, or Ray says something else in an
+            exception without a class of its own.
     """
     token = secrets.token_hex(32)
     os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
@@ -44,20 +57,59 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, **options: Any) -> N
     ray_constants.ENABLE_RAY_CLUSTER = False
     AuthenticationTokenLoader.instance().reset_cache()
     try:
-        ray.init(
-            address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
-            num_cpus=config.num_cpus,
-            # Ray counts devices even if torch is a CPU build
-            num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-            object_store_memory=config.object_store_mib << 20,
-            include_dashboard=False,
-            _temp_dir=str(temp_folder / "ray"),
-            **options,
-        )
+        with _waiting_for_its_raylet(deadline):
+            ray.init(
+                address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
+                num_cpus=config.num_cpus,
+                # Ray counts devices even if torch is a CPU build
+                num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+                object_store_memory=config.object_store_mib << 20,
+                include_dashboard=False,
+                _temp_dir=str(temp_folder / "ray"),
+                **options,
+            )
     except Exception as error:
-        if type(error) is not Exception:
+        if type(error) not in (Exception, _NotUpError):
             raise
         raise RuntimeError(
             f"it did not start ({error}); this machine has {os.cpu_count()} cores and a load of "
             f"{os.getloadavg()[0]:.0f}: if that is too busy, start the run again later"
         ) from error
+
+
+@contextmanager
+def _waiting_for_its_raylet(deadline: Deadline) -> Iterator[None]:
+    """Has Ray wait until the deadline for its raylet, and no longer for one that has ended.
+
+    Ray (2.60) asks its GCS for the node once, which waits for 30 s, and gives up. A raylet is up when its agents are,
+    whose imports take as long on a busy machine. The deadline is looked at between two questions.
+    """
+    from ray._private import services
+
+    ask = services.get_node
+
+    def wait_for_node(gcs_address: str, node_id: str) -> Any:
+        while True:
+            try:
+                return ask(gcs_address, node_id)
+            except RuntimeError as error:
+                if not _has_raylet():
+                    raise _NotUpError("its raylet has ended; raylet.out in its folder of logs may say why") from error
+                if not deadline.left_s:
+                    raise _NotUpError(f"its raylet is not up within {deadline.limit_s:g} s") from error
+            time.sleep(POLL_S)
+
+    services.get_node = wait_for_node
+    try:
+        yield
+    finally:
+        services.get_node = ask
+
+
+def _has_raylet() -> bool:
+    """Whether a raylet that this process has started is still running."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False

@@ -28,7 +28,7 @@ def test_the_environment_that_its_processes_inherit(started, tmp_path):
     from ray._private import ray_constants
 
     for _ in range(2):
-        start_own_ray(ClusterConfig(), tmp_path, log_to_driver=False)
+        start_own_ray(ClusterConfig(), tmp_path, deadline=Deadline(60.0), log_to_driver=False)
     (options, environment), (_, again) = started
     assert options["address"] == "local"
     assert options["_temp_dir"] == f"{tmp_path}/ray", "Ray opens the folder that it is given to everybody"
@@ -60,4 +60,4 @@ def test_an_error_of_another_class_is_not_taken_for_it(started, tmp_path, monkey
 
     monkeypatch.setattr(ray, "init", is_wrong)
     with pytest.raises(KeyError, match="a bug"):
-        start_own_ray(ClusterConfig(), tmp_path)
+        start_own_ray(ClusterConfig(), tmp_path, deadline=Deadline(60.0))
