@@ -94,7 +94,7 @@ def _waiting_for_its_raylet(deadline: Deadline) -> Iterator[None]:
                 return ask(gcs_address, node_id)
             except RuntimeError as error:
                 if not _has_raylet():
-                    raise _NotUpError("its raylet has ended; raylet.out in its folder of logs may say why") from error
+                    raise _NotUpError("its raylet has ended") from error
                 if not deadline.left_s:
                     raise _NotUpError(f"its raylet is not up within {deadline.limit_s:g} s") from error
             time.sleep(POLL_S)
