@@ -14,17 +14,14 @@ DRIVER = """
 import atexit, sys
 from pathlib import Path
 import psutil, ray
-from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.orchestration.on_ray.cluster import leave_lost_ray
-from gtpo_megatron.orchestration.on_ray.collect import Deadline
-from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
+from tests.integration.own_ray import start_ray
 
 class Worker:
     def answer(self):
         return 1
 
-config = ClusterConfig(num_cpus=1, object_store_mib=80)
-start_own_ray(config, Path(sys.argv[1]), deadline=Deadline(200.0), log_to_driver=False, logging_level="ERROR")
+start_ray(Path(sys.argv[1]))
 worker = ray.remote(Worker).options(num_cpus=0).remote()
 assert ray.get(worker.answer.remote()) == 1
 atexit.register(print, "an exit handler of Python's")

@@ -68,3 +68,28 @@ def test_a_raylet_that_has_ended_is_not_waited_for():
     told, seconds = start(deadline_s=280, stopped_s=0)
     assert "its raylet has ended" in told
     assert seconds < 250
+
+
+TWICE = """
+import threading, time
+import psutil
+from tests.integration.own_ray import own_ray
+
+def strike():
+    while not (found := [child for child in psutil.Process().children() if child.name() == "raylet"]):
+        time.sleep(0.001)
+    found[0].kill()
+    struck.append(found[0].pid)
+
+struck = []
+threading.Thread(target=strike, daemon=True).start()
+with own_ray():
+    import ray
+    names = [child.name() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    print(len(struck), len(ray.nodes()), names.count("raylet"), names.count("gcs_server"))
+"""
+
+
+def test_tests_start_it_again_and_nothing_of_the_first_start_is_left():
+    done = subprocess.run([sys.executable, "-c", TWICE], check=False, capture_output=True, text=True, timeout=280)
+    assert done.stdout == "1 1 1 1\n", done.stderr[-3000:]

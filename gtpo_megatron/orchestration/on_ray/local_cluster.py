@@ -81,8 +81,8 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
 def _waiting_for_its_raylet(deadline: Deadline) -> Iterator[None]:
     """Has Ray wait until the deadline for its raylet, and no longer for one that has ended.
 
-    Ray (2.60) asks its GCS for the node once, which waits for 30 s, and gives up. A raylet is up when its agents are,
-    whose imports take as long on a busy machine. The deadline is looked at between two questions.
+    Ray (2.60) asks its GCS for the node once, which waits for 30 s, and gives up. The deadline is looked at between two
+    questions. A raylet ends itself if its agents, which import for long on a busy machine, are not up within 15 s.
     """
     from ray._private import services
 
