@@ -86,7 +86,7 @@ def _rank_main(task: _Task, rank: int, world_size: int, folder: str) -> None:
 
 
 def start_process(fn: Callable[..., Any], *args: Any) -> multiprocessing.process.BaseProcess:
-    """One process that runs ``fn(*args)``, for a test that looks at it, or kills it."""
+    """One process that runs ``fn(*args)``, for a test that looks at it, or kills it; ``fn`` sets its threads."""
     process = multiprocessing.get_context("forkserver").Process(target=_Task(fn, args))
     process.start()
     return process
@@ -106,7 +106,8 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
 def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
     """``fn(rank, world_size, init_method, *args)`` on processes that have not met yet; results in rank order.
 
-    What ``fn`` reads of the test arrives by pickle, as its results do: what the test has patched is as it was.
+    What ``fn`` reads of the test arrives by pickle, as its results do: what the test has patched is as it was, and
+    the environment is that of the first rank's start.
 
     Raises:
         AssertionError: a rank raised, died or outlived ``timeout_s``; the message carries its traceback.
@@ -132,7 +133,8 @@ def run_processes(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s
         lost = [r for r, path in enumerate(paths) if not path.exists()]
         if lost:
             r = lost[0]
-            stacks = Path(folder, f"rank{r}.stacks").read_text(encoding="utf-8", errors="replace")
+            told = Path(folder, f"rank{r}.stacks")
+            stacks = told.read_text(encoding="utf-8", errors="replace") if told.exists() else "none, it never began"
             raise AssertionError(
                 f"rank {r} left no result (exit code {ranks[r].exitcode}; hung ranks: {hung}); its stacks:\n{stacks}"
             )

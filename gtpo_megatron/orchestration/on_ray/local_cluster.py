@@ -39,12 +39,12 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
     Args:
         config: size of the cluster.
         temp_folder: private folder for sockets and logs.
-        deadline: by when Ray's processes must be up.
+        deadline: by when the raylet must be up; its GCS has Ray's own 30 s.
         options: further options of ``ray.init``.
 
     Raises:
-        RuntimeError: Ray's processes were not up by then or one of them has ended, or Ray says something else in an
-            exception without a class of its own.
+        RuntimeError: the raylet was not up by then or has ended, its GCS does not answer, or Ray says something else in
+            an exception without a class of its own.
     """
     token = secrets.token_hex(32)
     os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
@@ -85,6 +85,7 @@ def _waiting_for_its_raylet(deadline: Deadline) -> Iterator[None]:
     questions. A raylet ends itself if its agents, which import for long on a busy machine, are not up within 15 s.
     """
     from ray._private import services
+    from ray.exceptions import RaySystemError
 
     ask = services.get_node
 
@@ -92,7 +93,7 @@ def _waiting_for_its_raylet(deadline: Deadline) -> Iterator[None]:
         while True:
             try:
                 return ask(gcs_address, node_id)
-            except RuntimeError as error:
+            except (RuntimeError, RaySystemError) as error:  # the latter if the GCS does not answer
                 if not _has_raylet():
                     raise _NotUpError("its raylet has ended") from error
                 if not deadline.left_s:
