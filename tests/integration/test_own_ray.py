@@ -81,28 +81,30 @@ def test_a_raylet_that_has_ended_is_not_waited_for():
 
 
 TWICE = """
-import sys, threading, time
+import os, signal, sys, threading, time
 from pathlib import Path
 import psutil
 from tests.integration import own_ray
 
 def of_first_start():
-    found = []
+    names = {}
     for process in psutil.process_iter():
         try:
             if any("/2/ray/session_" in argument and sys.argv[1] in argument for argument in process.cmdline()):
-                found.append(process)
+                names[process.pid] = process.name()
         except psutil.Error:
             pass
-    return found
+    return names
 
 def strike():
-    while not any("agent.py" in " ".join(process.cmdline()) for process in (found := of_first_start())):
+    while True:
+        names = of_first_start()
+        if len(names) > 3 and "raylet" in names.values():  # GCS, raylet and some of its agents
+            break
         time.sleep(0.01)
-    for process in found:
-        if process.name() == "raylet":
-            process.kill()
-            struck.append(process.pid)
+    (raylet,) = (pid for pid, name in names.items() if name == "raylet")
+    os.kill(raylet, signal.SIGKILL)
+    struck.append(raylet)
 
 struck = []
 threading.Thread(target=strike, daemon=True).start()
