@@ -19,8 +19,8 @@ OURS = re.compile(r"^gtpo-megatron: \w+: .*$", re.MULTILINE)
 LINE_S = 60.0
 """By when a run must have said who died."""
 END_S = 150.0
-NOT_UP = "timed out during startup"
-"""In the line of a run whose Ray needed longer than Ray's own 30 s: a busy machine, and no fault of ours."""
+NOT_UP = "it did not start ("
+"""In the line of a run whose Ray did not come up: a busy machine, and no fault of ours."""
 MAX_STARTS = 3
 """Starts of a run that must come to its end."""
 GO_ON_STEPS = 2

@@ -9,6 +9,7 @@ from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
+from tests.chaos.campaign import NOT_UP
 
 
 @pytest.fixture
@@ -48,8 +49,9 @@ def test_a_ray_that_is_not_up_in_time_is_one_line(started, tmp_path, monkeypatch
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", times_out)
-    with pytest.raises(WorkerError, match=r"the Ray head of this run does not answer: it did not start .The .* load"):
+    with pytest.raises(WorkerError, match=r"the Ray head of this run does not answer: .*The .* load") as told:
         join_cluster(ClusterConfig(), deadline=Deadline(1.0), take_signals=lambda: None, temp_folder=tmp_path)
+    assert NOT_UP in str(told.value), "the chaos suite knows it by that"
 
 
 def test_an_error_of_another_class_is_not_taken_for_it(started, tmp_path, monkeypatch):
