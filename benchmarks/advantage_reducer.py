@@ -5,8 +5,7 @@
 Gloo ranks on this machine's cores, one thread each. A round runs both ways for every dealing; a speed-up is the median
 over rounds of the quotient within a round, in wall time between barriers. On fewer cores than ranks, or beside other
 programs, the quotient of the busiest rank's CPU times says what a core for each rank would give. Bytes are what one
-rank sends at most, beside the least that sums of the split groups need: ``2 (k - 1) / k`` times 8 bytes a position for
-``k`` holders. Maxima, which give each position its grid, are as much again.
+rank sends: ``2 (k - 1) / k`` times 8 bytes a position and side of each group for ``k`` ranks, of maxima and of sums.
 
 The driver's part of the credit stage (dealing, the groups that can teach, messages to and from the ranks) is timed too,
 for responses of 64 to 4,096 tokens: it sees a few numbers a response, so neither seconds nor bytes may grow with them.
@@ -154,20 +153,6 @@ def _rank_main(rank: int, options: Options, store: str, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
-def least_bytes(batch: Batch, rows: list[list[int]]) -> list[int]:
-    """What each rank must send at least for exact 8-byte sums of the split groups."""
-    owners = torch.empty(len(batch["rewards"]), dtype=torch.int64)
-    for rank, mine in enumerate(rows):
-        owners[mine] = rank
-    segment = 2 * batch["group_ids"] + (batch["rewards"] >= 0.5)
-    longest = torch.zeros(int(segment.max()) + 1, len(rows), dtype=torch.int64)
-    longest.view(-1).scatter_reduce_(0, segment * len(rows) + owners, batch["response_mask"].sum(1), "amax")
-    members = (longest > 0).sum(1)
-    widths = longest.topk(2, dim=1).values[:, 1]
-    per_member = 8 * 2 * (members - 1).clamp(min=0) * widths / members.clamp(min=1)
-    return [int(total) for total in (per_member[:, None] * (longest > 0)).sum(0)]
-
-
 def cpu_seconds(function: Callable[[], object]) -> float:
     """CPU time of one call."""
     start = time.process_time()
@@ -244,9 +229,8 @@ def main() -> None:
         reports = [pipe.recv() for pipe in pipes]
         for process in processes:
             process.join()
-    batch = make_batch(options.groups, options.group_size, options.max_tokens)
     result: dict[str, Any] = {"options": asdict(options), "results": {}}
-    for name, rows in dealings(options, batch["response_mask"].sum(1)).items():
+    for name in reports[0]:
         rounds = reports[0][name]["rounds"]
         for number, one in enumerate(rounds):
             for key in ("reducer_cpu_s", "gather_cpu_s"):
@@ -254,13 +238,11 @@ def main() -> None:
             one["cpu_speedup"] = one["gather_cpu_s"] / one["reducer_cpu_s"]
         medians = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
         sent = {kind: [report[name]["sent"][kind] for report in reports] for kind in reports[0][name]["sent"]}
-        result["results"][name] = {**medians, "sent_bytes": sent, "least_sum_bytes": least_bytes(batch, rows)}
+        result["results"][name] = {**medians, "sent_bytes": sent}
         print(
             f"{name:18s} reducer {medians['reducer_s']:7.3f} s, gather and scatter {medians['gather_s']:7.3f} s, "
             f"speed-up {medians['speedup']:5.2f}, in CPU time {medians['cpu_speedup']:5.2f}; ranks send, in bytes: "
-            f"{_listed(sent['all_to_all'])} of sums "
-            f"(least: {_listed(result['results'][name]['least_sum_bytes'])}), {_listed(sent['all_gather'])} of the "
-            f"table, {_listed(sent['all_reduce'])} of pools"
+            f"{_listed(sent['all_reduce'])} of maxima and sums, {_listed(sent['all_gather'])} of the table"
         )
     result["driver"] = driver_costs(options)
     for cost in result["driver"]:

@@ -35,12 +35,9 @@ SOURCE = [
         for name in (
             "gtpo",
             "grpo_s",
-            "relative",
-            "formulations",
+            "shaping",
             "standardise",
-            "comparison",
             "credit_batch",
-            "entropy_weights",
         )
     ),
     "distributed/advantage_reducer.py",

@@ -5,13 +5,12 @@ brought. So a run is deterministic, and ranks that are in different collectives 
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import GatheredRows, SharedRange
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 
 
@@ -79,7 +78,7 @@ class FakedReduction:
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank = world, rank
 
-    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> GatheredRows:
+    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:
         rows: Tensor | GTPOError
         try:
             rows = read_rows()
@@ -93,14 +92,13 @@ class FakedReduction:
                     return kind(f"data-parallel rank {rank}: {given}")
             if len({text for _, text in brought}) > 1:
                 return ConfigError("data-parallel ranks have different algorithm configurations")
-            tables = [given for given, _ in brought]
-            owners = torch.repeat_interleave(torch.tensor([len(table) for table in tables]))
-            return torch.cat(tables), owners
+            return [given for given, _ in brought]
 
         outcome = self.world.collective(self.rank, "gather_rows", (rows, signature), combine)
         if isinstance(outcome, GTPOError):
             raise outcome
-        return GatheredRows(table=outcome[0], owners=outcome[1], rank=self.rank)
+        first = sum(len(table) for table in outcome[: self.rank])
+        return torch.cat(outcome), slice(first, first + len(outcome[self.rank]))
 
     def gather_values(self, values: Tensor) -> Tensor:
         return self.world.collective(self.rank, "gather_values", values.clone(), torch.cat)
@@ -114,25 +112,3 @@ class FakedReduction:
         return self.world.collective(
             self.rank, f"sum of {len(values)}", values.clone(), lambda all_: torch.stack(all_).sum(0)
         ).clone()
-
-    def exchange(self, values: Tensor, ranges: Sequence[SharedRange], operation: Literal["max", "sum"]) -> Tensor:
-        parts = dict(
-            zip(
-                [shared.members for shared in ranges],
-                torch.split(values.clone(), [shared.size for shared in ranges]),
-                strict=True,
-            )
-        )
-        assert len(parts) == len(ranges), "the same members twice"
-
-        def combine(brought: list[dict[tuple[int, ...], Tensor]]) -> dict[tuple[int, ...], Tensor]:
-            totals = {}
-            for members in {members for one in brought for members in one}:
-                holders = [rank for rank, one in enumerate(brought) if members in one]
-                assert tuple(holders) == members, f"{members}: only {holders} take part"
-                stacked = torch.stack([brought[rank][members] for rank in members])
-                totals[members] = stacked.amax(0) if operation == "max" else stacked.sum(0)
-            return totals
-
-        totals = self.world.collective(self.rank, f"exchange {operation}", parts, combine)
-        return torch.cat([values[:0], *(totals[shared.members] for shared in ranges)])

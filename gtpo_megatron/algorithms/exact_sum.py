@@ -7,24 +7,17 @@ same bits. All sums of credit over tokens use this module; losses are floating-p
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import KeyReduction
+from gtpo_megatron.algorithms.batch.reduction import Reduction
 
 SUM_BITS = 62
 """Bits of the magnitude of a sum: int64 without the sign bit and one spare bit."""
 
 _PART = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Tokens per chunk: intermediate values fit the processor's cache and are small beside the batch."""
-
-_COARSE_BITS, _FINE_BITS = 20, 60
-"""Steps per 1 of the two integers that a value is split into."""
-
-_EXACT_PART = 1 << 13
-"""Values whose integers are added in 64 bits; their totals are added as Python's integers."""
 
 _FLOAT64_BIAS = 1023
 _FLOAT64_FRACTION_BITS = 52
@@ -67,7 +60,7 @@ def exact_sum(
     values: Tensor,
     key: Tensor,
     count: Tensor,
-    reduction: KeyReduction,
+    reduction: Reduction,
     *,
     term: Callable[[Tensor], Tensor] = torch.positive,
 ) -> ExactSum:
@@ -92,25 +85,6 @@ def exact_sum(
     for part, k in parts(values, key):
         units.scatter_add_(0, k, scale.index_select(0, k).mul_(term(part)).round_().to(torch.int64))
     return ExactSum(units=reduction.sum(units), scale=scale, count=count)
-
-
-def exact_total(values: Tensor) -> Fraction | float:
-    """The sum of values, each rounded to a multiple of 2^-60: totals of shards add up to the total of the whole.
-
-    Args:
-        values: ``[N]`` float64, magnitudes below ``2 ** 30``.
-
-    Returns:
-        The sum; NaN or an infinity as a float if there is one among the values. Communication: none.
-    """
-    if not bool(torch.isfinite(values).all()):
-        return float(values.sum())
-    coarse_total = fine_total = 0
-    for part in torch.split(values, _EXACT_PART):
-        coarse = (part * 2.0**_COARSE_BITS).round()
-        coarse_total += int(coarse.long().sum())
-        fine_total += int(((part - coarse / 2.0**_COARSE_BITS) * 2.0**_FINE_BITS).round().long().sum())
-    return Fraction(coarse_total, 1 << _COARSE_BITS) + Fraction(fine_total, 1 << _FINE_BITS)
 
 
 def combine_by_key_(

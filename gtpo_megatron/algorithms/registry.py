@@ -5,7 +5,7 @@ import sys
 from gtpo_megatron.algorithms.algorithm import Algorithm
 from gtpo_megatron.algorithms.credit.eapo import eapo_credit
 from gtpo_megatron.algorithms.credit.entropy_advantage import entropy_advantage_credit
-from gtpo_megatron.algorithms.credit.entropy_weights import check_weights
+from gtpo_megatron.algorithms.credit.entropy_checks import check_entropies
 from gtpo_megatron.algorithms.credit.group_relative import group_centred_credit, group_relative_credit
 from gtpo_megatron.algorithms.credit.grpo_s import grpo_s_credit
 from gtpo_megatron.algorithms.credit.gtpo import gtpo_credit
@@ -66,7 +66,7 @@ BUILT_IN: tuple[Algorithm, ...] = (
         loss=token_surrogate,
         denominator=_configured,
         takes_shaping_mask=True,
-        check=check_weights,
+        check=check_entropies,
     ),
     Algorithm(
         config=GRPOSConfig,
@@ -77,7 +77,7 @@ BUILT_IN: tuple[Algorithm, ...] = (
         denominator=_configured,
         metrics=response_clip_metrics,
         takes_shaping_mask=True,
-        check=check_weights,
+        check=check_entropies,
     ),
     Algorithm(
         config=GRPOConfig,

@@ -4,9 +4,9 @@ Responses are sharded over ranks by tokens, so a group may be split anywhere. Co
 
 1. two ``all_gather``: a header of a few integers per rank, then three numbers per response (label, length with outcome,
    reward). They give every rank all counts: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes;
-2. for GTPO, two ``all_to_all_single`` each for the largest weight and the sum of the weights at each position (of each
-   set, for the axis ``matrix``), only for split groups and between the ranks that hold them (a reduce-scatter and an
-   all-gather). Two more, of counts, with a shaping mask;
+2. for GTPO, one ``all_reduce`` of the largest entropy and one of the sum of the entropies, ``[2 x groups, positions]``
+   of O+ and O- of every group (``[2 x groups]`` for the axis ``matrix``, one number per response for ``response``):
+   8 MiB each at 128 groups of up to 4,096 tokens. With a shaping mask, one of counts before them;
 3. for GRPO-S, two ``all_gather``, of counts and of the mean entropy of each response; two more of its divergence, with
    a reference policy in the reward;
 4. ``all_reduce`` of a few numbers: lowest value, sums and sums of squares of the pools, and the diagnostics.
@@ -20,7 +20,7 @@ A rank with bad inputs reports an error code in its header, and all ranks raise 
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gtpo_megatron import algorithms
 from gtpo_megatron.algorithms import Credit, UpdateTensors
-from gtpo_megatron.algorithms.batch.reduction import GatheredRows, LocalReduction, Reduction, SharedRange
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 
@@ -49,10 +49,10 @@ class ProcessGroupReduction:
         self.dp_rank = dist.get_rank(dp_group)
         is_nccl = dist.get_backend(dp_group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
-        self.sent_bytes = {"all_gather": 0, "all_to_all": 0, "all_reduce": 0}
+        self.sent_bytes = {"all_gather": 0, "all_reduce": 0}
         """Bytes that this rank sent per kind of collective, for the cheapest implementation of each."""
 
-    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> GatheredRows:
+    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:
         """See ``Reduction``. Collectives: two ``all_gather``."""
         problem: GTPOError | None = None
         rows = torch.zeros(0, 1, dtype=torch.int64)
@@ -76,8 +76,9 @@ class ProcessGroupReduction:
         self._raise_alike(headers, parts, problem)
         width = int(headers[:, 2].max())
         counts = headers[:, 1] // width
-        owners = torch.repeat_interleave(torch.arange(self.size), counts)
-        return GatheredRows(table=torch.cat(parts).reshape(-1, width), owners=owners, rank=self.dp_rank)
+        first = int(counts[: self.dp_rank].sum())
+        mine = slice(first, first + int(counts[self.dp_rank]))
+        return torch.cat(parts).reshape(-1, width), mine
 
     def _raise_alike(self, headers: Tensor, parts: Sequence[Tensor], cause: GTPOError | None) -> None:
         for r, (code, *_) in enumerate(headers.tolist()):
@@ -97,39 +98,12 @@ class ProcessGroupReduction:
         gathered = self._all_gather(padded)
         return torch.cat([row[:count] for row, count in zip(gathered, counts, strict=True)])
 
-    def exchange(self, values: Tensor, ranges: Sequence[SharedRange], operation: Literal["max", "sum"]) -> Tensor:
-        """See ``Reduction``. Collectives: two ``all_to_all_single``.
-
-        Each member of a range owns an equal slice of it: partial values are sent to the owners, which combine them and
-        send totals back. Each of ``k`` members sends ``2 (k - 1) / k`` of the range, the minimum.
-        """
-        pieces = _owned_slices(ranges)
-        owned = [(a, b, members) for a, b, owner, members in pieces if owner == self.dp_rank]
-        to_owner = [[values[a:b] for a, b, owner, _ in pieces if owner == r] for r in range(self.size)]
-        sizes_in = [sum(b - a for a, b, members in owned if r in members) for r in range(self.size)]
-        totals: dict[int, Tensor] = {}
-        for r, received in enumerate(self._all_to_all(to_owner, sizes_in, values)):
-            parts = [(a, b - a) for a, b, members in owned if r in members]
-            for (a, _), part in zip(parts, torch.split(received, [size for _, size in parts]), strict=True):
-                if a not in totals:
-                    totals[a] = part
-                else:
-                    totals[a] = torch.maximum(totals[a], part) if operation == "max" else totals[a] + part
-        to_members = [[totals[a] for a, _, members in owned if r in members] for r in range(self.size)]
-        sizes_back = [sum(b - a for a, b, owner, _ in pieces if owner == r) for r in range(self.size)]
-        result = torch.empty_like(values)
-        for r, returned in enumerate(self._all_to_all(to_members, sizes_back, values)):
-            parts = [(a, b) for a, b, owner, _ in pieces if owner == r]
-            for (a, b), part in zip(parts, torch.split(returned, [b - a for a, b in parts]), strict=True):
-                result[a:b] = part
-        return result
-
     def sum(self, values: Tensor) -> Tensor:
-        """See ``KeyReduction``. Collectives: one ``all_reduce``."""
+        """See ``Reduction``. Collectives: one ``all_reduce``."""
         return self._all_reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Tensor) -> Tensor:
-        """See ``KeyReduction``. Collectives: one ``all_reduce``."""
+        """See ``Reduction``. Collectives: one ``all_reduce``."""
         return self._all_reduce(values, dist.ReduceOp.MAX)
 
     def _all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
@@ -148,29 +122,6 @@ class ProcessGroupReduction:
         self.sent_bytes["all_gather"] += (self.size - 1) * buffer.nbytes
         return torch.stack(parts).cpu()
 
-    def _all_to_all(
-        self, outgoing: Sequence[Sequence[Tensor]], sizes_in: Sequence[int], like: Tensor
-    ) -> tuple[Tensor, ...]:
-        sizes_out = [sum(len(piece) for piece in pieces) for pieces in outgoing]
-        send = torch.cat([like[:0], *(piece for pieces in outgoing for piece in pieces)]).to(self.device)
-        received = torch.empty(sum(sizes_in), dtype=like.dtype, device=self.device)
-        dist.all_to_all_single(received, send, list(sizes_in), sizes_out, group=self.dp_group)
-        self.sent_bytes["all_to_all"] += 8 * (len(send) - sizes_out[self.dp_rank])
-        parts: tuple[Tensor, ...] = torch.split(received.to(like.device), list(sizes_in))
-        return parts
-
-
-def _owned_slices(ranges: Sequence[SharedRange]) -> list[tuple[int, int, int, tuple[int, ...]]]:
-    """Start, end, owner and members of every slice, in order."""
-    slices, start = [], 0
-    for shared in ranges:
-        k = len(shared.members)
-        for i, owner in enumerate(shared.members):
-            first, last = start + shared.size * i // k, start + shared.size * (i + 1) // k
-            slices.append((first, last, owner, shared.members))
-        start += shared.size
-    return slices
-
 
 def _as_integers(text: str) -> Tensor:
     return torch.tensor([ord(character) for character in text], dtype=torch.int64)
@@ -185,71 +136,42 @@ def reduction_over(dp_group: dist.ProcessGroup | None) -> Reduction:
     return LocalReduction() if dp_group is None else ProcessGroupReduction(dp_group)
 
 
-def assign_credit(  # noqa: PLR0913 - tensors of the same rows
-    config: AlgorithmConfig,
-    *,
-    rewards: Tensor,
-    token_entropy: Tensor,
-    response_mask: Tensor,
-    group_ids: Tensor,
-    old_logprobs: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    shaping_mask: Tensor | None = None,
-    dp_group: dist.ProcessGroup | None = None,
-) -> Credit:
+def assign_credit(config: AlgorithmConfig, *, dp_group: dist.ProcessGroup | None = None, **tensors: Any) -> Credit:
     """This rank's rows of ``algorithms.assign_credit`` on the rows of all ranks of ``dp_group``, bit for bit.
 
     Every rank of the group must call it, with any number of responses (also 0) padded to any length. Collectives: see
     the module.
+
+    Args:
+        config: its type selects the algorithm.
+        dp_group: the ranks that the batch is sharded over; None: this process holds all responses.
+        tensors: ``rewards``, ``token_entropy``, ``response_mask``, ``group_ids`` and the others of
+            ``algorithms.assign_credit``, of this rank's rows.
 
     Raises:
         ShapeError: a shape or dtype does not fit, on this or another rank; raised on all.
         DataError: a value cannot be used, on this or another rank; raised on all.
         ConfigError: ranks have different configurations; raised on all.
     """
-    return algorithms.assign_credit(
-        config,
-        rewards=rewards,
-        token_entropy=token_entropy,
-        response_mask=response_mask,
-        group_ids=group_ids,
-        old_logprobs=old_logprobs,
-        ref_logprobs=ref_logprobs,
-        shaping_mask=shaping_mask,
-        reduction=reduction_over(dp_group),
-    )
+    return algorithms.assign_credit(config, **tensors, reduction=reduction_over(dp_group))
 
 
-def prepare_update(  # noqa: PLR0913 - tensors of the same rows
-    config: AlgorithmConfig,
-    *,
-    credit: Credit,
-    token_entropy: Tensor,
-    response_mask: Tensor,
-    group_ids: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    dp_group: dist.ProcessGroup | None = None,
+def prepare_update(
+    config: AlgorithmConfig, *, dp_group: dist.ProcessGroup | None = None, **tensors: Any
 ) -> UpdateTensors:
     """This rank's rows of ``algorithms.prepare_update`` on the rows of all ranks of ``dp_group``.
 
     Every rank of the group must call it. Collectives: two ``all_gather``; for Clip-Cov and KL-Cov four ``all_reduce``
     of a few numbers; for these and top-entropy three of 2,048 counts.
 
+    Args:
+        config: its type selects the algorithm.
+        dp_group: the ranks that the batch is sharded over; None: this process holds all responses.
+        tensors: those of ``algorithms.prepare_update``, of this rank's rows.
+
     Raises:
         ShapeError: see ``algorithms.prepare_update``; raised on all ranks.
         DataError: likewise.
         ConfigError: ranks have different configurations; raised on all.
     """
-    return algorithms.prepare_update(
-        config,
-        credit=credit,
-        token_entropy=token_entropy,
-        response_mask=response_mask,
-        group_ids=group_ids,
-        old_logprobs=old_logprobs,
-        rollout_logprobs=rollout_logprobs,
-        ref_logprobs=ref_logprobs,
-        reduction=reduction_over(dp_group),
-    )
+    return algorithms.prepare_update(config, **tensors, reduction=reduction_over(dp_group))

@@ -1,9 +1,10 @@
 """Figures of the difference between the trainer's and the sampler's log-probs of the same tokens."""
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.exact_sum import exact_total
 from gtpo_megatron.algorithms.losses.ratios import LOG_RATIO_LIMIT
 from gtpo_megatron.observability.histogram import Histogram
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
@@ -20,6 +21,13 @@ SCALED = f"{GAP}_scaled"
 
 LEAST_DOUBT = 1e-6
 """Of ``1 - pi`` of a token, below which a log-prob in float32 has no digits left."""
+
+
+_COARSE_BITS, _FINE_BITS = 20, 60
+"""Steps per 1 of the two integers that a value is split into."""
+
+_EXACT_PART = 1 << 13
+"""Values whose integers are added in 64 bits; their totals are added as Python's integers."""
 
 
 def gap_metrics(logprobs: Tensor, rollout_logprobs: Tensor) -> dict[str, Metric]:
@@ -53,3 +61,22 @@ def gap_metrics(logprobs: Tensor, rollout_logprobs: Tensor) -> dict[str, Metric]
         SCALED: Mean(total, exact_total(doubt.clamp(min=LEAST_DOUBT))),
         KL: Mean(exact_total(torch.expm1(bounded) - bounded), gap.numel()),
     }
+
+
+def exact_total(values: Tensor) -> Fraction | float:
+    """The sum of values, each rounded to a multiple of 2^-60: totals of shards add up to the total of the whole.
+
+    Args:
+        values: ``[N]`` float64, magnitudes below ``2 ** 30``.
+
+    Returns:
+        The sum; NaN or an infinity as a float if there is one among the values. Communication: none.
+    """
+    if not bool(torch.isfinite(values).all()):
+        return float(values.sum())
+    coarse_total = fine_total = 0
+    for part in torch.split(values, _EXACT_PART):
+        coarse = (part * 2.0**_COARSE_BITS).round()
+        coarse_total += int(coarse.long().sum())
+        fine_total += int(((part - coarse / 2.0**_COARSE_BITS) * 2.0**_FINE_BITS).round().long().sum())
+    return Fraction(coarse_total, 1 << _COARSE_BITS) + Fraction(fine_total, 1 << _FINE_BITS)

@@ -26,8 +26,7 @@ class ResponseTable:
         is_correct: ``[R]`` bool: the raw reward reaches the threshold and the response has tokens.
         lengths: ``[R]`` int64, the policy's own tokens.
         is_live: ``[R]`` bool: the response has tokens.
-        owners: ``[R]`` int64, the rank that holds the response.
-        rank: this process's rank.
+        mine: this rank's rows of the table.
     """
 
     group_index: Tensor
@@ -36,13 +35,7 @@ class ResponseTable:
     is_correct: Tensor
     lengths: Tensor
     is_live: Tensor
-    owners: Tensor
-    rank: int
-
-    @property
-    def mine(self) -> Tensor:
-        """``[B]`` int64: the table rows of this rank's responses, in their order."""
-        return torch.nonzero(self.owners == self.rank).flatten()
+    mine: slice
 
     @property
     def is_one_sided(self) -> Tensor:
@@ -55,8 +48,12 @@ class ResponseTable:
         """``[R]`` int64: the group of each response, or 0 for all if ``spans_batch``."""
         return torch.zeros_like(self.group_index) if spans_batch else self.group_index
 
-    def sets(self, *, spans_batch: bool) -> Tensor:
-        """``[R]`` int64: the set of each response; O+ of scope ``s`` is ``2 s + 1``, O- is ``2 s``."""
+    def num_scopes(self, *, spans_batch: bool) -> int:
+        """Number of scopes: the groups, or 1 if ``spans_batch``."""
+        return 1 if spans_batch else self.num_groups
+
+    def sides(self, *, spans_batch: bool) -> Tensor:
+        """``[R]`` int64: the side of each response; O+ of scope ``s`` is ``2 s + 1``, O- is ``2 s``."""
         return 2 * self.scope(spans_batch=spans_batch) + self.is_correct
 
 
@@ -86,8 +83,8 @@ def gather_table(
         bits = rewards.to(torch.float64).cpu().contiguous().view(torch.int64)
         return torch.stack((group_ids.to(torch.int64).cpu(), 2 * lengths.cpu() + outcome, bits), dim=1)
 
-    gathered = reduction.gather_rows(encode, signature)
-    labels, coded, bits = gathered.table.reshape(-1, _NUM_COLUMNS).unbind(1)
+    rows, mine = reduction.gather_rows(encode, signature)
+    labels, coded, bits = rows.reshape(-1, _NUM_COLUMNS).unbind(1)
     distinct, group_index = torch.unique(labels, return_inverse=True)
     lengths = coded // 2
     return ResponseTable(
@@ -97,6 +94,5 @@ def gather_table(
         is_correct=(coded % 2 == 1) & (lengths > 0),
         lengths=lengths,
         is_live=lengths > 0,
-        owners=gathered.owners,
-        rank=gathered.rank,
+        mine=mine,
     )

@@ -28,7 +28,7 @@ def shuffle_within_sets(table: ResponseTable, values: Tensor, seed: int, *, span
             equal length are ordered by their place in the table.
         spans_batch: the scope is the batch instead of the group.
     """
-    sets = table.sets(spans_batch=spans_batch)[table.is_live]
+    sets = table.sides(spans_batch=spans_batch)[table.is_live]
     lengths = table.lengths[table.is_live]
     # a canonical order first, so that the ranks' order of responses does not matter
     order = torch.argsort(lengths, stable=True)

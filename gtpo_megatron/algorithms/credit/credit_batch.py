@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import KeyReduction, LocalReduction, Reduction
+from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
 from gtpo_megatron.algorithms.batch.response_table import ResponseTable
 from gtpo_megatron.algorithms.batch.tokens import Tokens
 from gtpo_megatron.algorithms.exact_sum import exact_sum
@@ -32,8 +32,8 @@ class TokenInputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
-    """Weights relative to their peers' mean, for the metrics.
+class EntropyWeights:
+    """``x`` and ``y`` of tokens or of responses, for the metrics.
 
     Attributes:
         values: ``[M]`` float64, of tokens or of responses.
@@ -45,7 +45,7 @@ class Shares:
     values: Tensor
     is_correct: Tensor
     is_lone: Tensor
-    reduction: KeyReduction
+    reduction: Reduction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +55,12 @@ class TokenCredit:
     Attributes:
         shaped_rewards: ``[N]`` float64.
         advantages: ``[N]`` float64.
-        shares: what shaped the rewards, if anything did.
+        weights: what shaped the rewards, if anything did.
     """
 
     shaped_rewards: Tensor
     advantages: Tensor
-    shares: Shares | None = None
+    weights: EntropyWeights | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,16 +104,16 @@ class CreditBatch(TokenInputs):
         mean = exact_sum(values, group, size, LocalReduction()).mean
         return size[group].to(torch.float64), mean[group]
 
-    def of_responses(self, reward: Tensor, advantage: Tensor, shares: Shares | None = None) -> TokenCredit:
+    def of_responses(self, reward: Tensor, advantage: Tensor, weights: EntropyWeights | None = None) -> TokenCredit:
         """Credit of responses, repeated on their tokens.
 
         Args:
             reward: ``[L]`` float64, one per response with tokens, in the table's order.
             advantage: ``[L]`` float64.
-            shares: what shaped the rewards, if anything did.
+            weights: what shaped the rewards, if anything did.
         """
         everyone = torch.zeros(2, len(self.table.lengths), dtype=torch.float64)
         everyone[:, self.table.is_live] = torch.stack((reward, advantage))
         return TokenCredit(
-            shaped_rewards=self.on_tokens(everyone[0]), advantages=self.on_tokens(everyone[1]), shares=shares
+            shaped_rewards=self.on_tokens(everyone[0]), advantages=self.on_tokens(everyone[1]), weights=weights
         )

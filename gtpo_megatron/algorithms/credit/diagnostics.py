@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import KeyReduction
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
+from gtpo_megatron.algorithms.batch.reduction import Reduction
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, EntropyWeights, TokenCredit
 from gtpo_megatron.algorithms.exact_sum import exact_sum
 
 
@@ -42,19 +42,19 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
         "one_sided_groups_frac": (int((table.is_one_sided & live_groups).sum()), int(live_groups.sum())),
     }
     metrics = {f"credit/{name}": total / count for name, (total, count) in ratios.items() if count}
-    return metrics if credit.shares is None else metrics | _share_metrics(credit.shares)
+    return metrics if credit.weights is None else metrics | _weight_metrics(credit.weights)
 
 
-def _share_metrics(shares: Shares) -> dict[str, float]:
-    sides = _Sides(shares.is_correct, shares.reduction)
-    totals, squares = sides.sum(shares.values), sides.sum(shares.values, term=torch.square)
+def _weight_metrics(weights: EntropyWeights) -> dict[str, float]:
+    sides = _Sides(weights.is_correct, weights.reduction)
+    totals, squares = sides.sum(weights.values), sides.sum(weights.values, term=torch.square)
     metrics = {
         f"credit/effective_frac_{name}": total * total / (size * square)
         for name, size, total, square in zip(("incorrect", "correct"), sides.sizes, totals, squares, strict=True)
         if size
     }
     if sides.sizes[1]:
-        metrics["credit/singleton_position_frac"] = sides.count(shares.is_lone)[1] / sides.sizes[1]
+        metrics["credit/singleton_position_frac"] = sides.count(weights.is_lone)[1] / sides.sizes[1]
     return metrics
 
 
@@ -67,7 +67,7 @@ class _Sides:
             and a ``sum`` for ``sum``.
     """
 
-    def __init__(self, is_correct: Tensor, reduction: KeyReduction) -> None:
+    def __init__(self, is_correct: Tensor, reduction: Reduction) -> None:
         self.is_correct, self.reduction = is_correct, reduction
         self.sizes = self.count(torch.ones_like(is_correct))
 

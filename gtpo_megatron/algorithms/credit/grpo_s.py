@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.batch.response_table import ResponseTable
 from gtpo_megatron.algorithms.credit import controls
-from gtpo_megatron.algorithms.credit.comparison import Comparison
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
-from gtpo_megatron.algorithms.credit.entropy_weights import (
-    LEAST_WEIGHT,
-    clipped_and_floored,
-    shaping_weights,
-    takes_inverses,
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, EntropyWeights, TokenCredit
+from gtpo_megatron.algorithms.credit.entropy_checks import takes_inverses
+from gtpo_megatron.algorithms.credit.shaping import (
+    LEAST_ENTROPY,
+    SINGLE_POOL,
+    relative_weight,
+    shaped_reward,
+    shaping_entropy,
 )
-from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
-from gtpo_megatron.algorithms.credit.relative import relative_weight
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
 from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
 from gtpo_megatron.config.algorithm import GRPOSConfig
@@ -49,16 +47,21 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
     is_correct = table.is_correct[table.is_live]  # O+
     _check_invertible(config, mean_entropy, is_correct)
 
-    weight = torch.where(is_correct, mean_entropy, 1.0 / mean_entropy)
-    peers = _peers(table, spans_batch=config.entropy_scope == "batch")
-    share = relative_weight(  # X on O+, Y on O-
-        weight, peers, config.entropy_mean, compared=None, reduction=LocalReduction()
+    side = table.sides(spans_batch=config.entropy_scope == "batch")[table.is_live]  # O+ or O- of its group
+    count = torch.bincount(side, minlength=2 * table.num_groups)  # n, m
+    weight = relative_weight(  # X on O+, Y on O-
+        torch.where(is_correct, mean_entropy, 1.0 / mean_entropy),
+        side,
+        count,
+        config.entropy_mean,
+        compared=None,
+        reduction=LocalReduction(),
     )
     if config.shaped_sides != "both":
-        share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
+        weight = torch.where(is_correct == (config.shaped_sides == "positive"), weight, 1.0)
 
     reward = shaped_reward(  # r+ and r- [I 8; S 5, 17]
-        config.formulation, is_correct, share, base=config.beta1, bonus=config.beta2, kappa=config.kappa
+        config.formulation, is_correct, weight, base=config.beta1, bonus=config.beta2, kappa=config.kappa
     )
     reward += batch.penalties[table.is_live]  # R(i) [S 11; I App. D]
 
@@ -77,14 +80,15 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
         eps=config.std_eps,
         reduction=LocalReduction(),
     )
-    is_lone = (peers.count == 1)[peers.key]
-    shares = Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=LocalReduction())
-    return batch.of_responses(reward, advantage, shares)
+    weights = EntropyWeights(
+        values=weight, is_correct=is_correct, is_lone=(count == 1)[side], reduction=LocalReduction()
+    )
+    return batch.of_responses(reward, advantage, weights)
 
 
 def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
     """``Hs`` of this rank's responses [S 5; I 8], or ``exp((1/|o|) sum_t log H)`` [I App. C], ``[B]`` float64."""
-    tokens, entropy = batch.tokens, clipped_and_floored(shaping_weights(config, batch), config)
+    tokens, entropy = batch.tokens, shaping_entropy(config, batch)
     count = tokens.counts(None)
     value = significant(entropy.log() if config.sequence_entropy_mean == "geometric" else entropy)
     if batch.compared is not None:
@@ -96,13 +100,6 @@ def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
     return mean.exp() if config.sequence_entropy_mean == "geometric" else mean
 
 
-def _peers(table: ResponseTable, *, spans_batch: bool) -> Comparison:
-    """Compares each response with its set, O+ or O-; ``count`` is ``n`` and ``m``."""
-    key = table.sets(spans_batch=spans_batch)[table.is_live]
-    num_sets = 2 if spans_batch else 2 * table.num_groups
-    return Comparison(key=key, count=torch.bincount(key, minlength=num_sets), reduction=LocalReduction())
-
-
 def _check_invertible(config: GRPOSConfig, mean_entropy: Tensor, is_correct: Tensor) -> None:
     """Checks that ``1/Hs`` exists. Every rank holds all responses, so all ranks raise.
 
@@ -112,7 +109,7 @@ def _check_invertible(config: GRPOSConfig, mean_entropy: Tensor, is_correct: Ten
     if (
         config.entropy_floor == 0
         and takes_inverses(config)
-        and bool(((mean_entropy < 2 * LEAST_WEIGHT) & ~is_correct).any())
+        and bool(((mean_entropy < 2 * LEAST_ENTROPY) & ~is_correct).any())
     ):
         raise DataError(
             "token_entropy: an incorrect response has only zero entropies with entropy_floor=0: the inverse of their "

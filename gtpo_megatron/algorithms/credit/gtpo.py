@@ -6,11 +6,8 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit.comparison import compare
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, Shares, TokenCredit
-from gtpo_megatron.algorithms.credit.entropy_weights import clipped_and_floored, shaping_weights
-from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL, shaped_reward
-from gtpo_megatron.algorithms.credit.relative import relative_weight
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, EntropyWeights, TokenCredit
+from gtpo_megatron.algorithms.credit.shaping import SINGLE_POOL, relative_weight, shaped_reward, shaping_entropy
 from gtpo_megatron.algorithms.credit.standardise import pools, standardise
 from gtpo_megatron.algorithms.exact_sum import combine_by_key_
 from gtpo_megatron.config.algorithm import GTPOConfig
@@ -26,24 +23,32 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     - ``r+ = alpha1 + alpha2 x`` [I 3], ``r- = -alpha1 - alpha2 y`` [I 4];
     - ``A+ = (r+ - mean(R+)) / std(R+)`` [I 5], ``A- = (r- - mean(R-)) / std(R-)`` [I 6].
 
-    Collectives: those of ``exact_sum``, for the groups that several ranks hold and for the pools.
+    Collectives: those of ``relative_weight`` and of ``standardise``; one ``sum`` more with a shaping mask.
     """
-    shares = _shares(config, batch)  # x on O+, y on O-
+    table = batch.table
+    is_correct = batch.on_tokens(table.is_correct)  # O+
+    key, count = compared_tokens(config, batch)  # count: d_t on O+, h_t on O-
+    entropy = shaping_entropy(config, batch)  # H
+    weight = relative_weight(  # x on O+, y on O-
+        torch.where(is_correct, entropy, 1.0 / entropy),
+        key,
+        count,
+        config.entropy_mean,
+        compared=batch.compared,
+        reduction=batch.reduction,
+    )
+    if config.shaped_sides != "both":
+        weight = torch.where(is_correct == (config.shaped_sides == "positive"), weight, 1.0)
 
     reward = shaped_reward(  # r+ [I 3; S 2, 11, 13] and r- [I 4; S 13]
-        config.formulation,
-        shares.is_correct,
-        shares.values,
-        base=config.alpha1,
-        bonus=config.alpha2,
-        kappa=config.kappa,
+        config.formulation, is_correct, weight, base=config.alpha1, bonus=config.alpha2, kappa=config.kappa
     )
-    penalties = batch.penalties[batch.table.mine].to(reward.device)
+    penalties = batch.penalties[table.mine].to(reward.device)
     combine_by_key_(reward, Tensor.add_, penalties, batch.tokens.row)  # R(i) [S 11; I App. D]
 
     pooled = pools(  # R+, R-, without one-sided groups
-        batch.table,
-        batch.table.lengths,
+        table,
+        table.lengths,
         "combined" if config.formulation in SINGLE_POOL else config.advantage_pool,
         spans_batch=config.advantage_scope == "batch",
         takes_part=batch.takes_part(config.one_sided_groups),
@@ -56,28 +61,40 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
         eps=config.std_eps,
         reduction=batch.reduction,
     )
-    return TokenCredit(shaped_rewards=reward, advantages=advantage, shares=shares)
-
-
-def _shares(config: GTPOConfig, batch: CreditBatch) -> Shares:
-    """``x`` of the tokens of O+, ``y`` of those of O-; ``t`` counts the policy's own tokens."""
-    is_correct = batch.on_tokens(batch.table.is_correct)  # O+
-    peers = compare(  # key: (O+ or O- of the group, t); count: d_t, h_t
-        batch.tokens,
-        batch.table,
-        config.entropy_axis,
-        spans_batch=config.entropy_scope == "batch",
-        compared=batch.compared,
-        reduction=batch.reduction,
-    )
-    weight = clipped_and_floored(shaping_weights(config, batch), config)  # H
-    weight = torch.where(is_correct, weight, 1.0 / weight)  # H on O+, 1/H on O-
-    # the weight relative to the mean of its peers: / sum * d_t
-    share = relative_weight(weight, peers, config.entropy_mean, compared=batch.compared, reduction=batch.reduction)
-    if config.shaped_sides != "both":
-        share = torch.where(is_correct == (config.shaped_sides == "positive"), share, 1.0)
-
-    is_lone = (peers.count == 1).index_select(0, peers.key)
+    is_lone = (count == 1).index_select(0, key)
     if batch.compared is not None:
         is_lone &= batch.compared
-    return Shares(values=share, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
+    weights = EntropyWeights(values=weight, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
+    return TokenCredit(shaped_rewards=reward, advantages=advantage, weights=weights)
+
+
+def compared_tokens(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
+    """Keys of this rank's tokens, equal for tokens that are compared, and how many tokens have each key.
+
+    A token is compared within its *side*, O+ or O- of its group (or of the batch), along one axis [S sec. 5]: with the
+    tokens at the same ``t`` (``position``, the equations of the paper), with all tokens of its response (``response``)
+    or with all tokens of its side (``matrix``). ``t`` counts the policy's own tokens.
+
+    Returns:
+        ``[N]`` integers in [0, K), and ``[K]`` int64 over all ranks, the same on every rank. ``K`` is sides times the
+        batch's longest response for ``position``: 8 MiB a number at 128 groups of up to 4,096 tokens.
+    """
+    table, tokens = batch.table, batch.tokens
+    spans_batch = config.entropy_scope == "batch"
+    side, num_sides = table.sides(spans_batch=spans_batch), 2 * table.num_scopes(spans_batch=spans_batch)
+    match config.entropy_axis:
+        case "position":
+            longest = int(table.lengths.max()) if len(table.lengths) else 0
+            key = tokens.numbered_from(longest * side[table.mine])
+            last = torch.zeros(num_sides * longest, dtype=torch.int64)
+            last += torch.bincount((longest * side + table.lengths - 1)[table.is_live], minlength=len(last))
+            # a response is there at t if its last token is at t or later
+            count = last.view(num_sides, longest).flip(1).cumsum(1).flip(1).flatten()
+        case "response":
+            key, count = tokens.row + table.mine.start, table.lengths
+        case "matrix":
+            key = tokens.spread(side[table.mine])
+            count = torch.zeros(num_sides, dtype=torch.int64).index_add_(0, side, table.lengths)
+    if batch.compared is None:
+        return key, count.to(key.device)
+    return key, batch.reduction.sum(torch.bincount(key[batch.compared], minlength=len(count)))

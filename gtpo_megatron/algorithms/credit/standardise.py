@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import KeyReduction
+from gtpo_megatron.algorithms.batch.reduction import Reduction
 from gtpo_megatron.algorithms.batch.response_table import ResponseTable
 from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, parts
 
@@ -47,7 +47,7 @@ def pools(
         takes_part: ``[R]`` bool; other responses are in no pool.
     """
     scope = table.scope(spans_batch=spans_batch)
-    num_pools = 1 if spans_batch else table.num_groups
+    num_pools = table.num_scopes(spans_batch=spans_batch)
     if kind != "combined":
         scope, num_pools = 2 * scope + table.is_correct, 2 * num_pools
     index = torch.where(takes_part, scope, num_pools)
@@ -65,7 +65,7 @@ def standardise(
     *,
     ddof: int,
     eps: float,
-    reduction: KeyReduction,
+    reduction: Reduction,
     divides_by_std: bool = True,
 ) -> Tensor:
     """``A = (r - mean(pool)) / (std(pool) + eps)``; 0 in a pool of equal values or of at most ``ddof`` values.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import KeyReduction
+from gtpo_megatron.algorithms.batch.reduction import Reduction
 from gtpo_megatron.algorithms.batch.tokens import Tokens
 
 _BITS = 11
@@ -36,7 +36,7 @@ class SelectionBatch:
     old_logprobs: Tensor
     advantages: Tensor
     num_tokens: int
-    reduction: KeyReduction
+    reduction: Reduction
 
     def part(self, fraction: float) -> int:
         """``fraction`` of the number of tokens, rounded down, at least 1; 0 only if the fraction is 0."""
@@ -49,7 +49,7 @@ def ordered_integers(values: Tensor) -> Tensor:
     return torch.where(bits >= 0, bits + (1 << 31), -1 - (bits + (1 << 31)) + (1 << 31))
 
 
-def largest(keys: Tensor, candidates: Tensor, count: int, reduction: KeyReduction) -> Tensor:
+def largest(keys: Tensor, candidates: Tensor, count: int, reduction: Reduction) -> Tensor:
     """Selects the ``count`` candidates with the largest keys over all ranks, and ties with the last one.
 
     Args:

@@ -42,11 +42,11 @@ def test_penalties_are_added_to_every_token() -> None:
 
 
 def test_a_lone_token_is_one_that_is_compared_with_itself_alone() -> None:
-    shares = gtpo_credit(GTPOConfig(), batch()).shares
-    assert shares is not None
-    assert shares.is_lone.tolist() == [False, False, True, False, False, False, True, True, False]
+    weights = gtpo_credit(GTPOConfig(), batch()).weights
+    assert weights is not None
+    assert weights.is_lone.tolist() == [False, False, True, False, False, False, True, True, False]
     kept = torch.tensor([True] * 3 + [False] * 2 + [True] * 4)
-    masked = gtpo_credit(GTPOConfig(), batch(compared=kept)).shares
+    masked = gtpo_credit(GTPOConfig(), batch(compared=kept)).weights
     assert masked is not None
     assert masked.is_lone.tolist() == [True, True, True, False, False, False, True, True, False]
     assert masked.values[3:5].tolist() == [1.0, 1.0]  # left out: neutral, but compared with nothing

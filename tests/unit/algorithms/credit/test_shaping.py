@@ -1,4 +1,4 @@
-"""Shares by hand, and of entropies that span many orders of magnitude against exact fractions."""
+"""Rewards shaped by entropy: ``H``, weights by hand and against exact fractions, and the table of formulations."""
 
 import math
 from fractions import Fraction
@@ -9,25 +9,55 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.relative import LARGEST_SHARE, relative_weight
+from gtpo_megatron.algorithms.credit.controls import shuffle_within_responses
+from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
+from gtpo_megatron.algorithms.credit.shaping import (
+    LARGEST_WEIGHT,
+    LEAST_ENTROPY,
+    relative_weight,
+    shaped_reward,
+    shaping_entropy,
+    unbounded_entropy,
+)
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError
 from tests.faked_ranks import World
 from tests.strategies import Batch
-from tests.unit.algorithms.parts import column, comparison_of
+from tests.unit.algorithms.parts import column, tokens_of
 
 FLOAT32 = 2.0**-24
 """Relative rounding of float32 rewards."""
 BONUS_ALONE = {"alpha1": 0.0, "alpha2": 1.0}
-"""With these, v6's rewards are the shares: ``x`` on O+, ``-y`` on O-."""
+"""With these, v6's rewards are the weights: ``x`` on O+, ``-y`` on O-."""
+INPUTS = TokenInputs(tokens=tokens_of([2, 1, 0]), entropy=column(1.0, 3.0, 0.0), old_logprobs=column(-2.0, -7.0, -1.0))
 
 
+# -------------------------------------------------------------------------------------------------------------------- H
+def test_what_takes_the_place_of_entropy() -> None:
+    assert unbounded_entropy(GTPOConfig(), INPUTS) is INPUTS.entropy
+    assert unbounded_entropy(GTPOConfig(weight_source="uniform"), INPUTS).tolist() == [1.0, 1.0, 1.0]
+    assert unbounded_entropy(GTPOConfig(weight_source="surprisal"), INPUTS).tolist() == [2.0, 7.0, 1.0]
+    shuffled = unbounded_entropy(GTPOConfig(weight_source="shuffled", weight_seed=3), INPUTS)
+    assert torch.equal(shuffled, shuffle_within_responses(INPUTS.entropy, INPUTS.tokens, 3))
+    # GRPO-S shuffles whole responses
+    assert unbounded_entropy(GRPOSConfig(weight_source="shuffled"), INPUTS) is INPUTS.entropy
+
+
+def test_clip_first_then_the_floor() -> None:
+    config = GTPOConfig(entropy_floor=0.5, entropy_clip=(0.25, 2.0))
+    assert shaping_entropy(config, INPUTS).tolist() == [1.5, 2.5, 0.75]
+    zero = TokenInputs(tokens=tokens_of([2]), entropy=column(0.0, 1.0))
+    assert shaping_entropy(GTPOConfig(entropy_floor=0.0), zero).tolist() == [LEAST_ENTROPY, 1.0]
+    assert INPUTS.entropy.tolist() == [1.0, 3.0, 0.0]
+
+
+# -------------------------------------------------------------------------------------------------------------- x and y
 def relative(weights: list[float], key: list[int], mean: str, compared: list[bool] | None = None) -> list[float]:
     mask = None if compared is None else torch.tensor(compared)
-    peers = comparison_of(key)
-    if mask is not None:
-        peers.count.zero_().index_add_(0, peers.key, mask.long())
-    return relative_weight(column(*weights), peers, mean, compared=mask, reduction=LocalReduction()).tolist()
+    keys = torch.tensor(key, dtype=torch.int64)
+    count = torch.bincount(keys if mask is None else keys[mask], minlength=max(key, default=-1) + 1)
+    found = relative_weight(column(*weights), keys, count, mean, compared=mask, reduction=LocalReduction())
+    return found.tolist()
 
 
 def test_by_hand() -> None:
@@ -44,16 +74,17 @@ def test_tokens_that_are_not_compared_have_one_and_are_in_no_mean() -> None:
 
 
 @pytest.mark.parametrize("exponent", [0, 8, 25])
-def test_the_mean_share_of_a_comparison_is_one(exponent: int) -> None:
+def test_the_mean_weight_of_a_comparison_is_one(exponent: int) -> None:
     generator = torch.Generator().manual_seed(exponent)
     weight = 10 ** (2 * exponent * torch.rand(5000, dtype=torch.float64, generator=generator) - exponent)
-    peers = comparison_of(torch.randint(0, 40, (5000,), generator=generator).tolist(), 40)
+    key = torch.randint(0, 40, (5000,), generator=generator)
+    count = torch.bincount(key, minlength=40)
     for mean in ("arithmetic", "geometric"):
-        share = relative_weight(weight, peers, mean, compared=None, reduction=LocalReduction())
-        share = share if mean == "arithmetic" else share.log()
-        total = torch.zeros(40, dtype=torch.float64).index_add_(0, peers.key, share)
+        weight = relative_weight(weight, key, count, mean, compared=None, reduction=LocalReduction())
+        weight = weight if mean == "arithmetic" else weight.log()
+        total = torch.zeros(40, dtype=torch.float64).index_add_(0, key, weight)
         wanted = torch.full_like(total, 1.0 if mean == "arithmetic" else 0.0)
-        torch.testing.assert_close(total / peers.count, wanted, rtol=0, atol=1e-12 if mean == "arithmetic" else 1e-7)
+        torch.testing.assert_close(total / count, wanted, rtol=0, atol=1e-12 if mean == "arithmetic" else 1e-7)
 
 
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
@@ -76,14 +107,14 @@ def wide_batch(seed: int, *, group_size: int, max_tokens: int, smallest: float, 
     return Batch(rows, rewards, [i // group_size for i in range(len(rows))])
 
 
-def shares_of(batch: Batch, config: GTPOConfig, shaping_mask: Tensor | None = None) -> Tensor:
+def weights_of(batch: Batch, config: GTPOConfig, shaping_mask: Tensor | None = None) -> Tensor:
     """``x`` and ``y``, ``[B, T]`` float64."""
     arguments = batch.arguments()
     shaped = assign_credit(config, **arguments, shaping_mask=shaping_mask).shaped_rewards.double()
     return torch.where(arguments["rewards"][:, None] > 0.5, shaped, -shaped)
 
 
-def exact_shares(batch: Batch, config: GTPOConfig) -> Tensor:
+def exact_weights(batch: Batch, config: GTPOConfig) -> Tensor:
     """In rational numbers."""
     entropies = batch.arguments()["token_entropy"].tolist()
     lengths, rewards, groups = batch.lengths.tolist(), batch.rewards, batch.groups
@@ -118,36 +149,36 @@ def exact_shares(batch: Batch, config: GTPOConfig) -> Tensor:
     ("floor", "smallest", "largest"),
     [(1e-8, 1e-6, 12.0), (1e-12, 1e-10, 12.0), (1e-20, 1e-20, 12.0), (1e-30, 1e-25, 1e30), (1e-45, 1e-38, 1e38)],
 )
-def test_shares_are_right_whatever_the_range(
+def test_weights_are_right_whatever_the_range(
     axis: str, scope: str, floor: float, smallest: float, largest: float
 ) -> None:
     batch = wide_batch(1, group_size=9, max_tokens=40, smallest=smallest, largest=largest)
     config = GTPOConfig(entropy_axis=axis, entropy_scope=scope, entropy_floor=floor, **BONUS_ALONE)
-    wanted = exact_shares(batch, config)
-    error = (shares_of(batch, config) - wanted).abs() / wanted.clamp(min=1e-37)
+    wanted = exact_weights(batch, config)
+    error = (weights_of(batch, config) - wanted).abs() / wanted.clamp(min=1e-37)
     assert float(error[batch_mask(batch)].max()) < 2 * FLOAT32
 
 
 def test_a_long_matrix_keeps_its_digits() -> None:
     """16 x 1,024 tokens at a floor of 1e-12."""
     batch = wide_batch(2, group_size=16, max_tokens=1024, smallest=1e-9, largest=8.0)
-    shares = shares_of(batch, GTPOConfig(entropy_axis="matrix", entropy_floor=1e-12, **BONUS_ALONE))
+    found_weights = weights_of(batch, GTPOConfig(entropy_axis="matrix", entropy_floor=1e-12, **BONUS_ALONE))
     arguments = batch.arguments()
     raised = arguments["token_entropy"].double() + 1e-12
     for group in (0, 1):
         for is_correct in (True, False):
             rows = (arguments["group_ids"] == group) & ((arguments["rewards"] > 0.5) == is_correct)
             of_set = raised[rows][arguments["response_mask"][rows]]
-            weights = of_set if is_correct else 1 / of_set
-            wanted = weights / math.fsum(weights.tolist()) * len(weights)
-            found = shares[rows][arguments["response_mask"][rows]]
+            entropies = of_set if is_correct else 1 / of_set
+            wanted = entropies / math.fsum(entropies.tolist()) * len(entropies)
+            found = found_weights[rows][arguments["response_mask"][rows]]
             assert float(((found - wanted).abs() / wanted).max()) < 2 * FLOAT32
 
 
 def test_one_extreme_token_ruins_no_other_position() -> None:
     tiny = Batch([[1e-20, 0.5], [1.0, 2.0]], [0, 0], [0, 0])
-    shares = shares_of(tiny, GTPOConfig(entropy_floor=0.0, **BONUS_ALONE))
-    torch.testing.assert_close(shares.float(), torch.tensor([[2.0, 1.6], [2e-20, 0.4]]), rtol=1e-6, atol=0)
+    weights = weights_of(tiny, GTPOConfig(entropy_floor=0.0, **BONUS_ALONE))
+    torch.testing.assert_close(weights.float(), torch.tensor([[2.0, 1.6], [2e-20, 0.4]]), rtol=1e-6, atol=0)
     huge = Batch([[1e30, 0.5], [1.0, 2.0], [1.0, 1.0]], [1, 1, 0], [0] * 3)
     config = GTPOConfig(formulation="v1", entropy_floor=0.0)
     shaped = assign_credit(config, **huge.arguments()).shaped_rewards
@@ -160,14 +191,14 @@ def batch_mask(batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("floor", [1e-8, 1e-16, 1e-30, 0.0])
 @pytest.mark.parametrize("axis", ["position", "matrix", "response"])
-def test_lone_tokens_and_columns_of_zeros_have_share_one(axis: str, floor: float) -> None:
+def test_lone_tokens_and_columns_of_zeros_have_weight_one(axis: str, floor: float) -> None:
     batch = Batch([[0.3], [7.0, 1e-9]], [0, 1], [0, 1])
     if axis == "position":
-        shares = shares_of(batch, GTPOConfig(entropy_floor=floor, **BONUS_ALONE))
-        assert torch.equal(shares[batch_mask(batch)], torch.ones(3, dtype=torch.float64))
+        weights = weights_of(batch, GTPOConfig(entropy_floor=floor, **BONUS_ALONE))
+        assert torch.equal(weights[batch_mask(batch)], torch.ones(3, dtype=torch.float64))
     zeros = Batch([[0.0, 0.0], [0.0, 0.0], [0.0]], [1, 1, 1], [0, 0, 0])
-    shares = shares_of(zeros, GTPOConfig(entropy_axis=axis, entropy_floor=floor, **BONUS_ALONE))
-    assert torch.equal(shares[batch_mask(zeros)], torch.ones(5, dtype=torch.float64))
+    weights = weights_of(zeros, GTPOConfig(entropy_axis=axis, entropy_floor=floor, **BONUS_ALONE))
+    assert torch.equal(weights[batch_mask(zeros)], torch.ones(5, dtype=torch.float64))
     config = GTPOConfig(entropy_axis=axis, entropy_floor=floor, advantage_pool="per_set", one_sided_groups="keep")
     assert not assign_credit(config, **zeros.arguments()).advantages.any()  # a constant pool
 
@@ -183,12 +214,12 @@ def test_zeros_of_wrong_responses_matter_only_where_they_are_inverted() -> None:
 def test_narrow_pools_keep_their_digits() -> None:
     """Entropies within 1e-4 of each other: the advantages of ``per_set`` see nothing but the difference.
 
-    Weights have 32 significant bits, so shares are good to 1.2e-10, of a std of 3e-5 that is 4e-6.
+    Weights have 32 significant bits, so weights are good to 1.2e-10, of a std of 3e-5 that is 4e-6.
     """
     generator = torch.Generator().manual_seed(0)
     rows = (1 + 1e-4 * torch.rand(8, 50, generator=generator)).tolist()
     batch = Batch(rows, [1.0] * 4 + [0.0] * 4, [0] * 8)
-    exact = exact_shares(batch, GTPOConfig(entropy_floor=0.0))
+    exact = exact_weights(batch, GTPOConfig(entropy_floor=0.0))
     for scope in ("batch", "group"):
         config = GTPOConfig(entropy_floor=0.0, advantage_pool="per_set", advantage_scope=scope)
         found = assign_credit(config, **batch.arguments()).advantages.double()
@@ -197,9 +228,10 @@ def test_narrow_pools_keep_their_digits() -> None:
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------- geometric shares beyond float32
+# ------------------------------------------------------------------------------------- geometric weights beyond float32
 MESSAGE = (
-    r"^token_entropy: a share is 1e\+38, expected at most 2\*\*100 with entropy_mean='geometric'; set entropy_clip"
+    r"^token_entropy: an entropy weight is 1e\+38, expected at most 2\*\*100 with entropy_mean='geometric'; "
+    r"set entropy_clip"
 )
 FAR_APART = Batch([[1e-38], [1e38], [1.0]], [1, 1, 0], [0] * 3)  # each is 1e38 times, or 1e-38 times, their mean
 
@@ -212,23 +244,23 @@ FAR_APART = Batch([[1e-38], [1e38], [1.0]], [1, 1, 0], [0] * 3)  # each is 1e38 
         GRPOSConfig(entropy_mean="geometric", entropy_floor=0.0),
     ],
 )
-def test_geometric_shares_beyond_float32_are_refused(config: GTPOConfig) -> None:
+def test_geometric_weights_beyond_float32_are_refused(config: GTPOConfig) -> None:
     """They are not bounded by the number of terms."""
     with pytest.raises(DataError, match=MESSAGE):
         assign_credit(config, **FAR_APART.arguments())
     bounded = type(config)(entropy_mean="geometric", entropy_clip=(1e-20, 1e20))
     assert assign_credit(bounded, **FAR_APART.arguments()).advantages.isfinite().all()
-    near = Batch([[1e-20], [1e20], [1e-38]], [1, 1, 0], [0] * 3)  # alone, any entropy has share 1
+    near = Batch([[1e-20], [1e20], [1e-38]], [1, 1, 0], [0] * 3)  # alone, any entropy has weight 1
     assert assign_credit(config, **near.arguments()).advantages.isfinite().all()
 
 
-def test_the_largest_geometric_share_is_a_number_of_credit() -> None:
+def test_the_largest_geometric_weight_is_a_number_of_credit() -> None:
     for factor in (0.99, 1.01):
-        weights = [1 / (factor * LARGEST_SHARE), factor * LARGEST_SHARE]
+        weights = [1 / (factor * LARGEST_WEIGHT), factor * LARGEST_WEIGHT]
         if factor < 1:
-            assert relative(weights, [0, 0], "geometric")[1] == pytest.approx(factor * LARGEST_SHARE, rel=1e-6)
+            assert relative(weights, [0, 0], "geometric")[1] == pytest.approx(factor * LARGEST_WEIGHT, rel=1e-6)
         else:
-            with pytest.raises(DataError, match="a share is 1.28e"):
+            with pytest.raises(DataError, match="an entropy weight is 1.28e"):
                 relative(weights, [0, 0], "geometric")
 
 
@@ -244,3 +276,28 @@ def test_all_ranks_refuse_alike(axis: str) -> None:
     errors = World(3).run(part)
     assert all(isinstance(error, DataError) for error in errors)
     assert len({str(error) for error in errors}) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------------- r
+@pytest.mark.parametrize(
+    ("formulation", "kappa", "wrong", "correct"),
+    [
+        ("v1", None, [0.0, 0.0], [0.9, 1.2]),
+        ("v1_clipped", 4.0, [0.0, 0.0], [1.0, 1.125]),
+        ("v2", None, [0.0, -3.0], [0.9, 1.2]),
+        ("v2", 4.0, [0.0, -3.0], [1.0, 1.125]),
+        ("v6", None, [-0.9, -1.2], [0.9, 1.2]),
+    ],
+)
+def test_formulations(formulation: str, kappa: float | None, wrong: list[float], correct: list[float]) -> None:
+    weight = column(0.0, 3.0, 0.0, 3.0)
+    is_correct = torch.tensor([False, False, True, True])
+    found = shaped_reward(formulation, is_correct, weight, base=0.9, bonus=0.1, kappa=kappa)
+    assert found.tolist() == pytest.approx(wrong + correct)
+    assert weight.tolist() == [0.0, 3.0, 0.0, 3.0]  # the metrics look at it afterwards
+
+
+@pytest.mark.parametrize("formulation", ["v1", "v1_clipped", "v2", "v6"])
+def test_no_tokens(formulation: str) -> None:
+    nothing = torch.zeros(0, dtype=torch.float64)
+    assert shaped_reward(formulation, nothing.bool(), nothing, base=1, bonus=1, kappa=None).shape == (0,)

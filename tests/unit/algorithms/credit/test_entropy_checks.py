@@ -1,46 +1,23 @@
-"""What an algorithm weighs tokens by, and what it refuses before any other rank is asked."""
+"""Entropies that cannot be inverted are refused before any other rank is asked."""
 
 import pytest
 import torch
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.algorithms.credit.controls import shuffle_within_responses
 from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
-from gtpo_megatron.algorithms.credit.entropy_weights import (
-    LEAST_WEIGHT,
-    check_weights,
-    clipped_and_floored,
-    shaping_weights,
-)
+from gtpo_megatron.algorithms.credit.entropy_checks import check_entropies
+from gtpo_megatron.algorithms.credit.shaping import LEAST_ENTROPY
 from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError, ShapeError
 from tests.strategies import Batch
 from tests.unit.algorithms.parts import column, tokens_of
 
 BATCH = Batch([[1.0, 3.0], [-5e-5], []], [1, 0, 0], [4, 4, 5])
-INPUTS = TokenInputs(tokens=tokens_of([2, 1, 0]), entropy=column(1.0, 3.0, 0.0), old_logprobs=column(-2.0, -7.0, -1.0))
-
-
-def test_what_takes_the_place_of_entropy() -> None:
-    assert shaping_weights(GTPOConfig(), INPUTS) is INPUTS.entropy
-    assert shaping_weights(GTPOConfig(weight_source="uniform"), INPUTS).tolist() == [1.0, 1.0, 1.0]
-    assert shaping_weights(GTPOConfig(weight_source="surprisal"), INPUTS).tolist() == [2.0, 7.0, 1.0]
-    shuffled = shaping_weights(GTPOConfig(weight_source="shuffled", weight_seed=3), INPUTS)
-    assert torch.equal(shuffled, shuffle_within_responses(INPUTS.entropy, INPUTS.tokens, 3))
-    # GRPO-S shuffles whole responses
-    assert shaping_weights(GRPOSConfig(weight_source="shuffled"), INPUTS) is INPUTS.entropy
-
-
-def test_clip_first_then_the_floor() -> None:
-    config = GTPOConfig(entropy_floor=0.5, entropy_clip=(0.25, 2.0))
-    assert clipped_and_floored(INPUTS.entropy, config).tolist() == [1.5, 2.5, 0.75]
-    assert clipped_and_floored(column(0.0, 1.0), GTPOConfig(entropy_floor=0.0)).tolist() == [LEAST_WEIGHT, 1.0]
-    assert INPUTS.entropy.tolist() == [1.0, 3.0, 0.0]
 
 
 def check(config: EntropyCreditSettings, entropies: list[float], *, is_correct: bool) -> None:
     inputs = TokenInputs(tokens=tokens_of([len(entropies)]), entropy=column(*entropies))
-    check_weights(config, inputs, torch.tensor([is_correct]))
+    check_entropies(config, inputs, torch.tensor([is_correct]))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +53,7 @@ def test_zeros_do_no_harm_elsewhere(config: EntropyCreditSettings, is_correct: b
 
 
 def test_what_float64_cannot_invert_is_refused() -> None:
-    check(GTPOConfig(), [1 / LEAST_WEIGHT], is_correct=True)
+    check(GTPOConfig(), [1 / LEAST_ENTROPY], is_correct=True)
     with pytest.raises(DataError, match=r"token_entropy\[0, 1\] is above .*set entropy_floor above 0, or entropy_clip"):
         check(GTPOConfig(), [1.0, 1e300], is_correct=True)
     check(GTPOConfig(entropy_clip=(0.0, 5.0)), [1.0, 1e300], is_correct=True)

@@ -1,36 +1,12 @@
-"""The entropies that shape rewards: clipped, raised by the floor, or replaced by a control."""
+"""Checks of entropies that shape rewards, before any other rank is asked."""
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit import controls
 from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
-from gtpo_megatron.algorithms.credit.formulations import SINGLE_POOL
+from gtpo_megatron.algorithms.credit.shaping import LEAST_ENTROPY, SINGLE_POOL, unbounded_entropy
 from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig
 from gtpo_megatron.errors import DataError, ShapeError
-
-LEAST_WEIGHT = 2.0**-950
-"""Weights lie between this and its inverse, so that no inverse and no sum of float64 overflows."""
-
-
-def shaping_weights(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
-    """``[N]`` float64 nats: the entropies, or the control that ``weight_source`` puts in their place."""
-    if config.weight_source == "uniform":
-        return torch.ones_like(inputs.entropy)
-    if config.weight_source == "surprisal" and inputs.old_logprobs is not None:
-        return -inputs.old_logprobs
-    if config.weight_source == "shuffled" and not isinstance(config, GRPOSConfig):  # GRPO-S shuffles whole responses
-        return controls.shuffle_within_responses(inputs.entropy, inputs.tokens, config.weight_seed)
-    return inputs.entropy
-
-
-def clipped_and_floored(weights: Tensor, config: EntropyCreditSettings) -> Tensor:
-    """``clip(H, lowest, highest) + floor`` of ``entropy_clip`` and ``entropy_floor``; positive.
-
-    A floor of 0 is raised to ``LEAST_WEIGHT``; this changes only comparisons of zeros, which are all equal.
-    """
-    clipped = weights if config.entropy_clip is None else weights.clamp(*config.entropy_clip)
-    return clipped + max(config.entropy_floor, LEAST_WEIGHT)
 
 
 def takes_inverses(config: EntropyCreditSettings) -> bool:
@@ -38,7 +14,7 @@ def takes_inverses(config: EntropyCreditSettings) -> bool:
     return config.formulation not in SINGLE_POOL and config.shaped_sides != "positive"
 
 
-def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct: Tensor) -> None:
+def check_entropies(config: EntropyCreditSettings, inputs: TokenInputs, is_correct: Tensor) -> None:
     """Checks that the inverses and logarithms that the configuration needs exist.
 
     Args:
@@ -57,22 +33,22 @@ def check_weights(config: EntropyCreditSettings, inputs: TokenInputs, is_correct
         )
     if config.weight_source == "surprisal" and inputs.old_logprobs is None:
         raise ShapeError("old_logprobs: got None, needed for weight_source='surprisal'")
-    weights = shaping_weights(config, inputs)
-    if not len(weights):
+    entropies = unbounded_entropy(config, inputs)
+    if not len(entropies):
         return
     low, high = config.entropy_clip or (0.0, torch.finfo(torch.float64).max)
-    smallest, largest = (end.clamp(low, high) + config.entropy_floor for end in torch.aminmax(weights))
-    if smallest < LEAST_WEIGHT:
+    smallest, largest = (end.clamp(low, high) + config.entropy_floor for end in torch.aminmax(entropies))
+    if smallest < LEAST_ENTROPY:
         takes_logs, inverts = config.entropy_mean == "geometric", takes_inverses(config)
         if isinstance(config, GRPOSConfig):
             takes_logs |= config.sequence_entropy_mean == "geometric"
             inverts = False  # GRPO-S inverts means; ``_check_invertible`` checks them
         needed = ~is_correct if inverts else torch.zeros_like(is_correct)
         needed |= takes_logs
-        bad = weights.clamp(low, high) + config.entropy_floor < LEAST_WEIGHT
+        bad = entropies.clamp(low, high) + config.entropy_floor < LEAST_ENTROPY
         _refuse(config, inputs, bad & inputs.tokens.spread(needed), "is 0")
-    if largest > 1 / LEAST_WEIGHT:
-        _refuse(config, inputs, weights > 1 / LEAST_WEIGHT, f"is above {1 / LEAST_WEIGHT}")
+    if largest > 1 / LEAST_ENTROPY:
+        _refuse(config, inputs, entropies > 1 / LEAST_ENTROPY, f"is above {1 / LEAST_ENTROPY}")
 
 
 def _refuse(config: EntropyCreditSettings, inputs: TokenInputs, bad: Tensor, words: str) -> None:

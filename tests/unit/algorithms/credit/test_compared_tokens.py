@@ -4,11 +4,14 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
 from gtpo_megatron.algorithms.batch.response_table import gather_table
 from gtpo_megatron.algorithms.batch.tokens import Tokens
-from gtpo_megatron.algorithms.credit.comparison import Comparison, compare
+from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch
+from gtpo_megatron.algorithms.credit.gtpo import compared_tokens
+from gtpo_megatron.config.algorithm import GTPOConfig
 from tests.faked_ranks import World
 
 AXES = ["position", "response", "matrix"]
@@ -39,9 +42,9 @@ class Responses:
                     found.add((k, u))
         return found
 
-    def comparison(
+    def compare(
         self, rows: list[int], axis: str, *, spans_batch: bool, masked: bool, reduction: Reduction
-    ) -> Comparison:
+    ) -> tuple[Tensor, Tensor]:
         tokens = Tokens.of(torch.tensor([self.masks[i] for i in rows], dtype=torch.bool).reshape(len(rows), 7))
         table = gather_table(
             lambda: (
@@ -54,18 +57,28 @@ class Responses:
             signature="",
         )
         compared = torch.tensor([one for i in rows for one in self.kept[i]], dtype=torch.bool) if masked else None
-        return compare(tokens, table, axis, spans_batch=spans_batch, compared=compared, reduction=reduction)
+        batch = CreditBatch(
+            tokens=tokens,
+            entropy=torch.zeros(len(tokens.row), dtype=torch.float64),
+            compared=compared,
+            table=table,
+            penalties=torch.zeros(len(table.lengths), dtype=torch.float64),
+            reduction=reduction,
+        )
+        return compared_tokens(GTPOConfig(entropy_axis=axis, entropy_scope="batch" if spans_batch else "group"), batch)
 
-    def check(self, rows: list[int], found: Comparison, axis: str, *, spans_batch: bool, masked: bool) -> None:
+    def check(
+        self, rows: list[int], found: tuple[Tensor, Tensor], axis: str, *, spans_batch: bool, masked: bool
+    ) -> None:
         tokens = [(i, t) for i in rows for t in range(self.lengths[i])]
-        keys = found.key.tolist()
+        keys, counts = found[0].tolist(), found[1].tolist()
         assert len(keys) == len(tokens)
         peers = [self.peers(i, t, axis, spans_batch=spans_batch) for i, t in tokens]
         for one, own in enumerate(tokens):
             for other, own_too in enumerate(tokens):
                 assert (keys[one] == keys[other]) == (own_too in peers[one]), (own, own_too)
             kept = [self.kept[k][u] for k, u in peers[one]] if masked else [True] * len(peers[one])
-            assert int(found.count[keys[one]]) == sum(kept), own
+            assert counts[keys[one]] == sum(kept), own
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -75,7 +88,7 @@ def test_keys_and_counts_are_those_of_the_loops(axis: str, spans_batch: bool, ma
     for seed in range(40):
         batch = Responses(seed)
         everyone = list(range(batch.count))
-        found = batch.comparison(everyone, axis, spans_batch=spans_batch, masked=masked, reduction=LocalReduction())
+        found = batch.compare(everyone, axis, spans_batch=spans_batch, masked=masked, reduction=LocalReduction())
         batch.check(everyone, found, axis, spans_batch=spans_batch, masked=masked)
 
 
@@ -89,51 +102,14 @@ def test_every_rank_counts_the_whole_batch(axis: str, spans_batch: bool, masked:
         rows = [[i for i in range(batch.count) if batch.owners[i] == rank] for rank in range(4)]
 
         def part(reduction, batch=batch, rows=rows):
-            found = batch.comparison(
+            found = batch.compare(
                 rows[reduction.rank], axis, spans_batch=spans_batch, masked=masked, reduction=reduction
             )
-            # what is added over a comparison reaches all of its tokens
-            ones = torch.bincount(found.key, minlength=len(found.count))
-            return found, found.reduction.sum(ones)
+            # what is added over a key is added over all of its tokens
+            key, count = found
+            return found, reduction.sum(torch.bincount(key, minlength=len(count)))
 
         for rank, (found, totals) in enumerate(World(4).run(part)):
             batch.check(rows[rank], found, axis, spans_batch=spans_batch, masked=masked)
             if not masked:
-                assert totals[found.key].tolist() == found.count[found.key].tolist()
-
-
-def test_a_rank_with_shorter_responses_takes_part_in_what_others_share() -> None:
-    """Rank 2 has one token; ranks 0 and 1 share three positions, of which it takes part in all."""
-    lengths = [5, 3, 1]
-
-    def part(reduction):
-        tokens = Tokens.of(torch.ones(1, lengths[reduction.rank], dtype=torch.bool))
-        table = gather_table(
-            lambda: (torch.ones(1), torch.zeros(1, dtype=torch.int64), tokens.lengths),
-            success_threshold=0.5,
-            reduction=reduction,
-            signature="",
-        )
-        return compare(tokens, table, "position", spans_batch=False, compared=None, reduction=reduction)
-
-    comparisons = World(3).run(part)
-    assert [found.count.tolist() for found in comparisons] == [[3, 2, 2, 1, 1], [3, 2, 2], [3, 2, 2]]
-    for found in comparisons:
-        assert found.reduction.index.tolist() == [0, 1, 2]
-        assert [(shared.members, shared.size) for shared in found.reduction.ranges] == [((0, 1, 2), 3)]
-
-
-def test_whole_groups_share_nothing() -> None:
-    def part(reduction):
-        tokens = Tokens.of(torch.ones(2, 3, dtype=torch.bool))
-        table = gather_table(
-            lambda: (torch.tensor([1.0, 0.0]), torch.full((2,), reduction.rank), tokens.lengths),
-            success_threshold=0.5,
-            reduction=reduction,
-            signature="",
-        )
-        return compare(tokens, table, "position", spans_batch=False, compared=None, reduction=reduction)
-
-    for found in World(2).run(part):
-        assert found.reduction.ranges == []
-        assert found.count.tolist() == [1] * 6
+                assert totals.tolist() == found[1].tolist()
