@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.function import states
+from gtpo_megatron.rewards.program_block import program_in
 from gtpo_megatron.rewards.program_tests import ProgramTest, ProgramTests, tests_of
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits
@@ -25,7 +26,6 @@ SHARE_OF_LIMIT = 0.8
 SHOWN_TESTS = 24
 """Tests whose verdicts the report shows."""
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
@@ -59,7 +59,7 @@ def share_of_tests(request: RewardRequest) -> Reward:
         SandboxError: the program could not be run.
     """
     tests = tests_of(request.columns)
-    program = program_in(request.response)
+    program = program_in(request.response, tests.language)
     if not program:
         return _reward(0.0, has_code=False, runs=False, info={"program": "the response has none"})
     outcome = request.sandbox.run(_job(program, tests, request.limit_s))
@@ -69,12 +69,6 @@ def share_of_tests(request: RewardRequest) -> Reward:
     share = sum(one == "passed" for one in verdicts) / len(verdicts)
     runs = any(result.status == "ok" for result in outcome.results)
     return _reward(share, has_code=True, runs=runs, info={"tests": verdicts[:SHOWN_TESTS]})
-
-
-def program_in(response: str) -> str:
-    """The last fenced block of a response, closed or not; all of it if there is none."""
-    blocks = _FENCE.findall(response)
-    return (blocks[-1][1] if blocks else response).strip("\n").rstrip()
 
 
 def verdict(test: ProgramTest, result: CaseResult) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast
 
 from gtpo_megatron.config.grading.reward import RewardConfig, weighted_names
 from gtpo_megatron.config.named_function import named_function, named_module
@@ -174,7 +174,7 @@ def _with_judge(function: RewardFunction, config: RewardConfig) -> RewardFunctio
 
 def _resolved(name: str, weight: float) -> RewardFunction:
     function = named_function(name, what="reward function", example="gtpo_megatron.rewards.math_answer:math_answer")
-    statement: Statement = getattr(function, _STATEMENT, Statement())
+    statement = _stated(function)
     form, columns, accepts = _bound(function, name)
     return RewardFunction(
         name=name,
@@ -189,6 +189,14 @@ def _resolved(name: str, weight: float) -> RewardFunction:
     )
 
 
+def _stated(function: Any) -> Statement:
+    """What a function says about itself; for a ``partial``, what the function in it says."""
+    for one in (function, getattr(function, "func", None), type(function).__call__):
+        if isinstance(found := getattr(one, _STATEMENT, None), Statement):
+            return found
+    return Statement()
+
+
 def _bound(function: Callable[..., Any], name: str) -> tuple[Form, tuple[str, ...], frozenset[str] | None]:
     """The form of a function, the columns that its signature needs, and the names that it takes."""
     try:
@@ -196,6 +204,9 @@ def _bound(function: Callable[..., Any], name: str) -> tuple[Form, tuple[str, ..
     except (TypeError, ValueError):  # of some functions written in C nothing is known
         return Form.ANSWER, (), None
     parameters = signature.parameters
+    yields_one = inspect.isgeneratorfunction(function) and "completions" not in parameters
+    if yields_one or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"reward function {name!r}: it yields; expected one that returns its reward")
     if "completions" in parameters:
         named = [one for one in parameters.values() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         positional = [one.name for one in parameters.values() if one.kind is one.POSITIONAL_ONLY]
@@ -226,8 +237,8 @@ def _is_request(function: Callable[..., Any], parameter: inspect.Parameter) -> b
     if parameter.kind is parameter.VAR_POSITIONAL:
         return False
     hint = parameter.annotation
-    with contextlib.suppress(NameError, TypeError, AttributeError):
-        hint = get_type_hints(function).get(parameter.name, hint)
+    with contextlib.suppress(Exception):  # an annotation in quotes is the user's code
+        hint = inspect.signature(function, eval_str=True).parameters[parameter.name].annotation
     return parameter.name == "request" or hint is RewardRequest
 
 
@@ -264,8 +275,10 @@ def needs_answer(functions: Sequence[RewardFunction]) -> bool:
 
 def complaint(functions: Sequence[RewardFunction], columns_json: str) -> str:
     """Why these functions cannot grade a row with these columns; "" if they can."""
-    columns = RewardRequest(response="", columns_json=columns_json).columns
     for one in functions:
+        if not one.columns and one.statement.complaint is None:
+            continue
+        columns = RewardRequest(response="", columns_json=columns_json).columns
         missing = [name for name in one.columns if columns.get(name) is None]
         if missing:
             found = printable(", ".join(columns)) or "none"

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AnySet
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, SupportsFloat
 
 from gtpo_megatron.errors import DataError
@@ -77,16 +80,7 @@ class RewardCaller:
 
     def grade(self, requests: Sequence[RewardRequest]) -> list[Reply]:
         """Grades rows; one reply per row, whatever the functions do."""
-        requests = [
-            replace(
-                request,
-                limit_s=self._timeout_s,
-                sandbox=self._sandbox,
-                judge=Judge(self._judge, budget=request.judge_budget),
-            )
-            for request in requests
-        ]
-        columns = [self._called(function, requests) for function in self._functions]
+        columns = [self._called(function, [self._given(row) for row in requests]) for function in self._functions]
         if len(columns) == 1 and self._functions[0].weight == 1.0:
             return columns[0]
         return [_summed(self._functions, replies) for replies in zip(*columns, strict=True)]
@@ -97,20 +91,30 @@ class RewardCaller:
         self._runner.close()
         self._sandbox.close()
 
+    def _given(self, request: RewardRequest) -> RewardRequest:
+        """What one function is given: nothing in it is shared with another function or another response."""
+        judge = Judge(self._judge, budget=request.judge_budget)
+        return request.fresh(limit_s=self._timeout_s, sandbox=self._sandbox, judge=judge)
+
     def _called(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
         if function.form is Form.COLUMNS:
             return self._called_on_columns(function, requests)
         if function.is_async:
             return self._runner.run(self._awaited(function, requests))
-        return [_reply(partial(_called_on_one, function, row)) for row in requests]
+        return [_reply(partial(self._called_on_one, function, row)) for row in requests]
+
+    def _called_on_one(self, function: RewardFunction, request: RewardRequest) -> Reward:
+        return checked(self._final(function.function(*_of_one(function, request))))
+
+    def _final(self, returned: Any) -> Any:
+        """What was returned; an awaitable, as of a wrapped async function, is awaited."""
+        return self._runner.run(self._limited(returned)) if inspect.isawaitable(returned) else returned
 
     def _called_on_columns(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
         returned: list[Any] = []
 
         def call() -> Reward:
-            found = function.function(**function.arguments(requests))
-            if function.is_async:
-                found = self._runner.run(self._limited(found))
+            found = self._final(function.function(**function.arguments(requests)))
             returned.extend(_as_many(found, len(requests)))
             return Reward(0.0)
 
@@ -163,9 +167,12 @@ def checked(returned: object) -> Reward:
 
 def _number(returned: object, what: str) -> float:
     reward = math.nan
-    if isinstance(returned, SupportsFloat) and not isinstance(returned, str):  # numpy's strings have __float__
-        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers, or too large
-            reward = float(returned)
+    value: Any = returned
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # several numbers, or too large
+        if isinstance(value, SupportsFloat) and hasattr(value, "item"):
+            value = value.item()  # of numpy and torch; float() of an array, or of a tensor with a gradient, warns
+        if isinstance(value, SupportsFloat) and not isinstance(value, str):
+            reward = float(value)
     if not math.isfinite(reward):
         raise DataError(f"{what} {shown(returned)}; expected a finite number")
     if abs(reward) > LARGEST_REWARD:
@@ -181,17 +188,33 @@ def _of_one(function: RewardFunction, request: RewardRequest) -> tuple[Any, ...]
 
 
 def _as_many(returned: Any, num: int) -> list[Any]:
-    """What a batched function returned, as a list of one value per row."""
-    is_list = hasattr(returned, "__len__") and hasattr(returned, "__getitem__")  # arrays and tensors too
-    if isinstance(returned, str | bytes | Mapping) or not is_list:
-        raise DataError(f"the reward function returned {shown(returned)}; expected a list of {num} rewards")
-    if len(returned) != num:
-        raise DataError(f"the reward function returned {len(returned)} values for {num} completions; expected one each")
-    return [returned[index] for index in range(num)]
+    """What a batched function returned, as a list of one value per row, by place and never by a label.
+
+    Raises:
+        DataError: it has no order (a dict, a set), no values, another number of them, or several per row.
+    """
+    what = f"the reward function returned {_described(returned)}"
+    has_no_order = isinstance(returned, str | bytes | bytearray | Mapping | AnySet)
+    if has_no_order or not isinstance(returned, Iterable) or getattr(returned, "ndim", 1) != 1:
+        raise DataError(f"{what}; expected a list of {num} rewards, in the order of the completions")
+    values = list(islice(returned, num + 1))  # a generator may have no end
+    if len(values) != num:
+        found = len(returned) if hasattr(returned, "__len__") else f"more than {num}" if values[num:] else len(values)
+        raise DataError(f"the reward function returned {found} values for {num} completions; expected one each")
+    return values
 
 
-def _called_on_one(function: RewardFunction, request: RewardRequest) -> Reward:
-    return checked(function.function(*_of_one(function, request)))
+def _described(returned: Any) -> str:
+    """A value for an error: of arrays and tables the kind and shape."""
+    shape = getattr(returned, "shape", None)
+    if isinstance(shape, tuple) and isinstance(returned, Iterable):
+        return f"{_kind(returned)} of shape {tuple(shape)}"
+    return shown(returned) if returned is None or isinstance(returned, int | float | str) else _kind(returned)
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _checked_result(result: object) -> Reward:

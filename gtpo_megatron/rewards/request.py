@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -11,9 +10,6 @@ from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.judge.client import Answer, Judge
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
-
-PARSED_ROWS = 16
-"""Rows whose columns are kept parsed; the responses of a group follow one another and share their row."""
 
 
 class NoSandbox:
@@ -70,16 +66,25 @@ class RewardRequest:
     sandbox: Sandbox = field(default_factory=NoSandbox, repr=False, compare=False)
     judge: Judge | NoJudge = field(default_factory=NoJudge, repr=False, compare=False)
     judge_budget: int = 0
+    _parsed: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """The row's columns but the prompt, as JSON has them; shared between responses, so do not change values."""
-        return _parsed(self.columns_json)
+        """The row's columns but the prompt, as JSON has them; this request's own, parsed when they are first read."""
+        if self._parsed is None:
+            object.__setattr__(self, "_parsed", json.loads(self.columns_json))
+        assert self._parsed is not None
+        return MappingProxyType(self._parsed)
 
     @property
     def messages(self) -> tuple[Mapping[str, str], ...]:
         """The prompt as chat messages; a text is one message of the user."""
         return ({"role": "user", "content": self.prompt},) if isinstance(self.prompt, str) else self.prompt
+
+    def fresh(self, **changes: Any) -> "RewardRequest":
+        """This request with changes, which shares nothing with it that a function could change."""
+        prompt = self.prompt if isinstance(self.prompt, str) else tuple(dict(message) for message in self.prompt)
+        return replace(self, prompt=prompt, **changes)
 
     @property
     def prompt_text(self) -> str:
@@ -101,8 +106,3 @@ class Reward:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-
-
-@lru_cache(maxsize=PARSED_ROWS)
-def _parsed(columns_json: str) -> Mapping[str, Any]:
-    return MappingProxyType(json.loads(columns_json))

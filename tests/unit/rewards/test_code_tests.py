@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from gtpo_megatron.config.grading.reward import RewardConfig
-from gtpo_megatron.rewards.code_tests import code_tests, program_in, same_output, share_of_tests
+from gtpo_megatron.rewards.code_tests import code_tests, same_output, share_of_tests
 from gtpo_megatron.rewards.function import complaint, resolve_rewards
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
@@ -34,21 +34,6 @@ def fenced(source, language="python"):
 def graded(sandbox, response, columns, function=share_of_tests, limit_s=20.0):
     request = RewardRequest(response=response, columns_json=json.dumps(columns), limit_s=limit_s, sandbox=sandbox)
     return function(request)
-
-
-@pytest.mark.parametrize(
-    ("response", "program"),
-    [
-        ("```python\na\n```\nbetter:\n```py\nb\n  c\n```", "b\n  c"),
-        ("x = 1", "x = 1"),
-        ("```\na\n", "a"),
-        ("```cpp\n```", ""),
-        ("   \n", ""),
-        ("text ```not a block``` text\n```python\na\n```", "a"),
-    ],
-)
-def test_the_last_block_is_the_program(response, program):
-    assert program_in(response) == program
 
 
 @pytest.mark.parametrize(
