@@ -3,7 +3,7 @@
 
 Responses are lists of entropies of the policy's own tokens; ``r[i]`` is the raw outcome, ``R[i]`` the length penalty,
 ``g[i]`` the group. Equal weights are compared as equals (a sum of equal numbers is rounded, so its mean need not be
-the number), and a pool is constant if its values are equal, not if they are nearly so.
+the number), and a pool is constant if its values differ by rounding only.
 """
 
 import math
@@ -128,12 +128,13 @@ def advantages(rewards, r, g, rules):
     ]
 
 
-def deviation(pool, ddof):
-    """Standard deviation; 0 if all values are equal."""
+def deviation(pool, ddof, rounding=1e-12):
+    """Standard deviation; 0 if all values are equal but for rounding."""
     if len(pool) <= ddof or all(v == pool[0] for v in pool):
         return 0.0
     center = mean(pool)
-    return math.sqrt(math.fsum((v - center) ** 2 for v in pool) / (len(pool) - ddof))
+    std = math.sqrt(math.fsum((v - center) ** 2 for v in pool) / (len(pool) - ddof))
+    return std if std > rounding * max(1.0, *map(abs, pool)) else 0.0
 
 
 def standardised(value, pool, rules):
@@ -171,7 +172,7 @@ def group_relative(rewards, H, g, rules, *, centred_only=False):
     result = []
     for i in range(len(raw)):
         pool = [raw[k] for k in range(len(raw)) if g[k] == g[i] and H[k]]
-        std = deviation(pool, rules.ddof)
+        std = deviation(pool, rules.ddof, rounding=2**-22)  # rewards are float32
         if not H[i] or not std:
             result.append(0.0)
         else:

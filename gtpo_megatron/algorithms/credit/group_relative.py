@@ -5,14 +5,14 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
-from gtpo_megatron.algorithms.credit.standardise import pools, standardise
+from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, pools, standardise
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 
 
 def group_relative_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCredit:
     """``A_i = (r_i - mean(r)) / (std(r) + eps)`` over the responses of the group, ``r`` with the length penalty.
 
-    0 in groups of one and in groups of equal rewards.
+    0 in groups of one and in groups of rewards that are equal but for rounding.
     """
     return batch.of_responses(batch.outcome, _relative_to_group(config, batch, divides_by_std=True))
 
@@ -23,7 +23,7 @@ def group_centred_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCr
 
 
 def group_centred(config: AlgorithmConfig, batch: CreditBatch) -> Tensor:
-    """``r_i - mean(r)`` over the responses of the group, ``[L]``; exactly 0 if all rewards of the group are equal."""
+    """``r_i - mean(r)`` over the responses of the group, ``[L]``; exactly 0 if all are equal but for rounding."""
     return _relative_to_group(config, batch, divides_by_std=False)
 
 
@@ -38,4 +38,5 @@ def _relative_to_group(config: AlgorithmConfig, batch: CreditBatch, *, divides_b
         eps=config.std_eps,
         reduction=LocalReduction(),
         divides_by_std=divides_by_std,
+        rounding=REWARD_ROUNDING,
     )

@@ -5,12 +5,12 @@ import torch
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
 from gtpo_megatron.algorithms.credit.group_relative import group_centred
-from gtpo_megatron.algorithms.credit.standardise import pools, standardise
+from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, pools, standardise
 from gtpo_megatron.config.algorithm import REINFORCEPlusPlusConfig
 
 
 def reinforce_plus_plus_credit(config: REINFORCEPlusPlusConfig, batch: CreditBatch) -> TokenCredit:
-    """``A_i = (b_i - mean(b)) / (std(b) + eps)`` over the batch (Eq. 5, 7); 0 if all ``b`` are equal.
+    """``A_i = (b_i - mean(b)) / (std(b) + eps)`` over the batch (Eq. 5, 7); 0 if all ``b`` are equal but for rounding.
 
     ``b_i = r_i``, the return of every token without a KL term (Eq. 4); with ``baseline="group"`` it is
     ``r_i - mean(r)`` over the group (Eq. 6), 0 in groups of one. ``r`` includes the length penalty.
@@ -30,6 +30,7 @@ def reinforce_plus_plus_credit(config: REINFORCEPlusPlusConfig, batch: CreditBat
         ddof=config.std_ddof,
         eps=config.std_eps,
         reduction=batch.reduction if by_tokens else LocalReduction(),
+        rounding=REWARD_ROUNDING,
     )
     if by_tokens:
         return TokenCredit(shaped_rewards=credit.shaped_rewards, advantages=advantage)

@@ -11,6 +11,13 @@ from gtpo_megatron.algorithms.batch.response_table import ResponseTable
 from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, parts
 
 
+ROUNDING = 1e-12
+"""Relative std of values that differ by float64's rounding only: shaped rewards."""
+
+REWARD_ROUNDING = 2.0**-22
+"""That of outcome rewards, which are float32: sums of one value, added in other orders, are up to 2 steps apart."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pools:
     """The sets that rewards are standardised over. The last one holds values that take no part: advantage 0.
@@ -67,11 +74,13 @@ def standardise(
     eps: float,
     reduction: Reduction,
     divides_by_std: bool = True,
+    rounding: float = ROUNDING,
 ) -> Tensor:
-    """``A = (r - mean(pool)) / (std(pool) + eps)``; 0 in a pool of equal values or of at most ``ddof`` values.
+    """``A = (r - mean(pool)) / (std(pool) + eps)``; 0 in a constant pool or one of at most ``ddof`` values.
 
     The lowest value of the pool is subtracted first, so the std of equal values is exactly 0, and differences of close
-    values keep all digits. Rewards that differ in their last bit count as different: round a reward that is a sum.
+    values keep all digits. A pool is constant if ``std <= rounding * max(1, |lowest|)``: what is left is rounding of
+    the values themselves, such as of 0.1 + 0.2 beside 0.3, and would be blown up to unit variance.
 
     Args:
         reward: ``[N]`` float64.
@@ -81,6 +90,7 @@ def standardise(
         eps: added to the std.
         reduction: the ranks that hold values of these pools.
         divides_by_std: False: only subtract the mean (Dr.GRPO).
+        rounding: see above.
     """
     own, zeros = pools.own.to(reward.device), pools.zeros.to(reward.device)
     count = (own + zeros).to(torch.float64)
@@ -97,6 +107,6 @@ def standardise(
     std = (squares / (count - ddof).clamp(min=1)).sqrt()
 
     factor = 1.0 / (std + eps) if divides_by_std else torch.ones_like(std)
-    factor = torch.where((std > 0) & (count > ddof), factor, 0.0)
+    factor = torch.where((std > rounding * lowest.abs().clamp(min=1.0)) & (count > ddof), factor, 0.0)
     factor[-1] = 0.0  # the last pool: values that take no part
     return combine_by_key_(deviation, Tensor.mul_, factor, pool)

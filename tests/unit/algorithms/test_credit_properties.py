@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.registry import BUILT_IN
-from gtpo_megatron.config.algorithm import AlgorithmConfig, EntropyAdvantageConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.algorithm import AlgorithmConfig, EntropyAdvantageConfig, GRPOConfig, GRPOSConfig, GTPOConfig
 from tests import credit_fuzz
 from tests.credit_cases import Case
 from tests.strategies import Batch, batches, moved, random_batch, with_holes
@@ -127,6 +127,64 @@ def test_foreign_tokens_anywhere_change_no_bit(config: AlgorithmConfig, foreign:
         assert not found.advantages[~mask].any()
         assert not found.shaped_rewards[~mask].any()
         assert found.metrics == base.metrics
+
+
+def groups_of_four(*rewards: float) -> dict:
+    """Arguments of ``assign_credit`` for responses of 1 to 6 tokens, four to a group."""
+    draw = random.Random(len(rewards))
+    rows = [[draw.uniform(0.0, 3.0) for _ in range(draw.randint(1, 6))] for _ in rewards]
+    arguments = Batch(rows, list(rewards), [row // 4 for row in range(len(rewards))]).arguments()
+    return arguments | {"old_logprobs": -arguments["token_entropy"] - 0.1}
+
+
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+def test_a_response_without_a_verdict_leaves_its_siblings_a_smaller_group(config: AlgorithmConfig) -> None:
+    """One of four, three of four (one is left, without peers) and all of them."""
+    for missing in ([5], [5, 6, 7], [4, 5, 6, 7]):
+        arguments = groups_of_four(1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 1, 0)
+        own = arguments["response_mask"]
+        arguments["rewards"][missing] = 77.0  # no verdict: the value has no meaning
+        kept = torch.ones(12, dtype=torch.bool)
+        kept[missing] = False
+        found = assign_credit(config, **{**arguments, "response_mask": own & kept[:, None]})
+        smaller = assign_credit(config, **{name: tensor[kept] for name, tensor in arguments.items()})
+        assert torch.equal(found.advantages[kept], smaller.advantages)
+        assert torch.equal(found.shaped_rewards[kept], smaller.shaped_rewards)
+        assert found.metrics == smaller.metrics
+        assert not found.advantages[~kept].any()
+
+
+def above(value: float, dtype: torch.dtype, steps: int) -> float:
+    """The ``steps``-th number of the dtype after ``value``."""
+    number = torch.tensor(value, dtype=dtype)
+    for _ in range(steps):
+        number = torch.nextafter(number, torch.tensor(math.inf, dtype=dtype))
+    return float(number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+def test_rewards_that_differ_by_rounding_have_no_advantage(config: AlgorithmConfig, dtype: torch.dtype) -> None:
+    """Weighted sums of one value, added in other orders, and the numbers beside some values."""
+    groups = [
+        [0.1 + 0.2, 0.3, 0.3, 0.1 * 3],
+        [0.1 + 0.2 - 0.3, 0.0, 0.3 - 0.2 - 0.1, 0.0],
+        [0.7 + 0.1, 0.8, 0.1 + 0.7, 1.0 - 0.2],
+        *([value, above(value, dtype, 1), value, above(value, dtype, 2)] for value in (1 / 3, 1.0, -2.7, 999.9)),
+    ]
+    if getattr(config, "one_sided_groups", "zero") == "keep":
+        return  # such a group then has advantages of its entropies
+    for rewards in groups:
+        arguments = groups_of_four(*rewards) | {"rewards": torch.tensor(rewards, dtype=dtype)}
+        assert not assign_credit(config, **arguments).advantages.any(), rewards
+
+
+def test_a_spread_above_rounding_is_one() -> None:
+    """The scale of rewards is the user's: 1e-5 is a spread of full size, unless ``std_eps`` says otherwise."""
+    arguments = Batch([[1.0], [1.0]], [1.0, 1.00001], [0, 0]).arguments()
+    assert assign_credit(GRPOConfig(), **arguments).advantages.flatten().tolist() == pytest.approx([-1.0, 1.0])
+    small = assign_credit(GRPOConfig(std_eps=1e-3), **arguments).advantages
+    assert float(small.abs().max()) == pytest.approx(0.005, rel=0.01)
 
 
 @pytest.mark.parametrize(("floor", "padding", "dtype"), [(1.0, -1.0, torch.float32), (1e-8, -1e-8, torch.float64)])

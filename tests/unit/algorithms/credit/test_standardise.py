@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.standardise import Pools, pools, standardise
+from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, ROUNDING, Pools, pools, standardise
 from tests.faked_ranks import World
 from tests.unit.algorithms.parts import column, table_of
 
@@ -32,13 +32,23 @@ def test_a_constant_pool_gives_exactly_zero(value: float, count: int, eps: float
 
 @pytest.mark.parametrize("value", [1.0, 0.1, 1e6, -3.7, 1e-30])
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_no_threshold_makes_values_equal(value: float, steps: int) -> None:
-    """A pool is constant if its values are equal, not if they are close: the last bit counts."""
+def test_a_spread_of_rounding_is_none(value: float, steps: int) -> None:
     other = value
     for _ in range(steps):
         other = math.nextafter(other, math.inf)
-    assert advantages([value, other]) == pytest.approx([-1.0, 1.0])
-    assert advantages([value, value, other]) == pytest.approx([-(0.5**0.5), -(0.5**0.5), 2**0.5])
+    for pool in ([value, other], [value, value, other], [other] * 1000 + [value]):
+        assert advantages(pool) == [0.0] * len(pool)
+        assert advantages(pool, divides_by_std=False) == [0.0] * len(pool)
+
+
+@pytest.mark.parametrize("rounding", [ROUNDING, REWARD_ROUNDING])
+@pytest.mark.parametrize("value", [0.0, 0.3, -1.0, 1e4, -1e6])
+def test_rounding_is_relative_to_values_above_1(value: float, rounding: float) -> None:
+    """Below 1 it is not, since values of the order of 1 may cancel."""
+    edge = rounding * max(1.0, abs(value))
+    assert advantages([value - 0.9 * edge, value + 0.9 * edge], rounding=rounding) == [0.0, 0.0]
+    wide = advantages([value - 1.5 * edge, value + 1.5 * edge], rounding=rounding)
+    assert wide == pytest.approx([-1.0, 1.0], rel=1e-3)
 
 
 @pytest.mark.parametrize(("center", "spread"), [(0.0, 1.0), (1.0, 1e-9), (1e6, 1e-3), (-5.0, 1e-8), (3.0, 1e20)])
