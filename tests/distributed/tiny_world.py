@@ -110,18 +110,25 @@ def dense_scores(model, batch):
 
 
 def named_weights(model):
-    """A model's weights by the names of its folder, which has experts one by one where the model stacks them."""
+    """A model's weights by the names of its folder."""
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    biases = {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    return by_folder_names(parameters) | biases
+
+
+def by_folder_names(parameters):
+    """Weights, or their gradients, by the names of a folder, which has experts one by one where a model stacks them."""
     found = {}
-    for name, parameter in model.named_parameters():
+    for name, tensor in parameters.items():
         stem, _, kind = name.rpartition(".")
         parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
         if parts is None:
-            found[name] = parameter.detach()
+            found[name] = tensor
             continue
-        for expert, weight in enumerate(parameter.detach()):
+        for expert, weight in enumerate(tensor):
             for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
                 found[f"{stem}.{expert}.{part}.weight"] = piece
-    return found | {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    return found
 
 
 @contextlib.contextmanager
@@ -196,7 +203,7 @@ def whole_batch(config, mask, group_ids, ref_logprobs):
 
 
 def dense_step(model, config, batch, rewards, ref_model=None):
-    """One update by transformers, autograd and torch's AdamW: credit, loss, gradient norm and the new weights.
+    """One update by transformers, autograd and torch's AdamW: credit, loss, clipped gradients and the new weights.
 
     ``ref_model`` is the reference policy's, if the configuration has one.
     """
@@ -237,6 +244,7 @@ def dense_step(model, config, batch, rewards, ref_model=None):
     model.zero_grad()
     (loss + penalty).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)
+    gradients = by_folder_names({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     optimizer.step()
     biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     for bias, counted in zip(biases, loads, strict=False):
@@ -250,6 +258,7 @@ def dense_step(model, config, batch, rewards, ref_model=None):
         "advantages": credit.advantages,
         "loss": float(loss),
         "grad_norm": float(norm),
+        "gradients": gradients,
         "weights": weights,
         "loads": loads,
     }
