@@ -10,7 +10,6 @@ from gtpo_megatron.algorithms.batch.reduction import Reduction
 from gtpo_megatron.algorithms.batch.response_table import ResponseTable
 from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, parts
 
-
 ROUNDING = 1e-12
 """Relative std of values that differ by float64's rounding only: shaped rewards."""
 

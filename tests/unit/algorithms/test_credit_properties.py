@@ -187,6 +187,44 @@ def test_a_spread_above_rounding_is_one() -> None:
     assert float(small.abs().max()) == pytest.approx(0.005, rel=0.01)
 
 
+@pytest.mark.parametrize("advantage_pool", ["joint_zero", "per_set", "combined"])
+@pytest.mark.parametrize("advantage_scope", ["batch", "group"])
+@pytest.mark.parametrize("config", [GTPOConfig, GRPOSConfig])
+def test_groups_without_variance_have_no_advantage_and_change_nobodys(
+    config: type[AlgorithmConfig], advantage_scope: str, advantage_pool: str
+) -> None:
+    """All right, mixed, all wrong. Kept, the entropies of the first and the last are a spread like any other."""
+    arguments = groups_of_four(1, 1, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0)
+    mask, mixed = arguments["response_mask"], torch.arange(12) // 4 == 1
+    chosen = {"advantage_scope": advantage_scope, "advantage_pool": advantage_pool}
+    for formulation in ("v1", "v2", "v6"):
+        zeroed = config(**chosen, formulation=formulation)
+        found = assign_credit(zeroed, **arguments).advantages
+        assert not found[~mixed].any()
+        alone = assign_credit(zeroed, **{name: tensor[mixed] for name, tensor in arguments.items()}).advantages
+        assert torch.equal(found[mixed], alone)
+        kept = assign_credit(config(**chosen, formulation=formulation, one_sided_groups="keep"), **arguments).advantages
+        assert kept[~mixed].any()
+        assert torch.isfinite(kept[mask]).all()
+
+
+@pytest.mark.parametrize("floor", [1e-8, 1e-3])
+@pytest.mark.parametrize("zeros", [1, 2, 3, 4])
+def test_entropies_of_0_share_the_blame_of_their_position_and_no_more(zeros: int, floor: float) -> None:
+    """``y`` has mean 1 over the ``h_t`` wrong responses whatever they are, so that no share is above ``h_t``."""
+    peaked = torch.tensor([0.0, 3e-5, 0.7, 1.1]).bfloat16().float().tolist()
+    rows = [[0.0] * 2 if row < zeros else [peaked[row], peaked[-row]] for row in range(4)] + [[0.5, 0.5]]
+    shaped = assign_credit(
+        GTPOConfig(alpha1=0.0, alpha2=1.0, entropy_floor=floor), **Batch(rows, [0] * 4 + [1], [0] * 5).arguments()
+    ).shaped_rewards
+    share = -shaped[:4].double()
+    torch.testing.assert_close(share.sum(0), torch.full((2,), 4.0).double(), rtol=1e-6, atol=0)
+    assert float(share.max()) <= 4.0
+    torch.testing.assert_close(share[:zeros, 0], share[:1, 0].expand(zeros))  # of equals nobody takes more
+    if floor == 1e-8 and zeros == 1:
+        assert float(share[0, 0]) > 3.99, "nearly all of it: docs/algorithms.md says what tames it"
+
+
 @pytest.mark.parametrize(("floor", "padding", "dtype"), [(1.0, -1.0, torch.float32), (1e-8, -1e-8, torch.float64)])
 def test_padding_of_minus_the_floor_changes_nothing(floor: float, padding: float, dtype: torch.dtype) -> None:
     """Its inverse, once the floor is added, is infinite; times 0 that would be NaN in everybody's column."""
