@@ -406,18 +406,18 @@ class ScoredBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCredit:
-    """Credit of the response tokens, computed before the first update.
+class Credit:
+    """Shaped rewards and advantages of this rank's tokens, computed before the first update.
 
     Attributes:
-        shaped_rewards: ``[B, T]`` float32, zero at padding.
-        advantages: ``[B, T]`` float32, zero at padding.
-        loss_mask: ``[B, T]`` bool, the tokens that enter the loss: those that the policy wrote, or fewer.
+        shaped_rewards: ``[B, T]`` float32, zero outside the mask.
+        advantages: ``[B, T]`` float32, zero outside the mask; no gradient.
+        metrics: statistics of the whole batch, the same on every rank; see ``algorithms.credit.diagnostics``.
     """
 
     shaped_rewards: Tensor
     advantages: Tensor
-    loss_mask: Tensor
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -427,10 +427,12 @@ class TrainBatch:
     Attributes:
         scored: the responses with the old policy's scores.
         credit: None on a rank without logits.
+        loss_mask: ``[B, T]`` bool, the tokens that enter the loss: those that the policy wrote, or fewer.
     """
 
     scored: ScoredBatch
-    credit: TokenCredit | None
+    credit: Credit | None
+    loss_mask: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -71,7 +71,9 @@ def run(case: Case, arguments: dict[str, Tensor], reduction: Reduction) -> Outco
         return Outcome([], [], [], [], {}, refusal=type(error).__name__)
     rest = {k: v for k, v in arguments.items() if k not in ("rewards", "shaping_mask")}
     sampled = rest["old_logprobs"]  # DPPO wants the sampler's
-    update = prepare_update(case.config, credit=credit, rollout_logprobs=sampled, **rest, reduction=reduction)
+    update = prepare_update(
+        case.config, advantages=credit.advantages, rollout_logprobs=sampled, **rest, reduction=reduction
+    )
     return Outcome(
         by_token(credit.shaped_rewards, mask),
         by_token(credit.advantages, mask),

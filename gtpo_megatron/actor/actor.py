@@ -40,7 +40,6 @@ from gtpo_megatron.batch import (
     RolloutBatch,
     RolloutShard,
     ScoredBatch,
-    TokenCredit,
     TokenRecord,
     TrainBatch,
 )
@@ -303,8 +302,12 @@ class MegatronActor:
         Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
         """
         scored = self.held.scored("assign_credit")
+        index = torch.tensor(scored.shard.rows, dtype=torch.int64)
+        mine = scored.shard.rollouts
+        judged = mine.loss_mask & ~rewards.failed[index][:, None]
+        in_loss = judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged
         if scored.scores is None:
-            self.held.keep(TrainBatch(scored=scored, credit=None), stage="assign_credit")
+            self.held.keep(TrainBatch(scored=scored, credit=None, loss_mask=in_loss), stage="assign_credit")
             return {}
         staleness = scored.scores.policy_version - scored.shard.policy_version
         if not 0 <= staleness <= self._config.rollout.max_staleness:
@@ -313,9 +316,6 @@ class MegatronActor:
                 f"{scored.scores.policy_version}; rollout.max_staleness={self._config.rollout.max_staleness} allows "
                 f"at most so many versions between them"
             )
-        index = torch.tensor(scored.shard.rows, dtype=torch.int64)
-        mine = scored.shard.rollouts
-        judged = mine.loss_mask & ~rewards.failed[index][:, None]
         shaping_mask = None
         if self._unshaped is not None:
             shaping_mask = self._unshaped.shaping_mask(mine.response_ids, mine.response_lengths)
@@ -330,12 +330,7 @@ class MegatronActor:
             shaping_mask=shaping_mask,
             dp_group=self._groups.dp,
         )
-        in_loss = judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged
-        batch = TrainBatch(
-            scored=scored,
-            credit=TokenCredit(shaped_rewards=credit.shaped_rewards, advantages=credit.advantages, loss_mask=in_loss),
-        )
-        self.held.keep(batch, stage="assign_credit")
+        self.held.keep(TrainBatch(scored=scored, credit=credit, loss_mask=in_loss), stage="assign_credit")
         metrics: Metrics = {name: Max(value) for name, value in credit.metrics.items()}
         if shaping_mask is not None:
             left_out = float((judged & ~shaping_mask).sum())

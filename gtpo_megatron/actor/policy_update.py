@@ -1,7 +1,7 @@
 """(7)(8) The optimizer updates of one rollout batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
 from gtpo_megatron.actor.micro_batching import MicroBatching
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.stage_report import StageReport
-from gtpo_megatron.algorithms.assign_credit import Credit
+from gtpo_megatron.algorithms.losses.loss_inputs import UpdateBatch
 from gtpo_megatron.algorithms.losses.loss_terms import SumCount
-from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.algorithms.prepare_update import UpdateTensors, off_policy_statistics
+from gtpo_megatron.algorithms.policy_loss import update_loss
+from gtpo_megatron.algorithms.prepare_update import off_policy_statistics
 from gtpo_megatron.batch import RolloutBatch, TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.mini_batches import mini_batch_groups
@@ -126,13 +126,13 @@ class PolicyUpdate:
             width = int(batch.scored.shard.rollouts.response_lengths[list(micro.rows)].max()) if micro.rows else 0
             token_logprobs = self._head.score(hidden, micro).logprobs
             logprobs = to_rows(token_logprobs, micro, num_columns=width)
-            arguments = prepared.rows([place[row] for row in micro.rows], width)
+            chosen = prepared.rows([place[row] for row in micro.rows], width)
             beside_sampler: dict[str, Any] = {}
             statistics: dict[str, SumCount] = {}
             if not self._has_scoring_pass:
                 # on policy: the weights have not moved since the responses were sampled
-                arguments["old_logprobs"] = logprobs.detach()
-                rollouts, mask = batch.scored.shard.rollouts, arguments["response_mask"]
+                chosen = replace(chosen, old_logprobs=logprobs.detach())
+                rollouts, mask = batch.scored.shard.rollouts, chosen.response_mask
                 index = torch.tensor(micro.rows, dtype=torch.int64)
                 sampled = rollouts.rollout_logprobs[index, :width].to(logprobs.device, non_blocking=True)
                 statistics = off_policy_statistics(self._config.algorithm.off_policy, logprobs.detach(), sampled, mask)
@@ -140,7 +140,7 @@ class PolicyUpdate:
                     "places": (index[micro.token_rows], micro.token_columns),
                     "token_logprobs": token_logprobs.detach(),
                 }
-            terms = policy_loss(self._config.algorithm, logprobs=logprobs, **arguments)
+            terms = update_loss(self._config.algorithm, logprobs, chosen)
             share = terms.loss_sum / weight
             return share, KeptMicroBatch(
                 share=share.detach(), statistics=statistics | terms.statistics, **beside_sampler
@@ -168,21 +168,17 @@ class PolicyUpdate:
         of_micro_batches = [self._metrics(one, batch.scored.shard.rollouts) for one in kept]
         return merge([metrics, *of_micro_batches]), sum(float(one.share) for one in kept)
 
-    def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateTensors | None:
+    def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateBatch | None:
         """What the loss needs of the whole mini-batch; None on a rank without logits."""
         if batch.credit is None or batch.scored.scores is None:
             return None
         index = torch.tensor(list(rows), dtype=torch.int64)
         credit, scores, rollouts = batch.credit, batch.scored.scores, batch.scored.shard.rollouts
-        mask = credit.loss_mask[index]
+        mask = batch.loss_mask[index]
         return prepare_update(
             self._config.algorithm,
-            credit=Credit(
-                shaped_rewards=credit.shaped_rewards[index],
-                # a row that takes no part in the loss has no advantage either
-                advantages=torch.where(mask, credit.advantages[index], 0.0),
-                metrics={},
-            ),
+            # a row that takes no part in the loss has no advantage either
+            advantages=torch.where(mask, credit.advantages[index], 0.0),
             token_entropy=scores.token_entropy[index],
             response_mask=mask,
             group_ids=rollouts.group_ids[index],

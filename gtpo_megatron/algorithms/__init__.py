@@ -1,19 +1,19 @@
 """The algorithms: pure maths on tensors, and the facades that choose it by the type of the configuration."""
 
 from gtpo_megatron.algorithms.algorithm import Algorithm
-from gtpo_megatron.algorithms.assign_credit import Credit, assign_credit
+from gtpo_megatron.algorithms.assign_credit import assign_credit
 from gtpo_megatron.algorithms.batch.informative import informative_groups
 from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
 from gtpo_megatron.algorithms.exact_sum import exact_sum
 from gtpo_megatron.algorithms.losses.denominators import Denominator
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
-from gtpo_megatron.algorithms.losses.loss_terms import BatchTerms, LossTerms, SumCount
-from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.algorithms.prepare_update import UpdateTensors, prepare_update
+from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs, UpdateBatch
+from gtpo_megatron.algorithms.losses.loss_terms import LossTerms, SumCount
+from gtpo_megatron.algorithms.policy_loss import policy_loss, update_loss
+from gtpo_megatron.algorithms.prepare_update import prepare_update
+from gtpo_megatron.batch import Credit
 
 __all__ = [
     "Algorithm",
-    "BatchTerms",
     "Credit",
     "CreditBatch",
     "Denominator",
@@ -21,10 +21,11 @@ __all__ = [
     "LossTerms",
     "SumCount",
     "TokenCredit",
-    "UpdateTensors",
+    "UpdateBatch",
     "assign_credit",
     "exact_sum",
     "informative_groups",
     "policy_loss",
     "prepare_update",
+    "update_loss",
 ]

@@ -1,7 +1,5 @@
 """Computes advantages from rewards and entropies with the algorithm that the configuration selects."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -23,23 +21,9 @@ from gtpo_megatron.algorithms.credit.diagnostics import credit_metrics
 from gtpo_megatron.algorithms.credit.length_penalty import length_penalties
 from gtpo_megatron.algorithms.credit.reference_kl import checked_reference, reference_penalties
 from gtpo_megatron.algorithms.registry import algorithm_of
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ShapeError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Credit:
-    """Shaped rewards and advantages of this rank's tokens.
-
-    Attributes:
-        shaped_rewards: ``[B, T]`` float32, zero outside the mask.
-        advantages: ``[B, T]`` float32, zero outside the mask; no gradient.
-        metrics: statistics of the whole batch, the same on every rank; see ``diagnostics``.
-    """
-
-    shaped_rewards: Tensor
-    advantages: Tensor
-    metrics: dict[str, float]
 
 
 def assign_credit(  # noqa: PLR0913 - tensors of the same rows

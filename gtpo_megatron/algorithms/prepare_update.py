@@ -1,13 +1,8 @@
 """Computes the batch-wide inputs of the loss, once before the batch is split into micro-batches."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict
-
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.assign_credit import Credit
 from gtpo_megatron.algorithms.batch.checks import (
     check_finite,
     check_full_precision,
@@ -21,7 +16,8 @@ from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
 from gtpo_megatron.algorithms.batch.response_table import gather_table
 from gtpo_megatron.algorithms.batch.tokens import Tokens
 from gtpo_megatron.algorithms.credit.reference_kl import checked_reference
-from gtpo_megatron.algorithms.losses.loss_terms import BatchTerms, SumCount, sum_count
+from gtpo_megatron.algorithms.losses.loss_inputs import UpdateBatch
+from gtpo_megatron.algorithms.losses.loss_terms import SumCount, sum_count
 from gtpo_megatron.algorithms.losses.off_policy import (
     correction_ratio,
     correction_statistics,
@@ -34,81 +30,10 @@ from gtpo_megatron.config.algorithm import AlgorithmConfig, OffPolicyConfig
 from gtpo_megatron.errors import ShapeError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateTensors:
-    """Inputs of ``policy_loss`` besides the current log-probs, for all rows of this rank.
-
-    Attributes:
-        old_logprobs: ``[B, T]``.
-        advantages: ``[B, T]`` float32.
-        response_mask: ``[B, T]`` bool.
-        row_weights: ``[B]`` float64, see ``denominators``.
-        token_weights: ``[B, T]``, weights of the off-policy correction; None: all 1.
-        token_selection: ``[B, T]`` bool, tokens chosen over the batch; None if the algorithm chooses none.
-        rollout_logprobs: ``[B, T]``, the sampler's; None if the algorithm does not need them.
-        ref_logprobs: ``[B, T]``, the reference policy's; None if the loss has no term of it.
-        weight: scalar float64 on the CPU, the denominator of the whole batch, over all ranks.
-        statistics: off-policy statistics of this rank's tokens, additive over ranks; empty without
-            ``rollout_logprobs``.
-    """
-
-    old_logprobs: Tensor
-    advantages: Tensor
-    response_mask: Tensor
-    row_weights: Tensor
-    token_weights: Tensor | None
-    token_selection: Tensor | None
-    rollout_logprobs: Tensor | None
-    ref_logprobs: Tensor | None
-    weight: Tensor
-    statistics: dict[str, SumCount]
-
-    def to(self, device: torch.device) -> "UpdateTensors":
-        """Moves all tensors but the statistics to another device."""
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                moved[field.name] = value.to(device)
-        return replace(self, **moved)
-
-    def rows(self, index: Sequence[int] | Tensor, width: int | None = None) -> "UpdateRows":
-        """Keyword arguments of ``policy_loss`` for the rows ``index``, cut to ``width`` tokens (None: all).
-
-        ``policy_loss(config, logprobs=logprobs, **update.rows(index, logprobs.shape[1]))``
-        """
-        picked = torch.as_tensor(index, dtype=torch.int64).to(self.advantages.device, non_blocking=True)
-
-        def cut(matrix: Tensor | None) -> Tensor | None:
-            return None if matrix is None else matrix[picked, :width]
-
-        return {
-            "old_logprobs": self.old_logprobs[picked, :width],
-            "advantages": self.advantages[picked, :width],
-            "response_mask": self.response_mask[picked, :width],
-            "batch_terms": BatchTerms(
-                row_weights=self.row_weights[picked],
-                token_weights=cut(self.token_weights),
-                token_selection=cut(self.token_selection),
-                rollout_logprobs=cut(self.rollout_logprobs),
-                ref_logprobs=cut(self.ref_logprobs),
-            ),
-        }
-
-
-class UpdateRows(TypedDict):
-    """Keyword arguments of ``policy_loss`` besides the current log-probs."""
-
-    old_logprobs: Tensor
-    advantages: Tensor
-    response_mask: Tensor
-    batch_terms: BatchTerms
-
-
 def prepare_update(  # noqa: PLR0913 - tensors of the same rows
     config: AlgorithmConfig,
     *,
-    credit: Credit,
+    advantages: Tensor,
     token_entropy: Tensor,
     response_mask: Tensor,
     group_ids: Tensor,
@@ -116,12 +41,12 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
     rollout_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
     reduction: Reduction | None = None,
-) -> UpdateTensors:
+) -> UpdateBatch:
     """Computes row weights, selected tokens and the off-policy correction from the whole batch.
 
     Args:
         config: its type selects the algorithm.
-        credit: credit of the same rows.
+        advantages: ``[B, T]``, of ``assign_credit`` on the rollout batch.
         token_entropy: ``[B, T]``.
         response_mask: ``[B, T]`` bool, the policy's own tokens that enter the loss, in any arrangement.
         group_ids: ``[B]``.
@@ -146,10 +71,10 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
         shape = tuple(token_entropy.shape)
         check_shape(shape[:1], group_ids=group_ids)
         check_labels(group_ids=group_ids)
-        check_shape(shape, response_mask=response_mask, old_logprobs=old_logprobs, advantages=credit.advantages)
+        check_shape(shape, response_mask=response_mask, old_logprobs=old_logprobs, advantages=advantages)
         check_mask(response_mask=response_mask)
-        check_full_precision(token_entropy=token_entropy, old_logprobs=old_logprobs, advantages=credit.advantages)
-        check_finite(response_mask, advantages=credit.advantages)
+        check_full_precision(token_entropy=token_entropy, old_logprobs=old_logprobs, advantages=advantages)
+        check_finite(response_mask, advantages=advantages)
         tokens = Tokens.of(response_mask)
         if algorithm.select is not None:
             tokens.checked("token_entropy", token_entropy)
@@ -185,14 +110,14 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
                 tokens=tokens,
                 entropy=tokens.pick(token_entropy).to(torch.float64),
                 old_logprobs=flat_old,
-                advantages=tokens.pick(credit.advantages).to(torch.float64),
+                advantages=tokens.pick(advantages).to(torch.float64),
                 num_tokens=int(table.lengths.sum()),
                 reduction=reduction,
             )
             selection = tokens.put(algorithm.select(config, batch)).bool()
-        return UpdateTensors(
+        return UpdateBatch(
             old_logprobs=old_logprobs.detach(),
-            advantages=credit.advantages,
+            advantages=advantages,
             response_mask=response_mask,
             row_weights=weights[table.mine].to(response_mask.device),
             token_weights=token_weights,

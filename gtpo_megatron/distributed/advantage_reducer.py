@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron import algorithms
-from gtpo_megatron.algorithms import Credit, UpdateTensors
+from gtpo_megatron.algorithms import Credit, UpdateBatch
 from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
@@ -158,7 +158,7 @@ def assign_credit(config: AlgorithmConfig, *, dp_group: dist.ProcessGroup | None
 
 def prepare_update(
     config: AlgorithmConfig, *, dp_group: dist.ProcessGroup | None = None, **tensors: Any
-) -> UpdateTensors:
+) -> UpdateBatch:
     """This rank's rows of ``algorithms.prepare_update`` on the rows of all ranks of ``dp_group``.
 
     Every rank of the group must call it. Collectives: two ``all_gather``; for Clip-Cov and KL-Cov four ``all_reduce``

@@ -115,7 +115,7 @@ def outcome(
         where = {"dp_group": dp_group}
     credit = assign(config, **arguments, **where)
     sampled = moved(inputs.sampled[rows], own, mask)
-    update = prepare(config, credit=credit, rollout_logprobs=sampled, **rest, **where)
+    update = prepare(config, advantages=credit.advantages, rollout_logprobs=sampled, **rest, **where)
     results = [credit.shaped_rewards, credit.advantages, update.row_weights, update.token_selection]
     if isinstance(config, GTPOConfig | GRPOSConfig):
         masked = assign(config, **arguments, shaping_mask=moved(inputs.kept[rows], own, mask, False), **where)
@@ -277,10 +277,10 @@ def run_with_bad_values(rank: int, world_size: int) -> list[str]:
     with pytest.raises(ConfigError, match="data-parallel rank 1: config: got str"):
         advantage_reducer.assign_credit(wrong_type, **good, dp_group=dist.group.WORLD)
     credit = assign_credit(GTPOConfig(), **good)
-    bad = replace(credit, advantages=spoilt_advantages(credit.advantages, row)) if rank == 1 else credit
+    bad = spoilt_advantages(credit.advantages, row) if rank == 1 else credit.advantages
     rest = {name: value for name, value in good.items() if name != "rewards"}
     with pytest.raises(DataError, match=r"data-parallel rank 1: advantages\[.*\] = nan"):
-        advantage_reducer.prepare_update(KLCovConfig(), credit=bad, **rest, dp_group=dist.group.WORLD)
+        advantage_reducer.prepare_update(KLCovConfig(), advantages=bad, **rest, dp_group=dist.group.WORLD)
     config = GTPOConfig() if rank else replace(GTPOConfig(), alpha2=0.2)
     with pytest.raises(GTPOError, match="different algorithm configurations"):
         advantage_reducer.assign_credit(config, **good, dp_group=dist.group.WORLD)

@@ -7,9 +7,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gtpo_megatron.algorithms import BatchTerms, assign_credit
-from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.algorithms.registry import algorithm_of
+from gtpo_megatron.algorithms import assign_credit, policy_loss, prepare_update, update_loss
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -192,16 +190,6 @@ def router_penalty(balance, routed, loads, model_config):
     return total
 
 
-def whole_batch(config, mask, group_ids, ref_logprobs):
-    """What the loss reads of the whole batch besides its tokens, for a batch that is not cut."""
-    algorithm = algorithm_of(config.algorithm)
-    index = torch.unique(group_ids, return_inverse=True)[1]
-    weights = algorithm.denominator(config.algorithm).row_weights(
-        mask.sum(1), index, per_response=algorithm.ratio_of == "response"
-    )
-    return BatchTerms(row_weights=weights, ref_logprobs=ref_logprobs)
-
-
 def dense_step(model, config, batch, rewards, ref_model=None):
     """One update by transformers, autograd and torch's AdamW: credit, loss, clipped gradients and the new weights.
 
@@ -222,15 +210,17 @@ def dense_step(model, config, batch, rewards, ref_model=None):
         old_logprobs=logprobs.detach(),
         ref_logprobs=ref_logprobs,
     )
-    terms = policy_loss(
-        config.algorithm,
-        logprobs=logprobs,
-        old_logprobs=logprobs.detach(),
-        advantages=torch.where(mask, credit.advantages, 0.0),
-        response_mask=mask,
-        group_ids=batch.group_ids,
-        batch_terms=None if ref_logprobs is None else whole_batch(config, mask, batch.group_ids, ref_logprobs),
-    )
+    given = {
+        "old_logprobs": logprobs.detach(),
+        "advantages": torch.where(mask, credit.advantages, 0.0),
+        "response_mask": mask,
+        "group_ids": batch.group_ids,
+    }
+    if ref_logprobs is None:
+        terms = policy_loss(config.algorithm, logprobs=logprobs, **given)
+    else:
+        given |= {"token_entropy": entropy.detach(), "ref_logprobs": ref_logprobs}
+        terms = update_loss(config.algorithm, logprobs, prepare_update(config.algorithm, **given))
     loss = terms.loss_sum / terms.weight
     loads = [expert_balance.loads(torch.cat(choices), logits[0].shape[-1]) for logits, choices in routed]
     penalty = router_penalty(config.balance, routed, loads, model.config)

@@ -31,26 +31,6 @@ class LossTerms:
     statistics: dict[str, SumCount]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchTerms:
-    """Batch-wide inputs of a loss, for the rows of one micro-batch; see ``prepare_update``.
-
-    Attributes:
-        row_weights: ``[B]`` float64, see ``denominators``.
-        token_weights: ``[B, T]`` float, factors of each token's loss that do not change the denominator (the off-policy
-            correction); None: all 1.
-        token_selection: ``[B, T]`` bool, tokens chosen over the batch; None if the algorithm chooses none.
-        rollout_logprobs: ``[B, T]`` nats, by the sampler; None if the algorithm does not need them.
-        ref_logprobs: ``[B, T]`` nats, by the reference policy; None if the loss has no term of it.
-    """
-
-    row_weights: Tensor
-    token_weights: Tensor | None = None
-    token_selection: Tensor | None = None
-    rollout_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-
-
 def sum_count(values: Tensor, mask: Tensor) -> SumCount:
     """Sum and number of the ``values`` where ``mask`` is True; any shape, detached, float64."""
     kept = torch.where(mask, values.detach(), 0.0)

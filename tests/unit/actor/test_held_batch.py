@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+import torch
 
 from gtpo_megatron.actor.held_batch import HeldBatch
 from gtpo_megatron.batch import RolloutShard, ScoredBatch, TrainBatch
@@ -12,7 +13,7 @@ SCORED = ScoredBatch(
     shard=RolloutShard(rollouts=None, rows=(), prompt_groups=(), policy_version=0),
     scores=None,
 )
-TRAIN = TrainBatch(scored=SCORED, credit=None)
+TRAIN = TrainBatch(scored=SCORED, credit=None, loss_mask=torch.zeros(1, 1, dtype=torch.bool))
 
 
 def after(*stages):

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms import BatchTerms, assign_credit, policy_loss, prepare_update
+from gtpo_megatron.algorithms import UpdateBatch, assign_credit, prepare_update, update_loss
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from tests.strategies import Batch, random_batch
 
@@ -80,11 +80,11 @@ class Problem:
             "old_logprobs": given["old"],
         }
         credit = assign_credit(config, rewards=self.rewards[rows], **shared)
-        update = prepare_update(config, credit=credit, rollout_logprobs=given["sampled"], **shared)
+        update = prepare_update(config, advantages=credit.advantages, rollout_logprobs=given["sampled"], **shared)
         logprobs = given["new"].clone().requires_grad_()
         loss, weight = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for chunk in torch.arange(len(rows)).tensor_split(parts):
-            terms = policy_loss(config, logprobs=logprobs[chunk], **update.rows(chunk))
+            terms = update_loss(config, logprobs[chunk], update.rows(chunk))
             loss, weight = loss + terms.loss_sum, weight + terms.weight
         (loss / weight).backward()
         assert logprobs.grad is not None
@@ -115,14 +115,16 @@ def _check_edges(config: AlgorithmConfig) -> None:
     for shape in ((0, 3), (2, 0), (2, 3)):
         logprobs = torch.full(shape, math.nan).requires_grad_()
         zeros, masks = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-        terms = policy_loss(
-            config,
-            logprobs=logprobs,
+        batch = UpdateBatch(
             old_logprobs=zeros,
             advantages=zeros,
             response_mask=masks,
-            batch_terms=BatchTerms(row_weights=torch.zeros(shape[0]), rollout_logprobs=zeros),
+            row_weights=torch.zeros(shape[0]),
+            rollout_logprobs=zeros,
+            weight=torch.zeros(()),
+            statistics={},
         )
+        terms = update_loss(config, logprobs, batch)
         terms.loss_sum.backward()
         assert (terms.loss_sum.item(), float(terms.weight)) == (0, 0)
         assert logprobs.grad is not None

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms import BatchTerms, Credit, LossTerms, assign_credit, policy_loss, prepare_update
+from gtpo_megatron.algorithms import LossTerms, UpdateBatch, assign_credit, policy_loss, prepare_update, update_loss
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DPPOConfig,
     DrGRPOConfig,
     EntropyAdvantageConfig,
     GRPOConfig,
@@ -23,6 +24,7 @@ from gtpo_megatron.config.algorithm import (
     GTPOConfig,
     KLCovConfig,
     OffPolicyConfig,
+    ReferenceKLConfig,
     TopEntropyConfig,
 )
 from gtpo_megatron.errors import ConfigError, DataError, ShapeError
@@ -103,7 +105,7 @@ def problem(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Batch, dict[
 def prepared(config: AlgorithmConfig, arguments: dict, old: Tensor, sampled: Tensor):
     credit = assign_credit(config, **arguments)
     rest = {name: value for name, value in arguments.items() if name != "rewards"}
-    return prepare_update(config, credit=credit, old_logprobs=old, rollout_logprobs=sampled, **rest)
+    return prepare_update(config, advantages=credit.advantages, old_logprobs=old, rollout_logprobs=sampled, **rest)
 
 
 def lists(batch: Batch, matrix: Tensor) -> list[list[float]]:
@@ -152,7 +154,7 @@ def test_gradient_equals_finite_differences(config: AlgorithmConfig) -> None:
     everything = update.rows(range(len(old)))
 
     def loss(logprobs: Tensor) -> Tensor:
-        return policy_loss(config, logprobs=logprobs, **everything).loss_sum
+        return update_loss(config, logprobs, everything).loss_sum
 
     if isinstance(config, CISPOConfig):  # its loss is not a function whose derivative is its gradient
         logprobs = new.clone().requires_grad_()
@@ -174,7 +176,7 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(config: AlgorithmCon
         loss, weight, statistics = torch.zeros(()), torch.zeros(()), {}
         for rows in parts:
             width = int(arguments["response_mask"][rows].sum(1).max()) if rows else 0
-            terms = policy_loss(config, logprobs=logprobs[rows, :width], **update.rows(rows, width))
+            terms = update_loss(config, logprobs[rows, :width], update.rows(rows, width))
             loss, weight = loss + terms.loss_sum, weight + terms.weight
             for name, value in terms.statistics.items():
                 total, count = statistics.get(name, (0.0, 0.0))
@@ -197,14 +199,16 @@ def test_an_empty_micro_batch_still_runs_backward(config: AlgorithmConfig) -> No
     for shape in ((0, 3), (2, 0), (2, 3)):
         logprobs = torch.full(shape, math.nan).requires_grad_()
         masks = torch.zeros(shape, dtype=torch.bool)
-        terms = policy_loss(
-            config,
-            logprobs=logprobs,
+        batch = UpdateBatch(
             old_logprobs=torch.zeros(shape),
             advantages=torch.zeros(shape),
             response_mask=masks,
-            batch_terms=BatchTerms(row_weights=torch.zeros(shape[0]), token_selection=masks),
+            row_weights=torch.zeros(shape[0]),
+            token_selection=masks,
+            weight=torch.zeros(()),
+            statistics={},
         )
+        terms = update_loss(config, logprobs, batch)
         terms.loss_sum.backward()
         assert terms.loss_sum.item() == 0
         assert float(terms.weight) == 0
@@ -267,14 +271,10 @@ def test_an_absurd_ratio_stays_finite() -> None:
             {"group_ids": torch.zeros(3, dtype=torch.int64)},
             r"group_ids: got shape",
         ),
-        (TopEntropyConfig(), {}, "token_selection: got None"),
-        (KLCovConfig(), {"batch_terms": BatchTerms(row_weights=torch.ones(2))}, "token_selection: got None"),
-        (GTPOConfig(), {"batch_terms": BatchTerms(row_weights=torch.ones(3))}, r"row_weights: got shape \(3,\)"),
-        (
-            GTPOConfig(),
-            {"batch_terms": BatchTerms(row_weights=torch.ones(2), token_weights=torch.ones(2, 1))},
-            r"token_weights: got shape \(2, 1\)",
-        ),
+        (TopEntropyConfig(), {}, "token_selection: TopEntropyConfig needs it of the whole batch"),
+        (KLCovConfig(), {}, "token_selection: KLCovConfig needs it of the whole batch; call prepare_update"),
+        (DPPOConfig(), {}, "rollout_logprobs: DPPOConfig needs it"),
+        (GTPOConfig(reference_kl=ReferenceKLConfig(coef=0.1)), {}, "ref_logprobs: GTPOConfig needs it"),
         (GTPOConfig(), {"logprobs": torch.zeros(2, 3, dtype=torch.bfloat16)}, "logprobs: got torch.bfloat16"),
         (GTPOConfig(), {"old_logprobs": torch.zeros(2, 2)}, r"old_logprobs: got shape \(2, 2\)"),
         (GTPOConfig(), {"response_mask": torch.ones(2, 3)}, "response_mask: got torch.float32"),
@@ -348,7 +348,7 @@ def loss_of_scattered(config: AlgorithmConfig, seed: int, mask: Tensor, foreign:
     spread = {**arguments, "response_mask": mask, "token_entropy": move(arguments["token_entropy"])}
     update = prepared(config, spread, move(old), move(sampled))
     logprobs = move(new).requires_grad_()
-    terms = policy_loss(config, logprobs=logprobs, **update.rows(range(len(old))))
+    terms = update_loss(config, logprobs, update.rows(range(len(old))))
     terms.loss_sum.backward()
     assert logprobs.grad is not None
     assert not logprobs.grad[~mask].any()
@@ -367,7 +367,7 @@ def test_a_bad_current_logprob_makes_loss_and_gradient_nan_instead_of_waiting_fo
     row = int(torch.nonzero(arguments["response_mask"][:, 0])[0])
     logprobs[row, 0] = value
     logprobs.requires_grad_()
-    terms = policy_loss(config, logprobs=logprobs, **update.rows(range(len(old))))
+    terms = update_loss(config, logprobs, update.rows(range(len(old))))
     terms.loss_sum.backward()
     assert terms.loss_sum.isnan()
     assert logprobs.grad is not None
@@ -377,13 +377,11 @@ def test_a_bad_current_logprob_makes_loss_and_gradient_nan_instead_of_waiting_fo
 def test_credit_is_a_constant_of_the_loss() -> None:
     _, arguments, old, new, _ = problem(5)
     credit = assign_credit(GTPOConfig(), **arguments)
-    leaking = Credit(
-        shaped_rewards=credit.shaped_rewards, advantages=credit.advantages.clone().requires_grad_(), metrics={}
-    )
+    leaking = credit.advantages.clone().requires_grad_()
     rest = {name: value for name, value in arguments.items() if name != "rewards"}
-    update = prepare_update(GTPOConfig(), credit=leaking, old_logprobs=old.requires_grad_(), **rest)
+    update = prepare_update(GTPOConfig(), advantages=leaking, old_logprobs=old.requires_grad_(), **rest)
     logprobs = new.clone().requires_grad_()
-    policy_loss(GTPOConfig(), logprobs=logprobs, **update.rows(range(len(old)))).loss_sum.backward()
-    assert leaking.advantages.grad is None
+    update_loss(GTPOConfig(), logprobs, update.rows(range(len(old)))).loss_sum.backward()
+    assert leaking.grad is None
     assert old.grad is None
     assert logprobs.grad is not None

@@ -35,7 +35,7 @@ def prepare(config: AlgorithmConfig, *, advantages: torch.Tensor | None = None, 
     if advantages is not None:
         credit = Credit(shaped_rewards=credit.shaped_rewards, advantages=advantages, metrics={})
     arguments.pop("rewards")
-    return prepare_update(config, credit=credit, **{"old_logprobs": OLD, **arguments, **changes})
+    return prepare_update(config, advantages=credit.advantages, **{"old_logprobs": OLD, **arguments, **changes})
 
 
 def test_top_entropy_takes_a_fraction_of_the_batch() -> None:
@@ -117,12 +117,13 @@ def test_rows_are_cut_together() -> None:
     config = TopEntropyConfig(off_policy=OffPolicyConfig(mode="truncate"))
     update = prepare(config, rollout_logprobs=OLD)
     cut = update.rows([2, 0], 2)
-    assert torch.equal(cut["old_logprobs"], OLD[[2, 0], :2])
-    assert torch.equal(cut["advantages"], update.advantages[[2, 0], :2])
-    assert cut["batch_terms"].row_weights.shape == (2,)
-    assert cut["batch_terms"].token_weights.shape == (2, 2)
-    assert torch.equal(cut["batch_terms"].token_selection, update.token_selection[[2, 0], :2])
-    assert update.rows([])["advantages"].shape == (0, 3)
+    assert torch.equal(cut.old_logprobs, OLD[[2, 0], :2])
+    assert torch.equal(cut.advantages, update.advantages[[2, 0], :2])
+    assert cut.row_weights.shape == (2,)
+    assert cut.token_weights.shape == (2, 2)
+    assert torch.equal(cut.token_selection, update.token_selection[[2, 0], :2])
+    assert cut.weight is update.weight
+    assert update.rows([]).advantages.shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_a_name_is_no_configuration() -> None:
     credit = assign_credit(GTPOConfig(), **BATCH.arguments())
     rest = {name: value for name, value in BATCH.arguments().items() if name != "rewards"}
     with pytest.raises(ConfigError, match=r"config: got str \('gtpo'\), expected one of GTPOConfig, GRPOSConfig"):
-        prepare_update("gtpo", credit=credit, old_logprobs=OLD, **rest)
+        prepare_update("gtpo", advantages=credit.advantages, old_logprobs=OLD, **rest)
 
 
 @pytest.mark.parametrize("config", [record.config() for record in BUILT_IN], ids=lambda config: type(config).__name__)
@@ -176,17 +177,14 @@ def test_foreign_tokens_anywhere_change_nothing(config: AlgorithmConfig) -> None
         sampled = (arguments["old_logprobs"] + 0.1 * torch.randn(shape, generator=generator)).clamp(max=0)
         credit = assign_credit(config, **arguments)
         rest = {name: value for name, value in arguments.items() if name != "rewards"}
-        whole = prepare_update(config, credit=credit, rollout_logprobs=sampled, **rest)
+        whole = prepare_update(config, advantages=credit.advantages, rollout_logprobs=sampled, **rest)
         own = arguments["response_mask"]
 
         mask = with_holes(own, 5, generator)
         spread = {name: moved(rest[name], own, mask) for name in ("token_entropy", "old_logprobs")}
-        holed = Credit(
-            shaped_rewards=credit.shaped_rewards, advantages=moved(credit.advantages, own, mask), metrics=credit.metrics
-        )
         found = prepare_update(
             config,
-            credit=holed,
+            advantages=moved(credit.advantages, own, mask),
             rollout_logprobs=moved(sampled, own, mask),
             response_mask=mask,
             group_ids=rest["group_ids"],

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from gtpo_megatron.algorithms import BatchTerms, LossTerms, policy_loss
+from gtpo_megatron.algorithms import LossTerms, UpdateBatch, policy_loss, update_loss
 from gtpo_megatron.algorithms.losses.dppo import binary_kl, binary_tv
 from gtpo_megatron.config.algorithm import DPPOConfig, OffPolicyConfig
 from gtpo_megatron.errors import ConfigError, DataError, ShapeError
@@ -25,14 +25,16 @@ def logs(*probabilities: float) -> torch.Tensor:
 def one_token(config: DPPOConfig, mu: float, pi: float, advantage: float) -> tuple[LossTerms, float]:
     """The terms, and the gradient by ``log pi``; the trainer's old policy is far from both."""
     logprobs = logs(pi).requires_grad_()
-    terms = policy_loss(
-        config,
-        logprobs=logprobs,
+    batch = UpdateBatch(
         old_logprobs=logs(1e-6),
         advantages=torch.tensor([[advantage]]),
         response_mask=torch.tensor([[True]]),
-        batch_terms=BatchTerms(row_weights=torch.ones(1), rollout_logprobs=logs(mu)),
+        row_weights=torch.ones(1),
+        rollout_logprobs=logs(mu),
+        weight=torch.ones(()),
+        statistics={},
     )
+    terms = update_loss(config, logprobs, batch)
     terms.loss_sum.backward()
     assert logprobs.grad is not None
     return terms, logprobs.grad.item()
@@ -103,7 +105,7 @@ def test_advantages_are_centred_only() -> None:
 
 def test_the_samplers_logprobs_are_needed_and_no_correction_besides() -> None:
     ones = torch.ones(1, 1)
-    with pytest.raises(ShapeError, match="rollout_logprobs: got None; DPPOConfig"):
+    with pytest.raises(ShapeError, match="rollout_logprobs: DPPOConfig needs it"):
         policy_loss(DPPOConfig(), logprobs=-ones, old_logprobs=-ones, advantages=ones, response_mask=ones.bool())
     problem = Problem(1)
     problem.tensors["sampled"] = problem.tensors["sampled"] + 9
