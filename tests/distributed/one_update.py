@@ -15,6 +15,7 @@ from tests.reference.expert_balance import load_statistics
 
 DEALINGS = {
     ("one", 1): [list(range(8))],
+    ("permuted", 1): [[5, 0, 7, 2, 6, 1, 4, 3]],
     # groups are split over replicas, and replicas make different numbers of micro-batches
     ("split", 2): [[0, 3, 5], [1, 2, 4, 6, 7]],
     ("split", 4): [[0, 3], [5], [1, 2, 4], [6, 7]],
@@ -24,16 +25,25 @@ DEALINGS = {
 }
 """By name and number of replicas."""
 
-
 GRADIENT_TOLERANCE = 2e-5
 """Of the largest element of the tensor, float32."""
 
 
 def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts):
     """What every rank does in a step, and what it can tell of it."""
+    from megatron.core.tensor_parallel import mappings
+
     from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
     from gtpo_megatron.actor.model.policy_model import parameters_by_name
 
+    reduce, is_contiguous = mappings._reduce, []
+
+    def watched(tensor, group):
+        if group.size() > 1:
+            is_contiguous.append(tensor.is_contiguous())
+        return reduce(tensor, group)
+
+    mappings._reduce = watched
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.place.data_index]
     scored = actor.score_tokens(RolloutShard.of(rollouts, rows))
@@ -42,7 +52,14 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     write_slices(buffer_path, actor, config)
     gradients = {name: parameter.main_grad for name, parameter in parameters_by_name(actor._chunks).items()}
     write_slices(f"{buffer_path}_gradients", actor, config, gradients)
-    found = {"place": actor.place, "metrics": metrics, "rows": rows}
+    found = {
+        "place": actor.place,
+        "metrics": metrics,
+        "rows": rows,
+        "reduced_contiguous": is_contiguous,
+        "gradient_dtypes": {gradient.dtype for gradient in gradients.values()},
+        "rotary_dtypes": {chunk.rotary_pos_emb.inv_freq.dtype for chunk in actor._chunks},
+    }
     if actor.place.has_logits:
         found |= {
             "logprobs": actor.held.batch.scored.scores.old_logprobs,
@@ -51,6 +68,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
             "advantages": actor.held.batch.credit.advantages,
         }
     actor.close()
+    mappings._reduce = reduce
     return found
 
 
@@ -61,7 +79,7 @@ def compare(
     failed=(),
     dealing=None,
     *,
-    routed_experts=None,
+    rollouts=None,
     scores_atol=2e-5,
     scores_rtol=1e-4,
     norm_rtol=1e-5,
@@ -69,13 +87,16 @@ def compare(
 ):
     """Runs the layout and holds everything it computed against the answer of one process of transformers.
 
+    Args:
+        rollouts: None: eight of different lengths, in which somebody else wrote some tokens.
+
     Returns:
         The merged metrics.
     """
     # Adam's first step is lr * g / (|g| + eps): with the usual eps, the sign of g however small
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, adam_eps=1e-4))
     reference = copy.deepcopy(model)
-    rollouts = make_rollouts(loss_mask=own_tokens(), routed_experts=routed_experts)
+    rollouts = rollouts or make_rollouts(loss_mask=own_tokens())
     expected = dense_step(reference, config, rollouts, make_rewards(failed), ref_model)
     path = tmp_path / "buffer"
     dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
@@ -83,6 +104,7 @@ def compare(
         one_update, config.parallel.num_ranks, config, str(path), failed, dealing, rollouts, timeout_s=120
     )
     for found in ranks:
+        assert_full_precision(found)
         for name in ("logprobs", "entropy", "advantages", "ref_logprobs"):
             if found.get(name) is not None:
                 wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
@@ -100,6 +122,15 @@ def compare(
         wanted = expected["weights"][name]
         torch.testing.assert_close(tensor, wanted, rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}")
     return scalars
+
+
+def assert_full_precision(found):
+    """Of what a rank told: gradients are summed, and positions turned, in float32 whatever the model's dtype.
+
+    Megatron-core 0.16.1 sums a copy of a tensor that is not contiguous, and goes on with the tensor: none may come.
+    """
+    assert found["gradient_dtypes"] == found["rotary_dtypes"] == {torch.float32}
+    assert all(found["reduced_contiguous"])
 
 
 def compare_gradients(found, expected):

@@ -1,11 +1,13 @@
 """One update of real Megatron ranks equals transformers with autograd, whatever the layout and the cuts."""
 
 import pytest
+import torch
 
-from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.batch import RolloutShard, mask_of_lengths
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError, StageOrderError
 from tests.dist_utils import run_processes
+from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.one_update import compare
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
@@ -116,7 +118,36 @@ def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm
 def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, layout, micro_batch_tokens):
     """Eight micro-batches, and one; the other tests have three or four, and an interleaved pipeline wants two."""
     folder, model = models[True]
-    compare(tmp_path, model, make_config(folder, LAYOUTS[layout], micro_batch_tokens=micro_batch_tokens))
+    config = make_config(folder, LAYOUTS[layout], micro_batch_tokens=micro_batch_tokens)
+    compare(tmp_path, model, config, norm_rtol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_order_of_responses_changes_nothing(models, tmp_path, micro_batch_tokens):
+    """Scores, and so entropies and credit, stay with their responses through any cut."""
+    folder, model = models[True]
+    config = make_config(folder, LAYOUTS["one"], micro_batch_tokens=micro_batch_tokens)
+    compare(tmp_path, model, config, dealing="permuted", norm_rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layout", ["cp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cp4", "tp2_sp_cp2", "pp2_vpp2_cp2"))]
+)
+def test_all_tokens_of_the_loss_are_on_one_of_the_ranks_that_share_sequences(models, tmp_path, layout):
+    """Long prompts, responses of one token."""
+    folder, model = models[False]
+    ones = torch.ones(8, dtype=torch.int64)
+    rollouts = make_rollouts(prompt_lengths=8 * ones, response_lengths=ones, loss_mask=mask_of_lengths(ones, 12))
+    compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), rollouts=rollouts, norm_rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one", "tp2_sp", "tp2_dp2"))]
+)
+def test_norms_of_queries_and_keys(tmp_path, layout):
+    """Every tensor-parallel rank has a copy of their weights, and its heads' part of their gradients."""
+    model = make_family_model(tmp_path / "model", FAMILIES["qwen3"])
+    compare(tmp_path, model, make_config(tmp_path / "model", LAYOUTS[layout]), norm_rtol=1e-6)
 
 
 @pytest.mark.slow

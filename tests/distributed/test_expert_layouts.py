@@ -10,7 +10,8 @@ from gtpo_megatron.config.balance import BalanceConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import EXPERT_FAMILIES, make_expert_model
-from tests.distributed.one_update import compare, one_update
+from tests.distributed.model_file import read_tensors
+from tests.distributed.one_update import assert_full_precision, compare, one_update
 from tests.distributed.tiny_world import dense_step, make_config, make_rewards, make_rollouts, own_tokens
 
 pytestmark = [
@@ -114,6 +115,7 @@ def test_a_replica_without_responses(models, tmp_path, name, micro_batch_tokens)
         ("glm4_moe", "ep2", "full"),
         pytest.param("qwen3_moe", "ep2", "none", marks=pytest.mark.slow),
         pytest.param("qwen3_moe", "ep2_cp2_tp2", "full", marks=pytest.mark.slow),
+        pytest.param("glm4_moe", "tp2_etp1", "none", marks=pytest.mark.slow),
         pytest.param("glm4_moe", "ep2_pp2_vpp2", "experts", marks=pytest.mark.slow),
         pytest.param("glm4_moe", "ep2_pp2_tp2", "none", marks=pytest.mark.slow),
         pytest.param("glm4_moe", "ep4", "full", marks=pytest.mark.slow),
@@ -132,20 +134,22 @@ def test_penalties_and_biases(models, tmp_path, family, name, recompute):
 
 @pytest.mark.parametrize(
     "name",
-    ["ep2_sharded_optimizer"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("one", "tp2_etp1", "ep2_tp2_etp1", "ep2_pp2_tp2")],
+    ["ep2_sharded_optimizer", "tp2_etp1"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("one", "tp2_etp2", "ep2_tp2_etp1", "ep2_pp2_tp2")],
 )
 def test_bfloat16(models, tmp_path, name):
-    """As near to float32 as bfloat16 is in one process; a norm without some ranks' experts would be far off."""
+    """As near to float32 as bfloat16 is in one process; the norm is that of all parameters, each counted once."""
     folder, model = models["qwen3_moe"]
     config = make_config(folder, LAYOUTS[name])
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, dtype="bfloat16"),
+        optimizer=dataclasses.replace(config.optimizer, clip_grad=1e6),  # gradients stay as the norm sees them
+    )
     rollouts = make_rollouts(loss_mask=own_tokens())
     expected = dense_step(copy.deepcopy(model), config, rollouts, make_rewards())
-    dealing = "one" if config.parallel.data_parallel_size == 1 else "split"
-    ranks = run_processes(
-        one_update, config.parallel.num_ranks, config, str(tmp_path / "buffer"), (), dealing, rollouts, timeout_s=120
-    )
+    dealing, path = "one" if config.parallel.data_parallel_size == 1 else "split", str(tmp_path / "buffer")
+    ranks = run_processes(one_update, config.parallel.num_ranks, config, path, (), dealing, rollouts, timeout_s=120)
     gaps = [
         (found["logprobs"] - expected["logprobs"][found["rows"]][:, : found["logprobs"].shape[1]]).abs().flatten()
         for found in ranks
@@ -154,3 +158,9 @@ def test_bfloat16(models, tmp_path, name):
     scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
     assert float(torch.cat(gaps).mean()) < 0.03
     assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.01)
+    for found in ranks:
+        assert_full_precision(found)
+    if not config.parallel.distributed_optimizer:  # which leaves on each rank the sums of its own part only
+        gradients = read_tensors(f"{path}_gradients", folder).values()
+        whole = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
+        assert scalars["optimizer/grad_norm"] == pytest.approx(whole, rel=1e-6)

@@ -63,6 +63,10 @@ def random_experts():
     return scores.topk(PER_TOKEN).indices.to(torch.uint8)
 
 
+def with_routing(routed_experts):
+    return make_rollouts(loss_mask=own_tokens(), routed_experts=routed_experts)
+
+
 def own_experts(model):
     """What the model itself chooses, in the form of the sampler's routing."""
     batch = make_rollouts(loss_mask=own_tokens())
@@ -76,7 +80,8 @@ def own_experts(model):
 def test_experts_of_a_sampler_are_taken_in_scoring_and_update(made, tmp_path, name):
     folder, model = made
     config = replaying(folder, name, "rollout", returns_routing=True)
-    compare(tmp_path, model, config, routed_experts=random_experts(), scores_atol=5e-6, scores_rtol=0, norm_rtol=2e-6)
+    rollouts = with_routing(random_experts())
+    compare(tmp_path, model, config, rollouts=rollouts, scores_atol=5e-6, scores_rtol=0, norm_rtol=2e-6)
 
 
 @pytest.mark.slow
@@ -91,7 +96,8 @@ def test_experts_of_a_sampler_are_taken_in_scoring_and_update(made, tmp_path, na
 def test_recomputation_takes_them_too(made, tmp_path, name, recompute):
     folder, model = made
     config = replaying(folder, name, "rollout", returns_routing=True, recompute=recompute)
-    compare(tmp_path, model, config, routed_experts=random_experts(), scores_atol=5e-6, scores_rtol=0, norm_rtol=2e-6)
+    rollouts = with_routing(random_experts())
+    compare(tmp_path, model, config, rollouts=rollouts, scores_atol=5e-6, scores_rtol=0, norm_rtol=2e-6)
 
 
 def step(rank, world_size, init_method, config, rollouts, buffer_path, push_routers):
@@ -144,7 +150,7 @@ def difference(name, one, other):
 @pytest.mark.parametrize("name", on("ep2"))
 def test_an_update_takes_the_choices_of_the_scoring_pass_after_the_routers_have_moved(made, tmp_path, name):
     folder, model = made
-    rollouts = make_rollouts(loss_mask=own_tokens(), routed_experts=own_experts(model))
+    rollouts = with_routing(own_experts(model))
     free = weights_after(tmp_path, replaying(folder, name, "none"), rollouts, push_routers=2.0)
     replayed = weights_after(tmp_path, replaying(folder, name, "score"), rollouts, push_routers=2.0)
     told = weights_after(tmp_path, replaying(folder, name, "rollout", returns_routing=True), rollouts, push_routers=2.0)
@@ -162,7 +168,7 @@ def test_other_choices_than_the_samplers_are_counted_exactly(made, tmp_path, nam
     for token, layer in ((0, 0), (5, 3), (len(routed) - 1, 1)):
         taken = set(routed[token, layer].tolist())
         routed[token, layer, 0] = next(expert for expert in range(NUM_EXPERTS) if expert not in taken)
-    rollouts = make_rollouts(loss_mask=own_tokens(), routed_experts=routed)
+    rollouts = with_routing(routed)
     config = replaying(folder, name, "none", returns_routing=True)
     found = run_processes(
         step, config.parallel.num_ranks, config, rollouts, str(tmp_path / "buffer"), 0.0, timeout_s=120
@@ -180,7 +186,7 @@ def test_without_a_scoring_pass_the_update_takes_the_samplers_choices(made, tmp_
     def both(rank, world_size, init_method):
         from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
 
-        rollouts = make_rollouts(loss_mask=own_tokens(), routed_experts=random_experts())
+        rollouts = with_routing(random_experts())
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
         actor.score_tokens(RolloutShard.of(rollouts, range(8)))
         scores = actor.held.batch.scores

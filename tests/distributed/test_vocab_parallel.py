@@ -17,17 +17,18 @@ pytestmark = pytest.mark.distributed
 
 CPU = torch.device("cpu")
 
-# (tokens, hidden, padded vocabulary, true vocabulary, per-token temperature, gradient of entropy, chunk)
+# (tokens, hidden, padded vocabulary, true vocabulary, per-token temperature, gradient of entropy, chunk, first target)
 CASES = [
-    (7, 6, 40, 40, False, False, 3),
-    (13, 5, 44, 37, True, False, 1),
-    (5, 3, 20, 4, True, True, 5),  # with four ranks, three hold nothing but padding
-    (1, 2, 8, 7, False, True, 64),
+    (7, 6, 40, 40, False, False, 3, 0),
+    (13, 5, 44, 37, True, False, 1, 0),
+    (5, 3, 20, 4, True, True, 5, 0),  # all targets are on the first rank; with four, three hold nothing but padding
+    (1, 2, 8, 7, False, True, 64, 0),
+    (6, 4, 24, 24, False, True, 4, 18),  # all targets are on the last rank
 ]
 
 
 def _case(number, dtype=torch.float64):
-    tokens, hidden, padded, true, per_token, entropy_grad, chunk = CASES[number]
+    tokens, hidden, padded, true, per_token, entropy_grad, chunk, first = CASES[number]
     generator = torch.Generator().manual_seed(number)
 
     def normal(*shape):
@@ -36,8 +37,8 @@ def _case(number, dtype=torch.float64):
     return SimpleNamespace(
         hidden=normal(tokens, hidden),
         weight=normal(padded, hidden),
-        targets=torch.randint(0, true, (tokens,), generator=generator),
-        temperature=torch.rand(tokens, generator=generator) + 0.5 if per_token else 0.7,
+        targets=torch.randint(first, true, (tokens,), generator=generator),
+        temperature=torch.rand(tokens, generator=generator) + 0.5 if per_token else 0.6,
         vocab_size=true,
         entropy_grad=entropy_grad,
         chunk=chunk,

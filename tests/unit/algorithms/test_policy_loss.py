@@ -337,6 +337,41 @@ def test_foreign_tokens_anywhere_change_no_loss(config: AlgorithmConfig, foreign
             assert torch.equal(holed.statistics[name].count, value.count)
 
 
+@pytest.mark.parametrize("config", ALL, ids=IDS)
+@pytest.mark.parametrize("foreign", [math.nan, 1e30, -math.inf])
+def test_a_row_that_is_masked_out_is_in_neither_numerator_nor_denominator(
+    config: AlgorithmConfig, foreign: float
+) -> None:
+    """A response that was cut, or has no verdict: the loss is that of a batch without it."""
+    _, arguments, old, new, sampled = problem(5)
+    row = int(arguments["response_mask"].sum(1).argmax())
+    kept = torch.arange(len(old)) != row
+
+    def loss_of(arguments: dict[str, Tensor], *matrices: Tensor) -> tuple[LossTerms, Tensor]:
+        old, new, sampled = matrices
+        logprobs = new.clone().requires_grad_()
+        terms = policy_loss(
+            config, logprobs=logprobs, **prepared(config, arguments, old, sampled).rows(range(len(old)))
+        )
+        terms.loss_sum.backward()
+        assert logprobs.grad is not None
+        return terms, logprobs.grad
+
+    without, wanted = loss_of(
+        {name: tensor[kept] for name, tensor in arguments.items()}, old[kept], new[kept], sampled[kept]
+    )
+    for name in ("token_entropy", "response_mask"):
+        arguments[name] = arguments[name].clone()
+        arguments[name][row] = 0 if name == "response_mask" else foreign
+    for matrix in (old, new, sampled):
+        matrix[row] = foreign
+    found, gradient = loss_of(arguments, old, new, sampled)
+    torch.testing.assert_close(found.weight, without.weight, rtol=1e-14, atol=0)
+    torch.testing.assert_close(found.loss_sum, without.loss_sum, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(gradient[kept], wanted, rtol=1e-12, atol=0)
+    assert not gradient[row].any()
+
+
 def loss_of_scattered(config: AlgorithmConfig, seed: int, mask: Tensor, foreign: float) -> tuple[LossTerms, Tensor]:
     """Loss, and the gradient of every token, of a problem whose tokens stand where ``mask`` has them."""
     _, arguments, old, new, sampled = problem(seed)
