@@ -27,7 +27,7 @@ from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
 from gtpo_megatron.orchestration.machine_record import MachineRecord
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
-from gtpo_megatron.orchestration.pinned_data import pin_data_sets
+from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
 from gtpo_megatron.report.page import write_report
 from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
@@ -61,11 +61,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
             last checkpoint stays valid.
     """
-    recorded = run_dir / CONFIG_FILE
-    config = pin_data_sets(config, load_config(recorded) if resume and recorded.exists() else None)
-    inputs = check_inputs(config)
-    if any(one.statement.needs_judge for one in run_rewards(config.reward)):
-        check_judge(config.reward.judge)
+    config, inputs = _pinned_inputs(config, run_dir / CONFIG_FILE if resume else None)
     folder = RunFolder(run_dir)
     folder.open(config, resume=resume)
     with ExitStack() as stack:
@@ -120,6 +116,20 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             display.stage("export")
             _export(config, folder)
     return replace(summary, report=leave_report(folder))
+
+
+def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig, RunInputs]:
+    """The checked inputs of a run, and its configuration with what they depend on besides: commits and a date.
+
+    Args:
+        config: as it was asked for.
+        recorded: configuration of the run that is continued; None: a new one.
+    """
+    config = pin_data_sets(config, load_config(recorded) if recorded is not None and recorded.exists() else None)
+    inputs = check_inputs(config)
+    if any(one.statement.needs_judge for one in run_rewards(config.reward)):
+        check_judge(config.reward.judge)
+    return pin_date(config, inputs.template_date), inputs
 
 
 def leave_report(folder: RunFolder) -> Path | None:
@@ -207,7 +217,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     if config.model.max_sequence_tokens > architecture.max_positions:
         raise ConfigError(
             f"model.max_sequence_tokens={config.model.max_sequence_tokens} exceeds the model's "
-            f"max_position_embeddings={architecture.max_positions}"
+            f"{architecture.positions_said}"
         )
     algorithm_of(config.algorithm)
     check_loggers(config.logging)
@@ -227,10 +237,11 @@ def check_inputs(config: RunConfig) -> RunInputs:
             f"rollout.sampling.stop_strings: vLLM cannot spell the tokens of {model}, which has sentencepiece's "
             f"tokenizer.model only; use rollout.sampling.stop_token_ids, or add a tokenizer.json"
         )
-    inputs = read_inputs(config, tokenizer)
+    inputs = read_inputs(config, tokenizer, vocab_size=architecture.vocab_size)
     if config.data.prompts_per_step > len(inputs.train):
+        lost = f"; {inputs.lost}" if inputs.lost else ""
         raise ConfigError(
             f"data.prompts_per_step={config.data.prompts_per_step} exceeds the {len(inputs.train)} usable "
-            f"problems of {config.data.train_path}"
+            f"problems of {config.data.train_path}{lost}"
         )
     return inputs

@@ -4,7 +4,7 @@ Each value is marked: *paper's*, or *ours* where the paper says nothing. A recip
 that think before they answer, a longer response.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Concatenate, Literal, ParamSpec
@@ -41,6 +41,10 @@ MAX_RESPONSE_TOKENS = 4096  # paper's
 LONG_RESPONSE_TOKENS = 32768  # ours
 LONGEST_RESPONSE_TOKENS = 65536  # ours
 THINKING_RESPONSE_TOKENS = 16384  # ours, for models that think first: at the paper's length few would get to an answer
+
+THINKING = {"enable_thinking": True}
+"""Ours, and what Qwen3's chat template does by default: with False every prompt ends in an empty thought. The templates
+of Qwen3's Instruct-2507 and Thinking-2507 have no such option: ``--data.template-options '{}'`` for those."""
 
 TRAINING_SET = "dapo-math-17k"  # ours, DAPO's set; a name stands for a pinned commit, NAME=FILE for a local copy
 BENCHMARKS = ("aime24", "aime25", "math500", "amc23", "minerva", "olympiadbench")  # the first three are the paper's
@@ -132,6 +136,7 @@ def math_run(
     seed: int,
     max_response_tokens: int = MAX_RESPONSE_TOKENS,
     stage_deadline_s: float = 7200.0,
+    template_options: Mapping[str, object] | None = None,
 ) -> RunConfig:
     """One run; with another method only name and algorithm differ.
 
@@ -143,6 +148,7 @@ def math_run(
         seed: of prompts, samples and mini-batches.
         max_response_tokens: a longer response is cut.
         stage_deadline_s: twice the estimate for the largest benchmark, at least; ours.
+        template_options: of the model's chat template; None: its defaults.
     """
     length = "" if max_response_tokens == MAX_RESPONSE_TOKENS else f"{max_response_tokens // 1024}k_"
     short_name = model.partition("/")[2].lower().replace(".", "_").replace("-", "_")
@@ -161,6 +167,7 @@ def math_run(
             train_path=TRAINING_SET,
             prompts_per_step=128,  # paper's "global batch 128", by our reading: prompts
             max_prompt_tokens=MAX_PROMPT_TOKENS,
+            template_options=template_options or {},
         ),
         evaluation=EvaluationConfig(
             benchmarks=BENCHMARKS,

@@ -4,7 +4,7 @@
 """
 
 from gtpo_megatron.config.run import RunConfig
-from recipes.math_run import Method, OnGPUs, by_method, math_run
+from recipes.math_run import THINKING, Method, OnGPUs, by_method, math_run
 
 ON_128_GPUS = OnGPUs(
     num_gpus=128,
@@ -21,7 +21,9 @@ ON_128_GPUS = OnGPUs(
 
 def math_128gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
     """One of the paper's methods."""
-    return math_run("Qwen/Qwen3-235B-A22B", method, ON_128_GPUS, num_steps=num_steps, seed=seed)
+    return math_run(
+        "Qwen/Qwen3-235B-A22B", method, ON_128_GPUS, num_steps=num_steps, seed=seed, template_options=THINKING
+    )
 
 
 gtpo_128gpu, grpo_s_128gpu, dapo_128gpu, grpo_128gpu = by_method(math_128gpu)

@@ -5,7 +5,7 @@ what is not said here, each value marked as the paper's or ours.
 """
 
 from gtpo_megatron.config.run import RunConfig
-from recipes.math_run import Method, OnGPUs, by_method, math_run
+from recipes.math_run import THINKING, Method, OnGPUs, by_method, math_run
 
 ON_32_GPUS = OnGPUs(
     num_gpus=32,
@@ -20,7 +20,9 @@ ON_32_GPUS = OnGPUs(
 
 def math_32gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
     """One of the paper's methods."""
-    return math_run("Qwen/Qwen3-30B-A3B-Base", method, ON_32_GPUS, num_steps=num_steps, seed=seed)
+    return math_run(
+        "Qwen/Qwen3-30B-A3B-Base", method, ON_32_GPUS, num_steps=num_steps, seed=seed, template_options=THINKING
+    )
 
 
 gtpo_32gpu, grpo_s_32gpu, dapo_32gpu, grpo_32gpu = by_method(math_32gpu)

@@ -4,7 +4,15 @@
 """
 
 from gtpo_megatron.config.run import RunConfig
-from recipes.math_run import LONG_RESPONSE_TOKENS, THINKING_RESPONSE_TOKENS, Method, OnGPUs, by_method, math_run
+from recipes.math_run import (
+    LONG_RESPONSE_TOKENS,
+    THINKING,
+    THINKING_RESPONSE_TOKENS,
+    Method,
+    OnGPUs,
+    by_method,
+    math_run,
+)
 
 ON_64_GPUS = OnGPUs(
     num_gpus=64,
@@ -25,6 +33,7 @@ def math_16k_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int =
         num_steps=num_steps,
         seed=seed,
         max_response_tokens=THINKING_RESPONSE_TOKENS,
+        template_options=THINKING,
     )
 
 
@@ -48,6 +57,7 @@ def math_32k_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int =
         seed=seed,
         max_response_tokens=LONG_RESPONSE_TOKENS,
         stage_deadline_s=21600.0,
+        template_options=THINKING,
     )
 
 

@@ -1,11 +1,13 @@
 """Parses command-line options; an error is one line that suggests similar options."""
 
+import ast
 import difflib
+import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro._errors import (
@@ -19,9 +21,11 @@ from tyro._errors import (
     on_parse_error,
 )
 
+from gtpo_megatron.cli.field_help import attribute_texts
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.config.checks import require_types
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
 Options = TypeVar("Options")
@@ -34,6 +38,11 @@ _MARKUP = re.compile(r"\[/?bold\]")
 
 SHOWN_CHARACTERS = 200
 """Of a quoted argument in a message."""
+
+_BARE_LIST = re.compile(r"\[\s*[\w.-]+(\s*,\s*[\w.-]+)+\s*\]")
+"""A list without quotes, as in Hydra. Of one word alone it may be meant: ``[END]``."""
+_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
+_JSON_WORDS = re.compile(r"\b(true|false|null)\b")
 
 _POSITIONAL = get_args(tyro.conf.Positional[str])[-1]
 """tyro's mark of an argument without a flag."""
@@ -71,7 +80,8 @@ def parse_options(
         raise ConfigError(_sentence(event, arguments, flags))
 
     is_one = len(_kinds(kind)) == 1
-    with reader_may_leave(), on_parse_error(refuse):
+    _refuse_lists_in_one_word(arguments, options)
+    with reader_may_leave(), on_parse_error(refuse), _WITH_MAPPINGS:
         found: Options = tyro.cli(
             kind,
             prog=program,
@@ -93,6 +103,56 @@ def options_or_exit(
     except ConfigError as error:
         sys.stderr.write(f"{program}: {error}\n")
         sys.exit(EXIT_USAGE)
+
+
+def _mapping_of(words: list[str]) -> dict[str, object]:
+    found = parse_json(words[0], "it", error=ConfigError)
+    if not isinstance(found, dict):
+        raise ConfigError(f"it is {shown(found)}; expected an object")
+    return found
+
+
+_MAPPING = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="JSON",
+    instance_from_str=_mapping_of,
+    is_instance=lambda value: isinstance(value, Mapping),
+    str_from_instance=lambda value: [json.dumps(value)],
+)
+
+_WITH_MAPPINGS = tyro.constructors.ConstructorRegistry()
+
+
+@_WITH_MAPPINGS.struct_rule
+def _with_mappings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """Dataclasses with a mapping among their fields: tyro would take every key of its default for an option."""
+    hints = get_type_hints(info.type) if is_dataclass(info.type) else {}
+    if not any(get_origin(hint) is Mapping for hint in hints.values()):
+        return None
+    texts = attribute_texts(info.type)
+
+    def default_of(field: Any) -> Any:
+        if is_dataclass(info.default):
+            return getattr(info.default, field.name)
+        if field.default_factory is not MISSING:
+            return field.default_factory()
+        return tyro.MISSING if field.default is MISSING else field.default
+
+    kinds: dict[str, Any] = {
+        name: Annotated[hint, _MAPPING] if get_origin(hint) is Mapping else hint for name, hint in hints.items()
+    }
+    return tyro.constructors.StructConstructorSpec(
+        instantiate=info.type,
+        fields=tuple(
+            tyro.constructors.StructFieldSpec(
+                name=field.name,
+                type=kinds[field.name],
+                default=default_of(field),
+                helptext=texts.get(field.name),
+            )
+            for field in fields(info.type)
+        ),
+    )
 
 
 def _sentence(event: ParseErrorEvent, arguments: Sequence[str], flags: Sequence[str]) -> str:
@@ -163,17 +223,55 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
     return (kind,) if isinstance(kind, type) and is_dataclass(kind) else ()
 
 
+def _refuse_lists_in_one_word(arguments: Sequence[str], options: Any) -> None:
+    """Raises ConfigError if the value of a list is itself spelled like a list, as other programs want theirs."""
+    lists = {f"--{path}" for path, hint in _paths_of(options) if get_origin(hint) is tuple}
+    given: list[tuple[str, list[str]]] = [("", [])]
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, has_value, value = argument.partition("=")
+            given.append((flag.replace("_", "-"), [value] if has_value else []))
+        else:
+            given[-1][1].append(argument)
+    for flag, words in given:
+        for text in (*words, " ".join(words)) if flag in lists else ():
+            if (found := _words_of_list(text)) is not None:
+                raise ConfigError(
+                    f"{flag} {_cut(text)}: looks like a list in one text; give its values one after another: "
+                    f"{' '.join([flag, *map(_quoted, found)])}; a text that is meant so is set in a recipe or a "
+                    f"config.yaml"
+                )
+
+
+def _words_of_list(text: str) -> list[str] | None:
+    """The values in a text that is a list, a tuple, a set or a mapping of JSON or Python; None for any other text."""
+    text = text.strip()
+    if text[:1] + text[-1:] not in ("[]", "()", "{}"):
+        return None
+    if _BARE_LIST.fullmatch(text):
+        return [word.strip() for word in text[1:-1].split(",")]
+    try:
+        found = ast.literal_eval(_JSON_WORDS.sub(lambda word: _PYTHON_WORDS[word[0]], text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return [str(one) for one in found] if isinstance(found, list | tuple | set | dict) else None
+
+
+def _quoted(word: str) -> str:
+    return _cut(word) if re.fullmatch(r"[\w./:@%+=-]+", word) else f"'{_cut(word)}'"
+
+
 def flags_of(options: Any) -> list[str]:
     """Every flag of a dataclass or an object of one, including those of nested dataclasses; two of a switch."""
     return [
         flag
-        for path, is_switch in _paths_of(options)
-        for flag in ((f"--{path}", _turned_off(path)) if is_switch else (f"--{path}",))
+        for path, hint in _paths_of(options)
+        for flag in ((f"--{path}", _turned_off(path)) if hint is bool else (f"--{path}",))
     ]
 
 
-def _paths_of(options: Any, parent: str = "") -> Iterator[tuple[str, bool]]:
-    """Path of every field, with hyphens, and whether it is True or False."""
+def _paths_of(options: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
+    """Path of every field, with hyphens, and its type."""
     if not is_dataclass(options):
         for one in _kinds(options):
             yield from _paths_of(one, parent)
@@ -188,7 +286,7 @@ def _paths_of(options: Any, parent: str = "") -> Iterator[tuple[str, bool]]:
         if is_dataclass(value):
             yield from _paths_of(value, path)
         else:
-            yield path.replace("_", "-"), hints[field.name] is bool
+            yield path.replace("_", "-"), hints[field.name]
 
 
 def _turned_off(path: str) -> str:
@@ -199,7 +297,7 @@ def _turned_off(path: str) -> str:
 
 def _spelled_for_tyro(arguments: Sequence[str], options: Any) -> list[str]:
     """``--a.b False`` and ``--a.b=False``, which people write as for any other field, as ``--a.no-b``."""
-    switches = {f"--{path}": path for path, is_switch in _paths_of(options) if is_switch}
+    switches = {f"--{path}": path for path, hint in _paths_of(options) if hint is bool}
     spelled: list[str] = []
     rest = list(arguments)
     while rest:

@@ -56,11 +56,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _fitted(config: EvaluateConfig, folder: Path, arguments: Sequence[str], console: Console) -> EvaluateConfig:
     """The request with default lengths that fit the model; says what they are if they are not the usual ones."""
-    from gtpo_megatron.evaluation.model_folder import check_model_folder
+    from gtpo_megatron.weights.architecture import read_architecture
 
-    positions = check_model_folder(folder).get("max_position_embeddings")
-    if not isinstance(positions, int):
-        return config
+    positions = read_architecture(folder).max_positions
     fitted = fit_to_model(
         config,
         positions,

@@ -2,9 +2,10 @@
 
 import difflib
 import inspect
+import json
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from textwrap import wrap
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -163,7 +164,8 @@ def _sections(value: Any, *, path: str, text: str) -> Iterator[Section]:
         found = getattr(value, field.name)
         where = path if field.name == "config" and not path else f"{path}.{field.name}".strip(".")
         if not is_dataclass(found):
-            shown = " ".join(map(str, found)) if isinstance(found, tuple) else str(found)
+            shown = json.dumps(found) if isinstance(found, dict) else str(found)
+            shown = " ".join(map(str, found)) if isinstance(found, tuple) else shown
             one_line = " ".join(shown.split()) or "''"
             kind = _kind(hints[field.name])
             own.append(FieldHelp(path=where, kind=kind, default=one_line, text=texts.get(field.name, "")))
@@ -191,4 +193,6 @@ def _kind(hint: Any) -> str:
         return "|".join("None" if one is type(None) else _kind(one) for one in inner)
     if origin is tuple:
         return f"{_kind(inner[0])} ..." if inner[-1] is Ellipsis else " ".join(map(_kind, inner))
+    if origin is Mapping:
+        return "JSON"
     return {int: "INT", float: "FLOAT", str: "STR"}.get(hint, getattr(hint, "__name__", str(hint)).upper())

@@ -1,13 +1,15 @@
 """Checks that every configuration shares. Each raises ConfigError: field, value, allowed values."""
 
 import dataclasses
+import datetime
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.untrusted.text import shown
+from gtpo_megatron.untrusted.text import printable, shown
 
 LARGEST_INTEGER = 2**63 - 1
 """What every library that a number reaches can hold; it also keeps a message about a number readable."""
@@ -32,7 +34,7 @@ def require_types(config: Any) -> None:
                 require_choice(name, value, get_args(hint))
             raise ConfigError(f"{name}={shown(value)}: got {type(value).__name__}, expected {_spelled(hint)}")
         _require_usable_numbers(name, value)
-        exact = _with_floats(value, hint)
+        exact = _json_object(name, value) if get_origin(hint) is Mapping else _with_floats(value, hint)
         if exact is not value:
             object.__setattr__(config, name, exact)  # frozen for everybody else
 
@@ -44,6 +46,26 @@ def _require_usable_numbers(name: str, value: object) -> None:
             raise ConfigError(f"{name}={value!r}: must be finite")
         if isinstance(number, int) and abs(number) > LARGEST_INTEGER:
             raise ConfigError(f"{name}={shown(value)}: must lie between -2^63 and 2^63")
+
+
+def _json_object(name: str, value: Mapping[str, object]) -> dict[str, object]:
+    """A copy of a mapping, of the kinds that JSON and YAML give back, so that it is equal to what is read again."""
+    try:
+        text = json.dumps(value if isinstance(value, dict) else dict(value), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}={shown(value)}: {printable(error)}; expected values that JSON has") from error
+    found: dict[str, object] = json.loads(text)
+    for one in _leaves(found):
+        _require_usable_numbers(name, one)
+    return found
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(child)
+    else:
+        yield value
 
 
 def _fields(kind: type) -> dict[str, Any]:
@@ -62,6 +84,8 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         return len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     if isinstance(value, bool) and hint is not bool:
         return False
     return isinstance(value, int | float if hint is float else hint)
@@ -90,6 +114,8 @@ def _spelled(hint: Any) -> str:
         if arguments[-1] is Ellipsis:
             return f"a tuple of {_spelled(arguments[0])}"
         return f"({', '.join(map(_spelled, arguments))})"
+    if origin is Mapping:
+        return "a mapping of names to values"
     return "None" if hint is NoneType else str(hint.__name__)
 
 
@@ -132,6 +158,17 @@ def require_text(**values: str) -> None:
     for name, value in values.items():
         if not value.strip():
             raise ConfigError(f"{name} is empty: a value is needed")
+
+
+def require_date(**values: str) -> None:
+    """Every value is a day, ``2026-01-31``, or empty."""
+    for name, value in values.items():
+        try:
+            is_day = not value or datetime.date.fromisoformat(value).isoformat() == value
+        except ValueError:
+            is_day = False
+        if not is_day:
+            raise ConfigError(f"{name}={shown(value)}: must be a day as in 2026-01-31, or empty")
 
 
 def divisors(number: int) -> list[int]:

@@ -1,9 +1,16 @@
 """What ``gtpo-megatron evaluate`` measures, and how."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
+from gtpo_megatron.config.checks import (
+    require_date,
+    require_non_negative,
+    require_positive,
+    require_seed,
+    require_types,
+)
 from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.problems.evaluation import HELDOUT
@@ -66,6 +73,10 @@ class EvaluateConfig:
             both are made to fit a model folder's positions.
         prompt_template: put around the bare questions of benchmarks; ``{problem}`` stands for the question.
         verbatim_text: take text prompts as they are, without the model's chat template (base models).
+        template_options: variables of the model's chat template, such as ``{"enable_thinking": false}``; one that the
+            template does not mention is refused.
+        template_date: the day that a chat template writes into prompts, as in 2026-01-31. Empty: that of the results
+            which this evaluation goes on with, or today.
         success_threshold: a response is correct where its reward is at least this.
         engine: that samples.
         reward: that grades.
@@ -88,6 +99,8 @@ class EvaluateConfig:
     max_prompt_tokens: int = 2048
     prompt_template: str = BOXED_TEMPLATE
     verbatim_text: bool = False
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    template_date: str = ""
     success_threshold: float = 0.5
     engine: EngineConfig = EngineConfig()
     reward: RewardConfig = RewardConfig()
@@ -101,6 +114,7 @@ class EvaluateConfig:
         require_positive(samples=self.samples, max_prompt_tokens=self.max_prompt_tokens)
         require_non_negative(num_problems=self.num_problems)
         require_seed(seed=self.seed)
+        require_date(template_date=self.template_date)
         check_template("prompt_template", self.prompt_template)
         if not self.sets:
             raise ConfigError("benchmarks is empty: name at least one, such as aime24 or mine=FILE.jsonl")
@@ -201,6 +215,8 @@ def defaults_of_run(run: RunConfig) -> EvaluateConfig:
         max_prompt_tokens=run.data.max_prompt_tokens,
         prompt_template=evaluation.prompt_template,
         verbatim_text=run.data.verbatim_text,
+        template_options=run.data.template_options,
+        template_date=run.data.template_date,
         success_threshold=run.algorithm.success_threshold,
         engine=EngineConfig(
             dtype=run.rollout.dtype,

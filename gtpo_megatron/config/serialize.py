@@ -2,8 +2,9 @@
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.named import algorithm_class, algorithm_name
@@ -72,6 +73,8 @@ def _plain_value(value: Any) -> Any:
         return to_plain(value)
     if isinstance(value, tuple | list):
         return [_plain_value(v) for v in value]
+    if isinstance(value, dict):
+        return {key: _plain_value(v) for key, v in value.items()}
     return value
 
 
@@ -104,8 +107,8 @@ def _read_value(hint: Any, plain: Any, where: str) -> Any:
         return _read_algorithm(plain, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _read_dataclass(hint, plain, where)
-    if plain is None:
-        return None
+    if plain is None or (isinstance(plain, dict) and get_origin(hint) is Mapping):
+        return plain
     arms = [arm for arm in get_args(hint) if isinstance(arm, type) and dataclasses.is_dataclass(arm)]
     if classes := {arm.__name__: arm for arm in arms}:
         kind = plain.get(KIND_KEY) if isinstance(plain, dict) else None

@@ -73,10 +73,16 @@ def question_reader(
         row_id = optional_text(record, id_column)
         column = next((name for name in questions if record.get(name) is not None), questions[0])
         kept, extra = other_columns(record, without=column)
+        reference, no_answer = "", ""
+        try:
+            reference = answer(record, place) if answer else answer_text(record.get("answer"), place, "answer")
+        except DataError as error:
+            no_answer = str(error)
         return Row(
             place=place,
             prompt=text_field(record, questions, place),
-            answer=answer(record, place) if answer else answer_text(record.get("answer"), place, "answer"),
+            answer=reference,
+            no_answer=no_answer,
             row_id=None if row_id is None else f"{source}-{row_id}",
             source=source,
             is_bare=True,

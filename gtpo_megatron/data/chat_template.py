@@ -1,12 +1,18 @@
-"""The tokenizer of a model folder, and prompts rendered with its chat template."""
+"""The tokenizer of a model folder, prompts rendered with its chat template, and responses as text."""
 
-from collections.abc import Sequence
+import datetime
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.data.rows import Message
-from gtpo_megatron.errors import DataError
-from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import find_json
+from gtpo_megatron.untrusted.text import printable, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,6 +21,12 @@ if TYPE_CHECKING:
 SENTENCEPIECE_FILE = "tokenizer.model"
 MAX_WORDS = 300
 """Characters of a library's error message that are quoted; some contain the whole file."""
+
+CLOCK = "strftime_now"
+"""What templates ask for the date, the only clock that transformers gives them."""
+
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""A tag of transformers' own, around what the assistant says."""
 
 
 def is_sentencepiece_only(folder: Path) -> bool:
@@ -52,8 +64,73 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
+def today() -> str:
+    """The date of this machine, ``2026-01-31``."""
+    return datetime.datetime.now().astimezone().date().isoformat()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateInputs:
+    """Everything that a chat template is given besides the messages.
+
+    Attributes:
+        options: variables of its own, such as ``enable_thinking``.
+        date: what it is told that today is, at midnight.
+    """
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    date: str = field(default_factory=today)
+
+    def read_by(self, tokenizer: "PreTrainedTokenizerBase") -> dict[str, object]:
+        """``options`` and ``date``, as JSON values, as far as there are options and the template asks for the date."""
+        read: dict[str, object] = {"options": dict(self.options)} if self.options else {}
+        return read | {"date": self.date} if asks_for_date(tokenizer) else read
+
+    def check(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises ConfigError for an option that the template does not mention, or that is not its own."""
+        if not self.options:
+            return
+        known = _own_variables(tokenizer)
+        for name in self.options:
+            if name not in known:
+                mentioned = f"it mentions {', '.join(sorted(known))}" if known else "it mentions none"
+                raise ConfigError(
+                    f"template_options: the chat template of {printable(tokenizer.name_or_path)} has no option "
+                    f"{shown(name)}; {mentioned}"
+                )
+
+
+def asks_for_date(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether prompts depend on the day on which they are rendered."""
+    return CLOCK in _variables(tokenizer)
+
+
+def _variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
+    """The variables that the chat template reads and does not always set itself; empty without one that can be read."""
+    import jinja2
+    import jinja2.meta
+
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        syntax = environment.parse(_GENERATION.sub("", tokenizer.get_chat_template()))
+    except (ValueError, jinja2.TemplateError):  # none, or one that the first prompt is refused for
+        return set()
+    return set(jinja2.meta.find_undeclared_variables(syntax))
+
+
+def _own_variables(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
+    """The variables of the chat template that are anybody's to choose."""
+    taken = {CLOCK, "messages", "raise_exception", *tokenizer.special_tokens_map}
+    taken |= set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"tools", "documents"}
+    return _variables(tokenizer) - taken
+
+
 def render_prompt(
-    tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[Message] | str, *, verbatim_text: bool = False
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: Sequence[Message] | str,
+    *,
+    verbatim_text: bool = False,
+    given: TemplateInputs | None = None,
 ) -> tuple[int, ...]:
     """Token ids of a prompt, up to where the response begins.
 
@@ -61,23 +138,107 @@ def render_prompt(
         tokenizer: must have a chat template, unless the prompt is verbatim text.
         prompt: chat messages; or text, which becomes one user message.
         verbatim_text: take text as it is, without a template (base models).
+        given: to the template besides the messages; None: the date alone.
 
     Raises:
         DataError: the tokenizer has no chat template, or the template refuses the messages.
     """
     if isinstance(prompt, str) and verbatim_text:
         return tuple(tokenizer.encode(prompt))
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    # The template writes every special token itself, so the tokenizer must not add its own.
+    return tuple(tokenizer.encode(_rendered(tokenizer, messages, given or TemplateInputs()), add_special_tokens=False))
+
+
+def _rendered(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: list[dict[str, str]],
+    given: TemplateInputs,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
     if not tokenizer.chat_template:
         raise DataError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template; "
             "add one to its folder, or give prompts as text and take them verbatim"
         )
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    day = datetime.datetime.fromisoformat(given.date)
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **{CLOCK: day.strftime},  # in the place of transformers' own, which asks the machine
+            **given.options,
+        )
     except Exception as error:  # jinja2's errors, such as for an unknown role
         raise DataError(
             f"the chat template of {tokenizer.name_or_path} refuses the messages: {printable(error)[:MAX_WORDS]}"
         ) from error
-    # The template writes every special token itself, so the tokenizer must not add its own.
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
+    assert isinstance(text, str)
+    return text
+
+
+def stop_token_ids(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens that end a response: the tokenizer's end of sequence, and those that the model folder declares.
+
+    Those are in ``generation_config.json``, or else in ``config.json``; ascending.
+
+    Raises:
+        DataError: a file is not JSON, or declares no integers.
+    """
+    found: set[int] = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+    for name in ("generation_config.json", "config.json"):
+        if (content := find_json(folder / name)) is None:
+            continue
+        fields = Fields(content, printable(folder / name))
+        if isinstance(declared := fields.raw.get("eos_token_id"), list):
+            found |= set(fields.get("eos_token_id", list[int]))
+        elif declared is not None:
+            found.add(fields.get("eos_token_id", int))
+        break
+    return sorted(found)
+
+
+SAMPLE_ANSWER = "forty-two"
+"""A response, to see what the template writes after it."""
+
+
+def unstopped_turn(
+    tokenizer: "PreTrainedTokenizerBase",
+    given: TemplateInputs,
+    stop_ids: Sequence[int],
+    stop_strings: Sequence[str] = (),
+) -> str:
+    """A warning if the template ends the assistant's turn with something that ends no response; else "".
+
+    Such is a base model's folder: it has ChatML as its template, and knows no end but ``<|endoftext|>``.
+
+    Args:
+        tokenizer: with or without a template.
+        given: to the template besides the messages.
+        stop_ids: tokens that end a response.
+        stop_strings: texts that do.
+    """
+    if not tokenizer.chat_template:
+        return ""
+    turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SAMPLE_ANSWER}]
+    try:
+        text = _rendered(tokenizer, turn, given, add_generation_prompt=False)
+    except DataError:  # a template of prompts alone
+        return ""
+    after = text.rpartition(SAMPLE_ANSWER)[2].strip()
+    ids = tokenizer.encode(after, add_special_tokens=False) if after and SAMPLE_ANSWER in text else []
+    if not ids or any(one and after.startswith(one) for one in stop_strings):
+        return ""
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    end = next((one for one in ids if one in special), ids[0])
+    if end in stop_ids:
+        return ""
+    stops = ", ".join(f"{tokenizer.convert_ids_to_tokens(one)} ({one})" for one in stop_ids) or "none"
+    return (
+        f"the chat template of {printable(tokenizer.name_or_path)} ends a turn with "
+        f"{tokenizer.convert_ids_to_tokens(end)} ({end}), and responses end at {stops}: a model that ends its turn as "
+        f"the template does runs to the length limit; name {end} too, in eos_token_id of the folder's "
+        f"generation_config.json or in sampling.stop_token_ids"
+    )

@@ -1,6 +1,7 @@
 """Stage 1: reads a data set into tokenised problems."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +11,21 @@ from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, fill_template
 from gtpo_megatron.data.adapters import ADAPTERS
-from gtpo_megatron.data.chat_template import render_prompt
+from gtpo_megatron.data.chat_template import TemplateInputs, render_prompt
 from gtpo_megatron.data.contamination import Questions
 from gtpo_megatron.data.rows import Row
 from gtpo_megatron.data.source import origin_of
 from gtpo_megatron.data.unique_rows import UniqueRows
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.untrusted.text import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+SHOWN_TOKENS = 24
+"""Of a prompt that cannot be used, in a message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,15 +43,17 @@ class RowsNeeded:
     drops: bool = False
 
     def refusal(self, row: Row) -> str:
-        """Why a row is to be dropped, with its place; "" if it can be graded.
+        """Why a row is to be dropped, with its place; "" if it can be given to the model and graded.
 
         Raises:
-            DataError: it cannot be graded, and such rows are not to be dropped.
+            DataError: it cannot, and such rows are not to be dropped.
         """
-        reason = self.complaint(row.columns_json)
+        reason = row.no_text or (row.no_answer if self.answer else "")
+        if not reason and (complaint := self.complaint(row.columns_json)):
+            reason = f"{row.place}: {complaint}"
         if reason and not self.drops:
-            raise DataError(f"{row.place}: {reason}; mend the row, or leave such rows out: data.ungradable_rows=drop")
-        return f"{row.place}: {reason}" if reason else ""
+            raise DataError(f"{reason}; mend the row, or leave such rows out: data.ungradable_rows=drop")
+        return reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +71,11 @@ class ProblemSet:
         num_conflicting: repeated rows whose answer differs from the first one's, which is kept.
         num_dropped_long: problems dropped because their prompt is too long.
         notes: sentences about dropped rows, for the log.
-        num_ungradable: rows dropped because the reward cannot grade them.
+        num_ungradable: rows dropped because they have no answer, or the reward cannot grade them, or they are no text.
         content_sha256: digest of ids, prompts, answers and other columns of all rows that are not repeats.
+        longest_prompt: tokens of the longest prompt that was dropped; 0 if none was.
+        template_inputs: options and date that the prompts were rendered with, as JSON; "" where the template reads
+            neither.
     """
 
     dataset: DatasetRef
@@ -80,14 +90,17 @@ class ProblemSet:
     num_ungradable: int
     notes: tuple[str, ...]
     content_sha256: str
+    longest_prompt: int = 0
+    template_inputs: str = ""
 
     @property
     def used_sha256(self) -> str:
         """Digest of the prompts before rendering, the answers and other columns of the problems, in order.
 
-        It does not depend on tokenizer, template, path or name.
+        It depends on what the chat template was given besides the messages, and not on tokenizer, template, path or
+        name.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self.template_inputs.encode())
         for problem, prompt_digest in zip(self.problems, self.prompt_digests, strict=True):
             digest.update(f"{problem.answer}\0".encode("utf-8", "surrogatepass") + prompt_digest)
         return digest.hexdigest()
@@ -117,6 +130,8 @@ def load_problems(
     verbatim_text: bool = False,
     template: str = BOXED_TEMPLATE,
     graded_by: RowsNeeded | None = None,
+    given: TemplateInputs | None = None,
+    vocab_size: int | None = None,
 ) -> ProblemSet:
     """Reads, renders and tokenises a data set.
 
@@ -130,13 +145,18 @@ def load_problems(
         verbatim_text: take text prompts as they are, without the chat template.
         template: instruction around bare questions; ``{problem}`` stands for the question.
         graded_by: what the reward needs of a row; None: a reference answer.
+        given: to the chat template besides the messages; None: today's date alone.
+        vocab_size: of the model; None does not compare token ids with it.
 
     Raises:
-        ConfigError: ``max_prompt_tokens`` is not positive, or the data set's name is unknown.
-        DataError: no rows, a malformed row, one that the reward cannot grade, one id for two prompts, or every prompt
-            is too long.
+        ConfigError: ``max_prompt_tokens`` is not positive, the data set's name is unknown, or the chat template has no
+            such option.
+        DataError: no rows, a malformed row, one that the reward cannot grade, one id for two prompts, a token that the
+            model does not have, or every prompt is too long.
     """
     graded_by = graded_by or RowsNeeded()
+    given = given or TemplateInputs()
+    given.check(tokenizer)
     if max_prompt_tokens < 1:
         raise ConfigError(f"max_prompt_tokens={max_prompt_tokens}: must be at least 1")
     dataset = parse_dataset(dataset, "data set") if isinstance(dataset, str) else dataset
@@ -147,15 +167,18 @@ def load_problems(
     prompt_digests: list[bytes] = []
     dropped: list[int] = []
     ungradable: list[str] = []
-    for problem_id, row in reading.read(dataset, needs_answer=graded_by.answer):
+    for problem_id, row in reading.read(dataset, needs_answer=False):
         if reason := graded_by.refusal(row):
             ungradable.append(reason)
+            reading.forget(problem_id, row)
             continue
         prompt = fill_template(template, row.question) if row.is_bare else row.prompt
         try:
-            prompt_ids = render_prompt(tokenizer, prompt, verbatim_text=verbatim_text)
+            prompt_ids = render_prompt(tokenizer, prompt, verbatim_text=verbatim_text, given=given)
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
+        if vocab_size is not None and max(prompt_ids, default=0) >= vocab_size:
+            raise DataError(f"{row.place}: {_unknown_token(tokenizer, prompt_ids, vocab_size)}")
         if len(prompt_ids) > max_prompt_tokens:
             dropped.append(len(prompt_ids))
             continue
@@ -178,7 +201,9 @@ def load_problems(
         notes.append(f"{origin}: {len(ungradable)} rows cannot be graded and are left out; the first: {ungradable[0]}")
     for note in notes:
         logger.warning(note)
-    logger.info("%s: %d problems, content %s", origin, len(problems), reading.content.hexdigest()[:16])
+    content = reading.content.hexdigest()
+    read = json.dumps(reads, sort_keys=True) if (reads := given.read_by(tokenizer)) else ""
+    logger.info("%s: %d problems, content %s%s", origin, len(problems), content[:16], f", template {read}" * bool(read))
     return ProblemSet(
         dataset=dataset,
         origin=origin,
@@ -189,9 +214,22 @@ def load_problems(
         num_repeated=reading.num_repeated,
         num_conflicting=reading.num_conflicting,
         num_dropped_long=len(dropped),
+        longest_prompt=max(dropped, default=0),
         num_ungradable=len(ungradable),
         notes=tuple(notes),
-        content_sha256=reading.content.hexdigest(),
+        content_sha256=hashlib.sha256(f"{content}{read}".encode()).hexdigest() if read else content,
+        template_inputs=read,
+    )
+
+
+def _unknown_token(tokenizer: "PreTrainedTokenizerBase", prompt_ids: Sequence[int], vocab_size: int) -> str:
+    """The first token of a prompt that the model has no embedding for."""
+    place, first = next((place, one) for place, one in enumerate(prompt_ids) if one >= vocab_size)
+    return (
+        f"the rendered prompt has token {shown(tokenizer.convert_ids_to_tokens(first))} with id {first} at place "
+        f"{place}, and the model's vocabulary has ids below vocab_size={vocab_size}: tokenizer and model do not fit; "
+        f"resize the model's embeddings to the tokenizer, or take the model's own tokenizer and template; the prompt "
+        f"begins {shown(tokenizer.decode(list(prompt_ids[:SHOWN_TOKENS])))}"
     )
 
 

@@ -1,11 +1,13 @@
 """The checked row of a data set, and the reader of the generic format.
 
 A generic row has a prompt in ``prompt`` or ``messages`` (chat messages or text), or a bare question in ``problem`` or
-``question``; a reference answer in ``answer``, ``ground_truth``, ``reward_model.ground_truth`` or ``solution`` (text or
-a number), which rewards of other columns do not need; and optionally ``id`` and ``source`` (or ``data_source``). All
-columns but the prompt are kept for the reward.
+``question``; a reference answer in ``answer``, ``ground_truth``, ``reward_model.ground_truth``,
+``verification_info.ground_truth`` or ``solution`` (text or a number, or a list of one), which rewards of other columns
+do not need; and optionally ``id`` and ``source`` (or ``data_source``). Messages, lists and objects may also be JSON or
+Python's literals in a text, as tables of text have them. All columns but the prompt are kept for the reward.
 """
 
+import ast
 import datetime
 import decimal
 import hashlib
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 
 from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, CODE_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
 Record = Mapping[str, object]
@@ -41,11 +44,25 @@ _INSTRUCTIONS = (_around(BOXED_TEMPLATE), _around(DAPO_TEMPLATE), _around(CODE_T
 PROMPT_COLUMNS = ("prompt", "problem", "question", "messages")
 """Columns of the prompt; the first one present is used. A ``problem`` or ``question`` is bare."""
 
-ANSWER_COLUMNS = ("answer", "ground_truth", "reward_model.ground_truth", "solution")
+ANSWER_COLUMNS = ("answer", "ground_truth", "reward_model.ground_truth", "verification_info.ground_truth", "solution")
 """Columns of the reference answer; the first one present is used."""
+
+_MEDIA = {"image": "images", "video": "videos", "audio": "audios"}
+"""Kinds of what is no text, by the placeholder in a prompt: ``<image>``; and the names of their columns."""
+
+_MEDIA_KEYS = ("bytes", "path", "url", "array")
+"""An object with one of these is a file."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of the parts of a message that are text."""
 
 _READY = ("prompt", "messages")
 """Columns whose text is a whole prompt; a text in another one is a bare question."""
+
+_CLOSING = {"[": "]", "{": "}"}
+
+MAX_LITERAL = 1 << 20
+"""Characters of a text that is read as a list or an object."""
 
 _COMMON = frozenset({"id", "answer", "source", "data_source"})
 """Columns that do not count to ``Row.extra``: the row has them as attributes."""
@@ -65,6 +82,7 @@ class Row:
         columns_json: all columns but the prompt, as one JSON object.
         extra: the columns that no other attribute has, as JSON; empty if there are none.
         no_answer: why there is no reference answer; empty if there is one.
+        no_text: why the prompt cannot be given as text, such as a picture; empty if it can.
     """
 
     place: str
@@ -76,6 +94,7 @@ class Row:
     columns_json: str = "{}"
     extra: str = ""
     no_answer: str = ""
+    no_text: str = ""
 
     @property
     def extra_digest(self) -> bytes:
@@ -152,6 +171,7 @@ def generic_row(record: Record, place: str, source: str, columns: RowColumns = U
         columns_json=kept,
         extra=extra,
         no_answer=no_answer,
+        no_text=_no_text(record, column, place),
     )
 
 
@@ -189,7 +209,7 @@ def _value(record: Record, column: str) -> object:
     if column in record:
         return record[column]
     outer, dot, inner = column.partition(".")
-    value = record.get(outer)
+    value = _literal(record.get(outer), "{") if dot else None
     return _value(value, inner) if dot and isinstance(value, Mapping) else None
 
 
@@ -197,18 +217,82 @@ def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple
     """The prompt: text, or a list of messages with role and content, the last of which is not the assistant's."""
     prompt = _value(record, column)
     if isinstance(prompt, str) and prompt.strip():
-        return prompt if column in _READY else prompt.strip()
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt:
-        messages = [message for message in prompt if isinstance(message, Mapping)]
-        texts = [message.get(key) for message in messages for key in ("role", "content")]
-        if len(messages) == len(prompt) and all(isinstance(text, str) and text for text in texts):
-            if messages[-1]["role"] == "assistant":
-                raise DataError(f"{place}: {column} ends with the assistant's turn, which is the model's to write")
-            return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in messages)
+        messages = _messages(_literal(prompt, "["), column, place)
+        return messages or (prompt if column in _READY else prompt.strip())
+    if messages := _messages(prompt, column, place):
+        return messages
     raise DataError(
         f"{place}: {column} is {shown_or_missing(prompt)}; expected text, or a list of messages, each with a role and "
         f"a content, in {column if is_named else _either(PROMPT_COLUMNS)}{_found(record, prompt, 'prompt')}"
     )
+
+
+def _messages(prompt: object, column: str, place: str) -> tuple[Message, ...]:
+    """A list of chat messages, the content of each a text or a list of parts; empty if it is something else."""
+    if not isinstance(prompt, list | tuple) or not all(isinstance(message, Mapping) for message in prompt):
+        return ()
+    found = tuple({"role": message.get("role"), "content": _content(message.get("content"))} for message in prompt)
+    if not found or not all(isinstance(text, str) and text for message in found for text in message.values()):
+        return ()
+    if found[-1]["role"] == "assistant":
+        raise DataError(f"{place}: {column} ends with the assistant's turn, which is the model's to write")
+    return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in found)
+
+
+def _content(content: object) -> object:
+    """The text of a message: its parts, a line each; of those that are no text the type, see :func:`_no_text`."""
+    if not isinstance(content, list | tuple):
+        return content
+    if not all(isinstance(part, str | Mapping) for part in content):
+        return content
+    texts = (part if isinstance(part, str) else part.get("text") or f"<{part.get('type')}>" for part in content)
+    return "\n".join(map(str, texts))
+
+
+def _no_text(record: Record, column: str, place: str) -> str:
+    """Names a part of a message or a column of the row that is a picture, a film or a sound; "" if there is none."""
+    prompt = _value(record, column)
+    prompt = _literal(prompt, "[") if isinstance(prompt, str) else prompt
+    for message in prompt if isinstance(prompt, list | tuple) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list | tuple) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind not in (None, *_TEXT_PARTS):
+                return f"{place}: {column} has a part of the type {shown(kind)}; models are given text alone"
+    for kind, plural in _MEDIA.items():
+        for name in (plural, kind):
+            if _is_media(record.get(name), is_pointed_at=name == plural or f"<{kind}>" in str(prompt)):
+                return f"{place}: the row has {name}, {shown(record[name])}; models are given text alone"
+    return ""
+
+
+def _is_media(value: object, *, is_pointed_at: bool) -> bool:
+    """Whether a column's value is a file; a text is one only if the prompt or the column's name says so."""
+    if isinstance(value, Mapping):
+        return any(key in value for key in _MEDIA_KEYS)
+    if isinstance(value, list | tuple):
+        return any(_is_media(one, is_pointed_at=is_pointed_at) for one in value)
+    return isinstance(value, bytes) or (isinstance(value, str) and is_pointed_at and bool(value.strip("[] ")))
+
+
+def _literal(value: object, opening: str) -> object:
+    """The list or object in a text, of JSON or of Python; anything else as it is.
+
+    Args:
+        value: of a column.
+        opening: bracket that the text must begin with.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if not text.startswith(opening) or not text.endswith(_CLOSING[opening]) or len(text) > MAX_LITERAL:
+        return value
+    try:
+        return parse_json(text, "")
+    except DataError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return value
 
 
 def _answer(record: Record, place: str, columns: RowColumns) -> str:
@@ -251,11 +335,19 @@ def text_field(record: Record, names: Sequence[str], place: str) -> str:
 
 
 def answer_text(value: object, place: str, where: str) -> str:
-    """A reference answer: text, or a finite number.
+    """A reference answer: text, or a finite number; or a list with one of them, which may be written in a text.
 
     Raises:
-        DataError: it is missing (also as NaN), empty or of another type.
+        DataError: it is missing (also as NaN), empty or of another type, or there are several.
     """
+    listed = _literal(value, "[")
+    # ``[2]`` in a text is an answer with brackets, ``["2"]`` a list with an answer
+    is_list = listed is not value and isinstance(listed, list) and all(isinstance(one, str) for one in listed)
+    if is_list or isinstance(value, list | tuple):
+        values = listed if isinstance(listed, list | tuple) else ()
+        if len(values) != 1 or isinstance(values[0], list | tuple):
+            raise DataError(f"{place}: answer is {shown(value)}, a list of {len(values)}; expected one in {where}")
+        return answer_text(values[0], place, where)
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{place}: answer is missing ({value}); expected text or a finite number in {where}")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -76,6 +76,11 @@ class UniqueRows:
                 elif self.num_conflicting == 1:
                     logger.warning("%s: this prompt again with other columns; the first is taken", row.place)
 
+    def forget(self, problem_id: str, row: Row) -> None:
+        """Takes back a row that was yielded last and is not used: the next one with its prompt is the first."""
+        self._answers.pop(row.prompt_digest)
+        self._places.pop(problem_id)
+
     def _check_id(self, problem_id: str, row: Row) -> None:
         if problem_id in self._places:
             raise DataError(

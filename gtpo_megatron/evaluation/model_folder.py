@@ -8,6 +8,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import find_text, printable
+from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.megatron.reader import is_checkpoint
 
@@ -56,13 +57,13 @@ def weight_paths(folder: Path) -> list[Path]:
     return []
 
 
-def check_length(config: dict[str, Any], needed: int) -> None:
+def check_length(architecture: Architecture, needed: int) -> None:
     """Raises ConfigError if the model has fewer positions than ``needed`` tokens."""
-    positions = config.get("max_position_embeddings")
-    if isinstance(positions, int) and needed > positions:
+    if needed > architecture.max_positions:
         raise ConfigError(
             f"max_prompt_tokens + sampling.max_response_tokens = {needed} exceeds the model's "
-            f"max_position_embeddings={positions}; shorten one of them"
+            f"{architecture.positions_said}; "
+            f"shorten one of them"
         )
 
 

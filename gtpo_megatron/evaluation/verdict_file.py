@@ -21,6 +21,8 @@ from gtpo_megatron.untrusted.text import numbered_lines, printable
 logger = logging.getLogger(__name__)
 
 VERDICTS_FILE = "verdicts.jsonl"
+TEMPLATE_INPUTS = "template_inputs"
+"""What the chat template was given besides the messages, in the identity."""
 _IDENTITY, _SESSION, _BENCHMARKS = "evaluation", "session", "benchmarks"
 
 VerdictKey = tuple[str, str, int]
@@ -213,6 +215,18 @@ class VerdictFile:
             raise ConfigError(
                 f"{self.path.parent} holds another evaluation{of}: {changes}; choose another --output, or remove it"
             )
+
+
+def recorded_date(path: Path) -> str:
+    """The date in the prompts of the evaluation in a file; "" if there is none, or no such evaluation."""
+    if not path.is_file():
+        return ""
+    try:
+        _, first, _ = next(_records(path), ("", {}, 0))
+        header = Fields(first, str(path)).fields(_IDENTITY)
+        return header.fields(TEMPLATE_INPUTS).get("date", str, "")
+    except DataError:  # which opening the file says
+        return ""
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any], int]]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.problems.dataset import DatasetRef
 from gtpo_megatron.config.serialize import to_plain
-from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import check_source
@@ -27,12 +27,18 @@ from gtpo_megatron.evaluation.display import EvaluationDisplay
 from gtpo_megatron.evaluation.model_folder import check_length, check_model_folder, model_fingerprint
 from gtpo_megatron.evaluation.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
 from gtpo_megatron.evaluation.table import results_table
-from gtpo_megatron.evaluation.verdict_file import VERDICTS_FILE, MeasuredSet, VerdictFile
+from gtpo_megatron.evaluation.verdict_file import (
+    TEMPLATE_INPUTS,
+    VERDICTS_FILE,
+    MeasuredSet,
+    VerdictFile,
+    recorded_date,
+)
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
 from gtpo_megatron.orchestration.host import check_attention, check_cache, is_cpu_build
-from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed
+from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
 from gtpo_megatron.rewards.reward import RewardScorer
@@ -74,20 +80,30 @@ def evaluate_model(
     if any(one.statement.needs_sandbox for one in rewards):
         check_sandbox(config.reward.sandbox)
     judged_by = check_judge(config.reward.judge) if any(one.statement.needs_judge for one in rewards) else ""
-    check_length(check_model_folder(model.folder), config.max_sequence_tokens)
+    check_model_folder(model.folder)
     architecture = read_architecture(model.folder)
+    check_length(architecture, config.max_sequence_tokens)
     if is_cpu_build():
         check_attention(architecture, where=f"model {model.folder}")
     final_answer = resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))
-    sets = {label: _load(ref, tokenizer, config) for label, ref in config.sets.items()}
+    given = TemplateInputs(
+        options=config.template_options,
+        date=config.template_date or recorded_date(output / VERDICTS_FILE) or today(),
+    )
+    sets = {label: _load(ref, tokenizer, config, given, architecture.vocab_size) for label, ref in config.sets.items()}
+    for note in _template_notes(model, tokenizer, config, given):
+        print_sentence(console, note)
     training = _training_set(config, console, is_needed=needs_training_set)
     with ExitStack() as stack:
         stack.enter_context(_locked(output))
         set_up_logs(run_folder=output, console=console)
         fingerprint = model_fingerprint(model.folder)
-        file = VerdictFile(output / VERDICTS_FILE, identity(config, fingerprint, judged_by=judged_by), answer_in)
+        identity_of_prompts = identity(
+            config, fingerprint, judged_by=judged_by, template_inputs=given.read_by(tokenizer)
+        )
+        file = VerdictFile(output / VERDICTS_FILE, identity_of_prompts, answer_in)
         stack.callback(file.close)
         for label, problems in sets.items():
             file.check_content(label, problems.content_sha256)
@@ -134,13 +150,20 @@ SAYS_SCORE = ("template", "score_pattern", "full_score", "temperature", "max_tok
 """Settings of a judge that its scores depend on, besides its model."""
 
 
-def identity(config: EvaluateConfig, fingerprint: str, *, judged_by: str = "") -> dict[str, Any]:
+def identity(
+    config: EvaluateConfig,
+    fingerprint: str,
+    *,
+    judged_by: str = "",
+    template_inputs: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
     """All that a response and its verdict depend on besides the problem, as JSON values.
 
     Args:
         config: the request.
         fingerprint: of the model's files.
         judged_by: name of the judge's model; "": no judge is asked.
+        template_inputs: what the chat template reads besides the messages; empty or None: nothing.
     """
     judge = {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}
     return {
@@ -153,10 +176,17 @@ def identity(config: EvaluateConfig, fingerprint: str, *, judged_by: str = "") -
         "dtype": config.engine.dtype,
         "reward": config.reward.function,
         **({"judge": {"model": judged_by} | judge} if judged_by else {}),
+        **({TEMPLATE_INPUTS: dict(template_inputs)} if template_inputs else {}),
     }
 
 
-def _load(dataset: DatasetRef, tokenizer: PreTrainedTokenizerBase, config: EvaluateConfig) -> ProblemSet:
+def _load(
+    dataset: DatasetRef,
+    tokenizer: PreTrainedTokenizerBase,
+    config: EvaluateConfig,
+    given: TemplateInputs,
+    vocab_size: int,
+) -> ProblemSet:
     return load_problems(
         dataset,
         tokenizer,
@@ -164,7 +194,20 @@ def _load(dataset: DatasetRef, tokenizer: PreTrainedTokenizerBase, config: Evalu
         verbatim_text=config.verbatim_text,
         template=config.prompt_template,
         graded_by=rows_needed(run_rewards(config.reward), drops=False),
+        given=given,
+        vocab_size=vocab_size,
     )
+
+
+def _template_notes(
+    model: EvaluatedModel, tokenizer: PreTrainedTokenizerBase, config: EvaluateConfig, given: TemplateInputs
+) -> list[str]:
+    """The date that prompts have, and a warning if responses do not end where the template ends a turn."""
+    if config.verbatim_text:
+        return []
+    stop_ids = (*stop_token_ids(model.folder, tokenizer), *config.sampling.stop_token_ids)
+    warning = unstopped_turn(tokenizer, given, stop_ids, config.sampling.stop_strings)
+    return [*template_notes(tokenizer, given), *([warning] if warning else [])]
 
 
 def _training_set(config: EvaluateConfig, console: Console, *, is_needed: bool) -> Questions | None:

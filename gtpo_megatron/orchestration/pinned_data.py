@@ -1,4 +1,4 @@
-"""Fixes the commits of hub data sets that a run is given by name, so that its continuation reads the same rows."""
+"""Fixes what a run reads of the world: commits of hub data sets that it is given by name, and the date of prompts."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
 
     Args:
         config: as it was asked for.
-        before: of the run that is continued; its commits are taken again. None: the newest ones.
+        before: of the run that is continued; its commits and date are taken again. None: the newest ones.
 
     Raises:
         DataError: a commit is not known, see :func:`~gtpo_megatron.data.source.newest_commit`.
@@ -28,13 +28,22 @@ def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
     data, evaluation = config.data, config.evaluation
     return replace(
         config,
-        data=replace(data, train_path=fixed(data.train_path, "train_path")),
+        data=replace(
+            data,
+            train_path=fixed(data.train_path, "train_path"),
+            template_date=data.template_date or ("" if before is None else before.data.template_date),
+        ),
         evaluation=replace(
             evaluation,
             path=fixed(evaluation.path, "path"),
             benchmarks=tuple(fixed(text, "benchmarks") for text in evaluation.benchmarks),
         ),
     )
+
+
+def pin_date(config: RunConfig, date: str) -> RunConfig:
+    """The configuration with the date that its prompts were rendered with; "" where they have none."""
+    return replace(config, data=replace(config.data, template_date=date))
 
 
 def _names(config: RunConfig) -> list[str]:

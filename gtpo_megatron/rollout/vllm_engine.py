@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
-from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.in_flight import InFlight
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
@@ -118,7 +118,7 @@ class VllmEngine:
         self._max_staleness = config.max_staleness
         self._keeps_requests = config.partial
         self._in_flight = InFlight(self._llm.llm_engine)
-        self._stop_ids = _stop_token_ids(self._llm, model_path)
+        self._stop_ids = _stop_token_ids(model_path)
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._next_response = 0
         self._version = UNUSABLE
@@ -384,14 +384,9 @@ class VllmEngine:
             self._asleep.discard(what)
 
 
-def _stop_token_ids(llm: Any, model_path: str) -> list[int]:
-    """The tokenizer's end-of-sequence token, and those of the folder's generation_config."""
-    ids = {
-        load_tokenizer(model_path).eos_token_id
-    }  # not vLLM's tokenizer, which converts a sentencepiece model to another one
-    declared = llm.model_config.try_get_generation_config().get("eos_token_id")
-    ids |= set(declared) if isinstance(declared, list) else {declared}
-    found = sorted(token for token in ids if token is not None)
+def _stop_token_ids(model_path: str) -> list[int]:
+    """The tokens that end a response; not by vLLM's tokenizer, which converts a sentencepiece model to another one."""
+    found = stop_token_ids(Path(model_path), load_tokenizer(model_path))
     if not found:
         raise RolloutError("the model folder declares no eos_token_id; responses would all run to the length limit")
     return found

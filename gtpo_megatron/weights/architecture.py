@@ -87,6 +87,17 @@ class Architecture:
         """Elements of every head that are rotated."""
         return int(self.head_size * self.rotary_fraction)
 
+    @property
+    def positions_said(self) -> str:
+        """``max_positions`` with where it is from, for messages."""
+        scaling = self.rope_scaling
+        if scaling is None or scaling.kind != "yarn":
+            return f"max_position_embeddings={self.max_positions}"
+        return (
+            f"{self.max_positions} positions with YaRN (original_max_position_embeddings="
+            f"{scaling.original_positions} times factor={scaling.factor:g})"
+        )
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts; the others have a dense MLP."""
         return self.experts is not None and self.experts.layers[layer]
@@ -354,8 +365,8 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
     scaling = _rope_scaling(path, rope, max_positions)
     if scaling is not None and scaling.kind == "yarn":
-        # vLLM has a table of so many positions, whatever the other field says
-        max_positions = min(max_positions, int(scaling.original_positions * scaling.factor))
+        # vLLM has a table of so many positions, whatever the other field says: the published files leave it unchanged
+        max_positions = int(scaling.original_positions * scaling.factor)
     num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
     return Architecture(
         family=family.table,

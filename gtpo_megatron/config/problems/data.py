@@ -1,9 +1,16 @@
 """Which prompts are trained on."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
+from gtpo_megatron.config.checks import (
+    require_date,
+    require_non_negative,
+    require_positive,
+    require_text,
+    require_types,
+)
 from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template
 
@@ -26,6 +33,11 @@ class DataConfig:
         prompt_template: put around bare questions; ``{problem}`` stands for the question.
         ungradable_rows: rows that the reward cannot grade: "refuse" the data set, or "drop" and count them.
         verbatim_text: take text prompts as they are, without the model's chat template; for evaluation too.
+        template_options: variables of the model's chat template, such as ``{"enable_thinking": false}`` of Qwen3 or
+            ``{"reasoning_effort": "high"}`` of gpt-oss; for evaluation too. One that the template does not mention is
+            refused.
+        template_date: the day that a chat template writes into prompts (``strftime_now``, at midnight), as in
+            2026-01-31; for evaluation too. Empty: the day on which the run starts, kept for all of it.
         contamination_ngram_words: at the start of a run, problems of the evaluation sets are looked for among the
             training prompts: the same question, or most runs of so many words in common. 0 does not look.
     """
@@ -38,6 +50,8 @@ class DataConfig:
     prompt_template: str = BOXED_TEMPLATE
     ungradable_rows: Literal["refuse", "drop"] = "refuse"
     verbatim_text: bool = False
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    template_date: str = ""
     contamination_ngram_words: int = 13
 
     def __post_init__(self) -> None:
@@ -45,6 +59,7 @@ class DataConfig:
         require_text(train_path=self.train_path)
         require_positive(prompts_per_step=self.prompts_per_step, max_prompt_tokens=self.max_prompt_tokens)
         require_non_negative(contamination_ngram_words=self.contamination_ngram_words)
+        require_date(template_date=self.template_date)
         check_template("prompt_template", self.prompt_template)
         parse_dataset(self.train_path, "train_path")
 

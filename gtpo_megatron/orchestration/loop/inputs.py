@@ -1,17 +1,22 @@
 """Reads the training and held-out sets, and searches for problems in both."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.chat_template import TemplateInputs, asks_for_date, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
 from gtpo_megatron.rewards.function import RewardFunction, complaint, needs_answer, run_rewards
 from gtpo_megatron.run_folder.data_file import TRAIN, DataContent, heldout_name
+
+logger = logging.getLogger(__name__)
 
 SHOWN_MATCHES = 3
 """Contaminated problems named at the start of a run; ``gtpo-megatron contamination`` lists all."""
@@ -25,25 +30,35 @@ class RunInputs:
         tokenizer: of the model.
         train: problems to learn from.
         heldout: sets to measure on.
+        template_date: what the chat template was told that today is; as configured if it does not ask.
         notes: what was noticed while reading, for the person who starts the run.
+        lost: how many training problems are left out, and which options bring them back; "" if none is.
         contents: of every data set, by its name in ``data.json``.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: Sequence[Problem]
     heldout: Sequence[HeldOutSet]
+    template_date: str = ""
     notes: Sequence[str] = ()
+    lost: str = ""
     contents: Mapping[str, DataContent] = field(default_factory=dict)
 
 
-def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInputs:
+def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_size: int | None = None) -> RunInputs:
     """Reads all data sets of a run.
 
+    Args:
+        config: of the run.
+        tokenizer: of its model.
+        vocab_size: of its model; None does not compare token ids with it.
+
     Raises:
-        ConfigError: a data set's name is unknown.
-        DataError: a data set is missing, empty or malformed.
+        ConfigError: a data set's name is unknown, or the chat template has no such option.
+        DataError: a data set is missing, empty or malformed, or a prompt has a token that the model does not have.
     """
     data, evaluation = config.data, config.evaluation
+    given = TemplateInputs(options=data.template_options, date=data.template_date or today())
     graded_by = rows_needed(run_rewards(config.reward), drops=data.ungradable_rows == "drop")
     training = load_problems(
         data.train,
@@ -52,8 +67,13 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
         verbatim_text=data.verbatim_text,
         template=data.prompt_template,
         graded_by=graded_by,
+        given=given,
+        vocab_size=vocab_size,
     )
-    notes = list(training.notes)
+    notes = [*template_notes(tokenizer, given), *training.notes]
+    if warning := turn_warning(config, tokenizer):
+        logger.warning(warning)
+        notes.append(warning)
     contents = {TRAIN: _content(training)}
     heldout = []
     for label, ref in config.heldout_sets.items():
@@ -64,6 +84,8 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
             verbatim_text=data.verbatim_text,
             template=evaluation.prompt_template,
             graded_by=graded_by,
+            given=given,
+            vocab_size=vocab_size,
         ).head(evaluation.num_problems)
         notes += found.notes
         contents[heldout_name(label)] = _content(found)
@@ -76,8 +98,43 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RunInp
             num_contaminated = len(contamination.matches)
         heldout.append(HeldOutSet(label=label, problems=found.problems, num_contaminated=num_contaminated))
     return RunInputs(
-        tokenizer=tokenizer, train=training.problems, heldout=tuple(heldout), notes=tuple(notes), contents=contents
+        tokenizer=tokenizer,
+        train=training.problems,
+        heldout=tuple(heldout),
+        template_date=given.date if asks_for_date(tokenizer) else data.template_date,
+        notes=tuple(notes),
+        lost=_lost(training),
+        contents=contents,
     )
+
+
+def _lost(training: ProblemSet) -> str:
+    reasons = []
+    if training.num_dropped_long:
+        reasons.append(
+            f"{training.num_dropped_long} have longer prompts than data.max_prompt_tokens, the longest "
+            f"{training.longest_prompt} tokens: raise --data.max-prompt-tokens"
+        )
+    if training.num_ungradable:
+        reasons.append(f"{training.num_ungradable} cannot be graded and are dropped (data.ungradable_rows)")
+    if training.num_repeated:
+        reasons.append(f"{training.num_repeated} repeat an earlier prompt")
+    return f"of {training.num_rows} rows {', '.join(reasons)}" if reasons else ""
+
+
+def template_notes(tokenizer: PreTrainedTokenizerBase, given: TemplateInputs) -> list[str]:
+    """A note about the day that is in every prompt, if the chat template writes one."""
+    if not asks_for_date(tokenizer):
+        return []
+    return [f"the chat template asks for the date and is told {given.date}, as long as this goes on (template_date)"]
+
+
+def turn_warning(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A warning if responses of this run would not end where its chat template ends a turn; else ""."""
+    sampling = config.rollout.sampling
+    stop_ids = (*stop_token_ids(Path(config.model.path), tokenizer), *sampling.stop_token_ids)
+    given = TemplateInputs(options=config.data.template_options)
+    return "" if config.data.verbatim_text else unstopped_turn(tokenizer, given, stop_ids, sampling.stop_strings)
 
 
 def rows_needed(functions: Sequence[RewardFunction], *, drops: bool) -> RowsNeeded:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.orchestration.loop.inputs import turn_warning
 from gtpo_megatron.preflight.finding import Finding, judged
 from gtpo_megatron.preflight.room import Room
 from gtpo_megatron.rewards.function import run_rewards
@@ -20,4 +21,12 @@ def inputs(room: Room) -> Iterator[Finding]:
         is_good=True,
         expected="readable and consistent",
         remedy="",
+    )
+    warning = turn_warning(room.config, room.inputs.tokenizer)
+    yield judged(
+        "end of a turn",
+        warning or "the chat template ends a turn with a stop token",
+        is_good=not warning,
+        expected="what the template ends a turn with ends a response",
+        remedy="declare it in generation_config.json, or set rollout.sampling.stop_token_ids",
     )

@@ -2,11 +2,17 @@
 
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import get_origin
 
 import pytest
+from yaml import safe_load as load_text
 
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.arguments import _paths_of, parse_options
+from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe
+from gtpo_megatron.config.evaluate import EvaluateConfig
 from launchers import local, slurm
 
 RECIPE = "recipes.tiny_cpu:gtpo"
@@ -158,6 +164,70 @@ def test_no_number_is_infinite(capsys, call, value):
     status, text = complaint(capsys, lambda: call(value))
     assert status == 2
     check_one_line(text, f"={value}: must be")
+
+
+def list_options():
+    """Every option of a list of every command, with words before it that make the command whole."""
+    recipe = load_recipe(RECIPE)
+    for command, options in (("config", RecipeOptions(config=recipe)), ("evaluate", EvaluateConfig(benchmarks=("a",)))):
+        paths = [path for path, hint in _paths_of(options) if get_origin(hint) is tuple]
+        assert len(paths) >= 4
+        yield from ((command, f"--{path}") for path in paths)
+
+
+def check_refused_list(capsys, command, option, text):
+    for words in ([option, text], [f"{option}={text}"]):
+        status, said = complaint(capsys, lambda words=words: dispatch.run([command, *COMMANDS[command], *words]))
+        assert status == 2
+        check_one_line(said, f"{option} {text}: looks like a list in one text; give its values one after another: ")
+
+
+@pytest.mark.parametrize(
+    "text", ['["a","b"]', "['a', 'b']", "[a,b]", "(1, 2)", '{"a": 1}', "[]", "[1]", "[null, true]"]
+)
+def test_a_list_in_one_text_is_refused_with_the_way_to_write_it(capsys, text):
+    check_refused_list(capsys, "config", "--rollout.sampling.stop-strings", text)
+
+
+@pytest.mark.parametrize(("command", "option"), [*list_options()])
+def test_every_option_of_a_list_refuses_it(capsys, command, option):
+    check_refused_list(capsys, command, option, '["a","b"]')
+
+
+def test_a_list_that_a_shell_has_split_is_refused_too(capsys):
+    option = "--rollout.sampling.stop-strings"
+    status, said = complaint(capsys, lambda: dispatch.run(["config", RECIPE, option, "['a',", "'b c']"]))
+    assert status == 2
+    check_one_line(said, f"one after another: {option} a 'b c';")
+
+
+@pytest.mark.parametrize(
+    "words", [["[END]"], ["[/INST]", "[a]"], ["a,b"], ["{answer}"], ["[^,]"], ["(a)"], ["```"], ["["]]
+)
+def test_a_text_with_brackets_is_a_text(capsys, words):
+    assert dispatch.run(["config", RECIPE, "--rollout.sampling.stop-strings", *words]) == 0
+    assert load_text(capsys.readouterr().out)["rollout"]["sampling"]["stop_strings"] == words
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("{}", {}), ('{"a": false, "b": [1, {"c": null}]}', {"a": False, "b": [1, {"c": None}]})]
+)
+@pytest.mark.parametrize("before", [{}, {"enable_thinking": True, "levels": []}])
+def test_a_mapping_is_given_as_json_and_replaces_that_of_the_recipe(given, read, before):
+    recipe = load_recipe(RECIPE)
+    recipe = replace(recipe, data=replace(recipe.data, template_options=before))
+    options = RecipeOptions(config=recipe)
+    found = parse_options(RecipeOptions, ["--data.template-options", given], program="config", default=options)
+    assert found.config.data.template_options == read
+    same = parse_options(RecipeOptions, ["--num-steps", "3"], program="config", default=options)
+    assert same.config == replace(recipe, num_steps=3)
+
+
+@pytest.mark.parametrize("given", ["[1]", "{a", "true", "", '{"a": NaN}', '{"a": 1, "a": 2}', "enable_thinking=false"])
+def test_what_is_no_mapping(capsys, given):
+    status, said = complaint(capsys, lambda: dispatch.run(["config", RECIPE, "--data.template-options", given]))
+    assert status == 2
+    check_one_line(said, "--data.template-options: ")
 
 
 @pytest.mark.parametrize("launcher", [local, slurm])

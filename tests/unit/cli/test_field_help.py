@@ -3,9 +3,9 @@
 import re
 
 import pytest
-import tyro
 
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.completion import recipe_names
 from gtpo_megatron.cli.evaluate import EvaluateConfig
 from gtpo_megatron.cli.field_help import attribute_texts, help_text, sections_of
@@ -40,7 +40,7 @@ def every_field(options):
 def test_it_lists_the_options_that_the_parser_takes(capsys, options):
     default = options(config=tiny_cpu.moe_gtpo())
     with pytest.raises(SystemExit):
-        tyro.cli(options, args=["--help"], default=default, config=(tyro.conf.AvoidSubcommands,))
+        parse_options(options, ["--help"], program="gtpo-megatron", default=default)
     taken = set(re.findall(r"^.? ?(--\w[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
     assert {field.flag for field in every_field(default)} == taken
 

@@ -21,6 +21,108 @@ def test_a_configuration_survives_a_file(recipe, tmp_path):
     assert load_config(path) == recipe()
 
 
+TEXTS = [
+    *(
+        "null",
+        "~",
+        "true",
+        "no",
+        "on",
+        "1e5",
+        "1E-3",
+        "010",
+        "0x1F",
+        "0o17",
+        "1_000",
+        "1:30",
+        ".inf",
+        ".nan",
+        "<<",
+        "=",
+    ),
+    *(
+        "[a]",
+        "{a: 1}",
+        "- a",
+        "a: b",
+        "#a",
+        "a #b",
+        "*a",
+        "&a",
+        "!a",
+        "|",
+        ">",
+        "%",
+        "@",
+        "`",
+        "'",
+        '"',
+        "?",
+        "---",
+        "...",
+    ),
+    *(" ", " a ", "a\n", "\n", "\r\n", "\t", "\x07", "\x85", "\u2028", "\ufeff", "ü", "\U0001f600", "2026-01-31"),
+    *("2026-01-31 10:00:00", "None", "True", "1.0", "1.", "+1", "-", "\\n", "a\\", "</think>", "x" * 300),
+]
+"""What YAML takes for something else, or breaks over lines."""
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_survives_a_file(text, tmp_path):
+    """In a list of texts, as a text, and as a name or a value of a mapping."""
+    config = tiny_cpu.gtpo()
+    sampling = dataclasses.replace(config.rollout.sampling, stop_strings=(text, "b"))
+    config = dataclasses.replace(
+        config,
+        name=text if text.strip() else "a",
+        rollout=dataclasses.replace(config.rollout, sampling=sampling),
+        data=dataclasses.replace(config.data, template_options={text: text, "a": [text, {"b": text}]}),
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+    assert to_yaml(load_config(path)) == to_yaml(config)
+
+
+@pytest.mark.parametrize("value", [None, True, 0, -1, 1.5, 1e-7, 1e300, [], {}, [1, [2.0, None]], {"a": {"b": [True]}}])
+def test_any_value_of_json_survives_in_a_mapping(value, tmp_path):
+    config = tiny_cpu.gtpo()
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, template_options={"a": value}))
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    found = load_config(path)
+    assert found == config
+    assert type(found.data.template_options["a"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["enable_thinking"], "got list, expected a mapping of names to values"),
+        ({1: True}, "got dict, expected a mapping of names to values"),
+        ({"a": {1, 2}}, "Object of type set is not JSON serializable"),
+        ({"a": float("nan")}, "expected values that JSON has"),
+        ({"a": 2**70}, "must lie between"),
+    ],
+)
+def test_a_mapping_has_names_and_values_of_json(options, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(tiny_cpu.gtpo().data, template_options=options)
+
+
+def test_a_mapping_is_nobody_else_s():
+    given = {"a": [1]}
+    data = dataclasses.replace(tiny_cpu.gtpo().data, template_options=given)
+    given["a"].append(2)
+    assert data.template_options == {"a": [1]}
+
+
+@pytest.mark.parametrize("day", ["2026-02-30", "20260131", "31.1.2026", "today", "2026-1-31", "2026-01-31T10:00"])
+def test_a_date_is_a_day(day):
+    with pytest.raises(ConfigError, match="must be a day as in 2026-01-31, or empty"):
+        dataclasses.replace(tiny_cpu.gtpo().data, template_date=day)
+
+
 def edited(*path, **fields):
     """The tiny recipe's YAML with fields set (or, given None as a name's value under ``remove``, left out)."""
     plain = to_plain(tiny_cpu.gtpo())

@@ -106,7 +106,11 @@ def test_a_broken_parquet_file_is_a_data_error(tmp_path):
         ({"prompt": "a"}, "answer is missing"),
         ({"prompt": "a", "answer": ""}, "answer is ''"),
         ({"prompt": "a", "answer": True}, "answer is True"),
-        ({"prompt": "a", "answer": ["1"]}, r"answer is \['1'\]"),
+        ({"prompt": "a", "answer": ["1", "2"]}, r"answer is \['1', '2'\], a list of 2"),
+        ({"prompt": "a", "answer": []}, r"answer is \[\], a list of 0"),
+        ({"prompt": "a", "answer": '["1", "2"]'}, "a list of 2"),
+        ({"prompt": "a", "answer": [["1"]]}, "a list of 1"),
+        ({"prompt": "a", "answer": [""]}, "answer is ''"),
         ({"prompt": "a", "reward_model": {"style": "rule"}}, "answer is missing"),
     ],
 )
@@ -124,7 +128,7 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path):
 
 
 def test_a_long_value_is_cut_in_the_message(tmp_path):
-    path = jsonl(tmp_path, {"prompt": "a", "answer": ["1" * 5000]})
+    path = jsonl(tmp_path, {"prompt": "a", "answer": ["1" * 5000, "2"]})
     with pytest.raises(DataError) as caught:
         list(read_rows(path))
     assert len(str(caught.value)) < 400
