@@ -19,14 +19,17 @@ Transport = Literal["shared_memory", "process_group", "relay"]
 LARGEST_STALENESS = 64
 """More would keep whole epochs of responses in memory."""
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at this one where a lower one above 0 is asked for, and gives log-probs of it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingConfig:
     """The sampling distribution.
 
     Attributes:
-        temperature: logits are divided by it, in sampling, in scoring and in the update alike; 0, the likeliest token,
-            in evaluation only.
+        temperature: logits are divided by it, in sampling, in scoring and in the update alike; at least 0.01, or 0,
+            the likeliest token, in evaluation only.
         top_p: nucleus mass; below 1 the sampler's distribution is not the scored one.
         top_k: number of candidates; 0 means all.
         max_response_tokens: a longer response is cut and flagged.
@@ -46,6 +49,11 @@ class SamplingConfig:
         require_positive(top_p=self.top_p, max_response_tokens=self.max_response_tokens)
         require_fraction(top_p=self.top_p)
         require_non_negative(temperature=self.temperature, top_k=self.top_k)
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"temperature={self.temperature!r}: must be {LEAST_TEMPERATURE} or more, or 0 in evaluation; below, "
+                f"vLLM would sample at {LEAST_TEMPERATURE}, and the trainer score another distribution"
+            )
         if not all(self.stop_strings):
             raise ConfigError("stop_strings holds an empty string, which would end every response at once")
         if any(token < 0 for token in self.stop_token_ids):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,8 +91,9 @@ def test_entropies_are_those_of_the_model_whatever_vllm_does_to_the_batch(host, 
     assert len(set(batch.response_lengths.tolist())) > 5
     assert_scores(batch, reference, temperature=1.2)
     # all of a prompt but its last token now comes from the cache
-    again = host.generate(requests(prompts), sampling)
-    assert_scores(again, reference, temperature=1.2)
+    for temperature in (1.2, 1.3, 0.6):
+        again = host.generate(requests(prompts), replace(sampling, temperature=temperature))
+        assert_scores(again, reference, temperature=temperature)
 
 
 def test_entropies_are_of_the_full_distribution_when_sampling_is_truncated(host, prompts, reference):

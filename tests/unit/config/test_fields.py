@@ -114,6 +114,8 @@ def test_the_defaults_are_valid(kind):
         (RolloutConfig, "max_concurrent_sequences", 0),
         (RolloutConfig, "tensor_parallel_size", 0),
         (SamplingConfig, "temperature", -1.0),
+        (SamplingConfig, "temperature", 0.0099),  # vLLM would take 0.01
+        (SamplingConfig, "temperature", 1e-9),
         (SamplingConfig, "top_p", 1.5),
         (SamplingConfig, "top_k", -1),
         (SamplingConfig, "stop_strings", ("a", "")),
