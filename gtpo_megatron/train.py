@@ -3,7 +3,6 @@
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -100,7 +99,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             display.note(note)
         timers = StageTimers(display.stage, on_start=display.starting)
         is_ray = config.cluster.mode == "ray"
-        make_stages = partial(ray_stages, take_signals=stop.listen) if is_ray else local_stages
+        make_stages = ray_stages if is_ray else local_stages
         try:
             with stop.at_once():
                 stages = stack.enter_context(make_stages(config, run_dir, timers, inspector=MachineRecord(config)))

@@ -25,6 +25,7 @@ from gtpo_megatron.cli import (
 )
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.extras import missing_library
+from gtpo_megatron.cli.interrupts import interrupt_on_signals, interruption, status_of
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.untrusted.text import printable
@@ -50,12 +51,12 @@ COMMANDS["completion"] = completion.command(COMMANDS)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
     """Entry of the installed command."""
     sys.path.insert(0, str(Path.cwd()))  # so that the user's recipes and rewards can be imported
+    interrupt_on_signals()  # to the very end: the second signal of a request may come late
     with reader_may_leave():
         status = run(sys.argv[1:])
     sys.exit(status)
@@ -81,10 +82,10 @@ def _status(name: str, arguments: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"gtpo-megatron: {error}\n")
         return EXIT_USAGE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         hint = COMMANDS[name].interrupted
-        sys.stderr.write(f"gtpo-megatron: interrupted{'; ' if hint else ''}{hint}\n")
-        return EXIT_INTERRUPTED
+        sys.stderr.write(f"gtpo-megatron: {interruption(error)}{'; ' if hint else ''}{hint}\n")
+        return status_of(error)
     except GTPOError as error:
         sys.stderr.write(f"gtpo-megatron: {type(error).__name__}: {error}\n")
         return EXIT_FAILED

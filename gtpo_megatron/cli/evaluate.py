@@ -9,12 +9,12 @@ from rich.console import Console
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.interrupts import interruption, status_of
 from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_to_model
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.sentence import print_sentence
 
-EXIT_INTERRUPTED = 130
 CHECKPOINTS = "checkpoints"
 GOES_ON = "the same command goes on from what is written"
 LOG_WIDTH = 160
@@ -48,9 +48,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         needs_training_set = run_config is None or _is_given("--against", arguments)
         evaluate_model(model, config, output=output, console=console, needs_training_set=needs_training_set)
-    except KeyboardInterrupt:
-        print_sentence(console, f"interrupted; {GOES_ON}")
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        print_sentence(console, f"{interruption(error)}; {GOES_ON}")
+        return status_of(error)
     return 0
 
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.cli.interrupts import interrupted_by_signals, interruption, status_of
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder import held_locks
-from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED, interrupted_by
 
 if TYPE_CHECKING:
     from gtpo_megatron.study.plan import Study
 
-EXIT_INTERRUPTED = 130
 DEFAULT_STUDY = "recipes.study:study"
 DEFAULT_OUTPUT = "benchmarks/results/study"
 SESSION_LOCK = ".session.lock"
@@ -88,15 +88,13 @@ def run(arguments: Sequence[str]) -> int:
     is_drawn_only = options.table_only and not options.blind
     runs = [] if is_drawn_only else planned_runs(study, arms, num_seeds=num_seeds, num_steps=num_steps)
     report = SessionReport()
-    is_interrupted = False
+    interrupted: KeyboardInterrupt | None = None
     note = _say_blindly if options.blind else _say
     if not options.table_only:
         require_needed(study)
         deadline = time.monotonic() + 60 * options.minutes if options.minutes > 0 else float("inf")
-        # SIGTERM also ends the current run
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_STOPPED))
         try:
-            with _only_session(runs_dir):
+            with interrupted_by_signals(), _only_session(runs_dir):
                 report = run_session(
                     runs,
                     ProcessTrainer(runs_dir, deadline=deadline),
@@ -106,11 +104,9 @@ def run(arguments: Sequence[str]) -> int:
                     note=note,
                     side_by_side=options.side_by_side,
                 )
-        except KeyboardInterrupt:
-            is_interrupted = True
-            _say("interrupted; the same command goes on with the runs that are missing")
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        except KeyboardInterrupt as error:
+            interrupted = error
+            _say(f"{interruption(error)}; the same command goes on with the runs that are missing")
     said = progress(runs, folders) if options.blind else ""
     try:
         said = said or write_results(study, folders, runs_dir, num_steps=num_steps, suffix=suffix)
@@ -120,8 +116,8 @@ def run(arguments: Sequence[str]) -> int:
             f"{folders[0]}, the page to --runs-dir {runs_dir}: choose others, or change what is in the way there"
         ) from error
     _say(said)
-    if is_interrupted:
-        return EXIT_INTERRUPTED
+    if interrupted is not None:  # a person is told so, a batch system that the study can go on
+        return status_of(interrupted) if interrupted_by(interrupted) is signal.SIGINT else EXIT_STOPPED
     if report.failed:
         return 1
     return EXIT_STOPPED if report.missing else 0

@@ -3,16 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.extras import require_libraries
+from gtpo_megatron.cli.reader import hangs_up
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.health.judge import in_one_line, judge
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 from gtpo_megatron.sentence import print_sentence
+
+if TYPE_CHECKING:
+    from gtpo_megatron.orchestration.loop.controller import RunSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,13 @@ def train(options: TrainOptions, *, command: str) -> int:
 
     console = Console()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
-    summary = training.train(options.config, run_dir=run_dir, resume=options.resume, console=console)
+    with hangs_up():
+        summary = training.train(options.config, run_dir=run_dir, resume=options.resume, console=console)
+        return _say_how_it_ended(summary, run_dir, console)
+
+
+def _say_how_it_ended(summary: "RunSummary", run_dir: Path, console: Console) -> int:
+    """Prints it; returns the exit status."""
     for result in summary.before or ():
         print_sentence(console, f"before: {result}")
     if summary.stopped_after is not None:

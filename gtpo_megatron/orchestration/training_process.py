@@ -15,12 +15,18 @@ from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.orchestration.watch.run_watch import SWEEP_S, is_keeper
 from gtpo_megatron.proc_files import command_line
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED, SHELL_OFFSET
 
 POLL_S = 0.05
 """Short compared with a step, so that a kill comes at the intended step."""
 SHOWN_CHARACTERS = 2000
 """Of the output of a failed run, in messages."""
+
+_BOOTSTRAP = (
+    "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0); "  # PR_SET_PDEATHSIG
+    "from gtpo_megatron.cli.dispatch import main; main()"
+)
+"""A run that saves itself and stops when the process that has started it is gone."""
 
 ProcessState = Literal["running", "stopped", "finished"]
 """``stopped``: the run was asked to stop, and can be resumed."""
@@ -39,10 +45,13 @@ class TrainingProcess:
     def __init__(self, config_file: Path, folder: Path, *, output: Path, resume: bool) -> None:
         self._folder = folder
         self._output = output
-        command = [sys.executable, "-m", "gtpo_megatron.cli", "train", str(config_file), "--run-dir", str(folder)]
+        command = [sys.executable, "-c", _BOOTSTRAP, "train", str(config_file), "--run-dir", str(folder)]
         with output.open("wb") as out:
             self._process = subprocess.Popen(
-                [*command, *(["--resume"] if resume else [])], stdout=out, stderr=subprocess.STDOUT
+                [*command, *(["--resume"] if resume else [])],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a signal to the group is for this process, which asks the run to stop
             )
 
     @property
@@ -97,17 +106,22 @@ class TrainingProcess:
         Raises:
             WorkerError: it failed.
         """
+        self.ask_to_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=within_s)
+        return self._state()
+
+    def ask_to_stop(self) -> None:
+        """Asks the run to save and stop, once; does not wait."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=within_s)
-        return self._state()
 
     def _state(self) -> ProcessState:
         status = self._process.poll()
         if status is None:
             return "running"
-        if status in (EXIT_STOPPED, -signal.SIGTERM):  # the signal itself if it came before the handler was set
+        # the signal itself, or an interrupted command, if it came before the run listened
+        if status in (EXIT_STOPPED, -signal.SIGTERM, SHELL_OFFSET + signal.SIGTERM):
             return "stopped"
         if status:
             self._raise("")

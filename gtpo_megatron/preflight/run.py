@@ -99,12 +99,22 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
     log_provenance(config)
     began = datetime.now(UTC)
     room = _room(config, options, chosen, console)
-    _run(room)
+    try:
+        _run(room)
+    except KeyboardInterrupt:  # what was found is kept
+        room.session.give_up_rest("interrupted")
+        _report(room, options, began)
+        raise
+    return _report(room, options, began)
+
+
+def _report(room: Room, options: PreflightOptions, began: datetime) -> Report:
+    """Writes the report of what was found."""
     report = Report(
-        recipe=config.name,
+        recipe=room.config.name,
         began=began.isoformat(timespec="seconds"),
         seconds=options.seconds - room.session.budget.left_s,
-        layout=str(config.parallel),
+        layout=str(room.config.parallel),
         gpus=sorted({device.name for found in room.devices.values() for device in found}),
         lines=tuple(room.session.lines),
     )
@@ -185,7 +195,7 @@ def _stages(
 ) -> AbstractContextManager[Stages]:
     """As ``train`` makes them."""
     if config.cluster.mode == "ray":
-        return ray_stages(config, folder, timers, take_signals=lambda: None, inspector=inspector)
+        return ray_stages(config, folder, timers, inspector=inspector)
     return local_stages(config, folder, timers, inspector=inspector)
 
 

@@ -157,11 +157,15 @@ class Session:
 
     def give_up(self, names: Iterable[str], why: str) -> None:
         """Records that these cannot be made any more."""
-        for name in names:
-            if name in self._chosen:
+        given_up = self._chosen.intersection(names)
+        for name, check in self._checks.items():
+            if name in given_up:
                 self._unusable[name] = "was not run"
-                check = self._checks[name]
                 self._add(check, Finding(what=check.what, measured=why, verdict="not run"), seconds=0.0)
+
+    def give_up_rest(self, why: str) -> None:
+        """Records that what has no line yet cannot be made any more."""
+        self.give_up(self._checks.keys() - {line.check for line in self.lines}, why)
 
     def _obstacle(self, check: Check) -> str | None:
         if self._lost:

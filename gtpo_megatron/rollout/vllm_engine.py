@@ -111,6 +111,7 @@ class VllmEngine:
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
             weight_transfer_config=WeightTransferConfig(backend=weight_engine.BACKEND),
         )
+        self._llm.collective_rpc("gtpo_leave_group")
         if captures_routing:
             self._llm.collective_rpc("gtpo_capture_routing")
         self._captures_routing = captures_routing

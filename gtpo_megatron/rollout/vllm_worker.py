@@ -3,6 +3,8 @@
 vLLM imports this module by name in each worker process (``worker_extension_cls``); importing it registers the engine.
 """
 
+import multiprocessing
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,14 @@ class WorkerExtension:
     model_runner: Any
     rank: int
     _routing: RoutingCapture | None = None
+
+    def gtpo_leave_group(self) -> None:
+        """Puts a worker that is a process of its own into a session of its own.
+
+        Signals to the group of its engine's process, such as Ctrl-C, are for that process.
+        """
+        if multiprocessing.parent_process() is not None:
+            os.setsid()
 
     def gtpo_received_checksums(self) -> tuple[int, dict[str, int]]:
         """This worker's index, and the checksums of the tensors that the last push delivered."""

@@ -1,13 +1,16 @@
 """Requests to stop a run: it finishes the step, saves, and exits with status 75.
 
-A batch script touches a file in the run folder, which works on any node. A person or a supervisor sends SIGUSR1 or
-SIGTERM to the driver; a second SIGTERM ends it at once. While the processes of a run start, the first signal ends it.
+A batch script touches a file in the run folder, which works on any node. A person, a terminal that closes or a
+supervisor sends a signal, to the driver or to all of its process group; another SIGTERM or SIGINT, later than
+``SAME_REQUEST_S``, ends it at once. While the processes of a run start, the first signal ends it.
 """
 
 import logging
+import queue
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,14 +20,55 @@ logger = logging.getLogger(__name__)
 STOP_FILE = "stop_requested"
 """File in the run folder; its text is the reason in the log."""
 
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+INSISTENT = (signal.SIGTERM, signal.SIGINT)
+"""Those of them that do not wait for the end of the step when they come again."""
+
+SAME_REQUEST_S = 2.0
+"""Signals that are this close are one request: ``timeout`` signals its child and then the group that both are in, a
+closing terminal is told of by the shell and by the kernel, and a program in front (``uv run``, ``srun``) passes on the
+Ctrl-C that the run has had already."""
 
 EXIT_STOPPED = 75
 """Exit status of a run that was stopped and saved, to be resumed (``EX_TEMPFAIL`` of sysexits.h)."""
 
+SHELL_OFFSET = 128
+"""What a shell adds to the number of a signal that ended a program, for a status."""
+
 
 class StopAtOnce(BaseException):
     """A request to stop while no step is running."""
+
+
+class Requests:
+    """Tells a new request to stop from signals that belong to the one before.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: float | None = None
+
+    def is_new(self) -> bool:
+        """Whether a signal that comes now is a request of its own; to be asked once a signal."""
+        now = self._clock()
+        if self._last is not None and now - self._last < SAME_REQUEST_S:
+            return False
+        self._last = now
+        return True
+
+
+def interrupt(number: int) -> KeyboardInterrupt:
+    """What a signal raises where nothing is to be finished; it carries the signal's name."""
+    return KeyboardInterrupt(signal.Signals(number).name)
+
+
+def interrupted_by(error: KeyboardInterrupt) -> signal.Signals:
+    """The signal that raised it: SIGINT unless ``interrupt`` has made it of another."""
+    return signal.Signals[str(error)] if str(error) in signal.Signals.__members__ else signal.SIGINT
 
 
 class StopRequest:
@@ -37,23 +81,29 @@ class StopRequest:
     def __init__(self, run_folder: Path) -> None:
         self._file = run_folder / STOP_FILE
         self._signal = ""
+        self._requests = Requests()
         self._is_at_once = False
         self._before: dict[signal.Signals, signal._HANDLER] = {}
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()  # which a handler may put to at any moment
 
     def __enter__(self) -> "StopRequest":
         self.listen()
+        threading.Thread(target=self._say, name="stop request", daemon=True).start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def listen(self) -> None:
-        """Sets the signal handlers, again after a library (Ray) has replaced them; only in the main thread."""
+        """Sets the signal handlers, again after a library has replaced them; only in the main thread.
+
+        What was ignored when the run began, such as SIGHUP under ``nohup``, stays so.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in STOP_SIGNALS:
-            before = signal.signal(number, self._on_signal)
-            self._before.setdefault(number, before)
+            if self._before.setdefault(number, signal.getsignal(number)) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -92,11 +142,25 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+        self._said.put("")
         self._file.unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        if self._signal and number == signal.SIGTERM:
-            raise KeyboardInterrupt  # the second signal: do not wait for the end of the step
+        if not self._requests.is_new():
+            return
+        if self._signal:
+            if number in INSISTENT:
+                raise interrupt(number)  # do not wait for the end of the step
+            return
         self._signal = signal.Signals(number).name
         if self._is_at_once:
             raise StopAtOnce
+        self._said.put(self._signal)
+
+    def _say(self) -> None:
+        """Says that a request was heard, since the end of the step may be far.
+
+        In a thread of its own: a handler may have come in the middle of another line.
+        """
+        if asked := self._said.get():
+            logger.warning("%s: the run saves itself at the end of this step and stops; again ends it at once", asked)

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -31,7 +32,7 @@ class Trainer(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Ends what is being trained; nothing is started any more."""
+        """Ends what is being trained, saved where that is possible; nothing is started any more."""
         ...
 
 
@@ -91,6 +92,7 @@ def run_session(
                 for ended in wait(session.running, return_when=FIRST_COMPLETED).done:
                     session.take(ended, runs_dir, folders[0])
         except BaseException:
+            note("the runs that are being trained are saved first")
             train.abandon()  # or the pool would wait for the ends of these runs
             raise
     report = session.report()
@@ -192,8 +194,17 @@ class ProcessTrainer:
                 self._running.remove(run)
 
     def abandon(self) -> None:
-        """Kills the runs that are being trained, and starts none any more."""
+        """Has running ones save themselves, kills those that are too slow, and starts none any more."""
         with self._lock:
             self._is_abandoned = True
-            for run in self._running:
+            running = tuple(self._running)
+        try:
+            for run in running:
+                run.ask_to_stop()
+            deadline = time.monotonic() + STOP_S
+            for run in running:
+                with suppress(GTPOError):  # it failed, which whoever waits for it says
+                    run.wait_until(deadline)
+        finally:  # also if it was interrupted in turn
+            for run in running:
                 run.kill()

@@ -102,6 +102,12 @@ class Run:
         self.process.wait(10)
 
 
+def start_in_shell(line: str) -> "subprocess.Popen[bytes]":
+    """A command line in a shell, which leads a process group of its own; what is left at the test's end is killed."""
+    STARTED.append(subprocess.Popen(["bash", "-c", line], start_new_session=True))
+    return STARTED[-1]
+
+
 def steps(folder: Path) -> list[dict]:
     """What a run computed, step by step, times and memory aside."""
     return [deterministic(row) for row in read_metrics(folder / "metrics.jsonl")]

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import signal
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -38,7 +37,7 @@ def begin(tmp_path, monkeypatch):
         (tmp_path / name).write_text("\n".join(rows), encoding="utf-8")
         return str(tmp_path / name)
 
-    def started(*_, take_signals, inspector=None):
+    def started(*_, inspector=None):
         raise StartedError
 
     def begin(train_questions, heldout_questions, *, resume=True, step=0, ends=StartedError):
@@ -111,7 +110,7 @@ def test_a_report_that_cannot_be_written_is_a_warning_with_the_command_for_later
 
 
 def test_a_failure_that_refers_to_the_log_quotes_it_and_so_does_the_status(begin, tmp_path, monkeypatch, capsys):
-    def failing(*_, take_signals, inspector=None):
+    def failing(*_, inspector=None):
         line = (
             "2026-01-01 10:00:00,000 ERROR   [reward] gtpo_megatron.rewards.reward: 16 of 16 responses have no reward"
         )
@@ -138,9 +137,7 @@ def test_after_a_failed_start_the_corrected_command_begins_anew(begin, tmp_path)
 def test_a_signal_while_processes_start_stops_the_run_at_once(begin, tmp_path, monkeypatch, step):
     """Ray's own handler would end the driver with a status that tells nobody to go on."""
 
-    def starting(*_, take_signals, inspector=None):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
-        take_signals()
+    def starting(*_, inspector=None):
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("nothing has begun that is to be finished")
 

@@ -6,8 +6,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ def join_cluster(
     config: ClusterConfig,
     *,
     deadline: Deadline,
-    take_signals: Callable[[], None],
     temp_folder: Path,
     joined: Callable[[int], None] | None = None,
 ) -> None:
@@ -41,7 +40,6 @@ def join_cluster(
     Args:
         config: address and size of the cluster.
         deadline: of the whole start of the run.
-        take_signals: called after Ray has replaced the handler of SIGTERM by one that exits at once.
         temp_folder: private folder for sockets and logs of a Ray that is started here.
         joined: called with the number of nodes that have joined, while others are waited for.
 
@@ -53,22 +51,35 @@ def join_cluster(
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # cluster nodes often have no internet access
     where = f"at cluster.address={config.address!r}" if config.address else "of this run"
     try:
-        if config.address:
-            _knock(config.address)
-            ray.init(address=config.address, **COMMON_OPTIONS)
-        else:
-            start_own_ray(config, temp_folder, deadline=deadline, **COMMON_OPTIONS)
+        with _keeping_sigterm():
+            if config.address:
+                _knock(config.address)
+                ray.init(address=config.address, **COMMON_OPTIONS)
+            else:
+                start_own_ray(config, temp_folder, deadline=deadline, **COMMON_OPTIONS)
     except (OSError, ValueError, RuntimeError) as error:
         hint = (
             TOKEN_HINT if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError) else ""
         )
         raise WorkerError(f"the Ray head {where} does not answer: {error}{hint}") from error
     try:
-        take_signals()
         _wait_for_nodes(config, deadline, joined)
     except WorkerError:
         ray.shutdown()
         raise
+
+
+@contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Within the block Ray (2.60) does not replace the handler of SIGTERM by one that exits at once."""
+    from ray._private import utils
+
+    replace = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = replace
 
 
 def leave_lost_ray() -> None:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class _NotUpError(Exception):
 def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadline, **options: Any) -> None:
     """Starts Ray and connects this process; sets environment variables that the run's processes inherit.
 
+    Each of Ray's processes, and with the raylet all of the run's, is in a session of its own: a signal to the process
+    group of this one (Ctrl-C, ``timeout``, a terminal that closes) is for this one, which ends the others in order.
+
     Args:
         config: size of the cluster.
         temp_folder: private folder for sockets and logs.
@@ -57,7 +61,7 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
     ray_constants.ENABLE_RAY_CLUSTER = False
     AuthenticationTokenLoader.instance().reset_cache()
     try:
-        with _waiting_for_its_raylet(deadline):
+        with _waiting_for_its_raylet(deadline), _in_sessions_of_their_own():
             ray.init(
                 address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
                 num_cpus=config.num_cpus,
@@ -105,6 +109,19 @@ def _waiting_for_its_raylet(deadline: Deadline) -> Iterator[None]:
         yield
     finally:
         services.get_node = ask
+
+
+@contextmanager
+def _in_sessions_of_their_own() -> Iterator[None]:
+    """Ray (2.60) starts its processes in the group of this one and has no setting for it."""
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, start_new_session=True)  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen  # type: ignore[misc]
 
 
 def _has_raylet() -> bool:

@@ -35,7 +35,6 @@ def ray_stages(
     run_folder: Path,
     timers: StageTimers,
     *,
-    take_signals: Callable[[], None],
     inspector: Inspector = NOBODY,
 ) -> Iterator[Stages]:
     """The stages of a step, each in processes of its own; ends the processes, and a private Ray, at exit.
@@ -44,7 +43,6 @@ def ray_stages(
         config: of the run.
         run_folder: for the processes' logs.
         timers: of the steps.
-        take_signals: called after Ray has replaced the handler of SIGTERM.
         inspector: is told how the start goes on.
 
     Raises:
@@ -58,7 +56,6 @@ def ray_stages(
         join_cluster(
             config.cluster,
             deadline=deadline,
-            take_signals=take_signals,
             temp_folder=watch.temp_folder,
             joined=lambda num: timers.starting("waiting for nodes", f"{num} of {config.cluster.num_nodes}"),
         )

@@ -1,4 +1,6 @@
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -253,3 +255,34 @@ def test_summaries_of_other_settings_are_refused(folders, capsys):
 def test_a_study_that_is_none(name, match):
     with pytest.raises(ConfigError, match=match):
         load_study(name)
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "status"),
+    [
+        (signal.SIGINT, "interrupted; the same command goes on", 130),
+        (signal.SIGTERM, "interrupted by SIGTERM; the same command goes on", 75),
+        (signal.SIGHUP, "interrupted by SIGHUP; the same command goes on", 75),
+    ],
+)
+def test_a_signal_has_the_runs_saved_and_leaves_the_table(folders, tmp_path, capsys, monkeypatch, number, said, status):
+    abandoned = []
+
+    class Training:
+        def __init__(self, *_, **__): ...
+
+        def __call__(self, _):
+            os.kill(os.getpid(), number)
+            return True
+
+        def abandon(self):
+            abandoned.append(True)
+
+    monkeypatch.setattr(session, "ProcessTrainer", Training)
+    arguments = ["study", *folders, "--num-steps", "4", "--num-seeds", "3", "--arms", "gtpo", "grpo"]
+    assert dispatch.run(arguments) == status
+    out = capsys.readouterr().out
+    assert "are saved first" in out
+    assert said in out
+    assert abandoned == [True]
+    assert (tmp_path / "out" / "table.md").exists()

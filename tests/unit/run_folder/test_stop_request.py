@@ -1,12 +1,24 @@
-"""A file or a signal asks; the second SIGTERM does not wait."""
+"""A file or a signal asks; another SIGTERM or SIGINT does not wait, unless it came together with the first."""
 
 import os
 import signal
 import threading
+import time
+from contextlib import nullcontext
 
 import pytest
 
-from gtpo_megatron.run_folder.stop_request import STOP_FILE, StopAtOnce, StopRequest
+from gtpo_megatron.run_folder import stop_request
+from gtpo_megatron.run_folder.stop_request import (
+    INSISTENT,
+    STOP_FILE,
+    STOP_SIGNALS,
+    Requests,
+    StopAtOnce,
+    StopRequest,
+    interrupt,
+    interrupted_by,
+)
 
 
 def test_nobody_asked(tmp_path):
@@ -24,22 +36,63 @@ def test_a_file_asks_and_is_gone_afterwards(tmp_path, written, reason):
     assert not (tmp_path / STOP_FILE).exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_asks_and_is_given_back(tmp_path, number):
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_asks_and_is_given_back(tmp_path, number, caplog):
     before = signal.getsignal(number)
     with StopRequest(tmp_path) as stop:
-        signal.signal(number, signal.SIG_IGN)  # what Ray does to SIGTERM
+        signal.signal(number, signal.SIG_DFL)  # a library that is imported later
         stop.listen()
         os.kill(os.getpid(), number)
         assert stop.reason() == number.name
+        deadline = time.monotonic() + 5.0
+        while f"{number.name}: the run saves itself" not in caplog.text:
+            assert time.monotonic() < deadline, "whoever has pressed Ctrl-C is told that it was heard"
+            time.sleep(0.01)
     assert signal.getsignal(number) == before
 
 
-def test_a_second_sigterm_ends_at_once(tmp_path):
-    with StopRequest(tmp_path):
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+def test_what_is_ignored_under_nohup_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest(tmp_path) as stop:
+            stop.listen()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.reason() == ""
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("first", STOP_SIGNALS)
+@pytest.mark.parametrize("second", STOP_SIGNALS)
+def test_another_request_ends_at_once_if_it_insists(tmp_path, monkeypatch, first, second):
+    monkeypatch.setattr(stop_request, "SAME_REQUEST_S", 0.0)
+    with StopRequest(tmp_path) as stop:
+        os.kill(os.getpid(), first)
+        with pytest.raises(KeyboardInterrupt) if second in INSISTENT else nullcontext():
+            os.kill(os.getpid(), second)
+        assert stop.reason() == first.name
+
+
+@pytest.mark.parametrize("first", STOP_SIGNALS)
+def test_signals_that_come_together_are_one_request(tmp_path, first):
+    """``timeout`` signals its child and the child's group; a shell and the kernel each tell of a closed terminal."""
+    with StopRequest(tmp_path) as stop:
+        for number in (first, first, *STOP_SIGNALS):
+            os.kill(os.getpid(), number)
+        assert stop.reason() == first.name
+
+
+def test_a_request_begins_with_its_first_signal_and_is_over_after_a_while():
+    times = iter([10.0, 11.9, 12.1, 13.0, 20.0])
+    requests = Requests(lambda: next(times))
+    assert [requests.is_new() for _ in range(5)] == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_says_by_which_signal(number):
+    assert interrupted_by(interrupt(number)) is number
+    assert interrupted_by(KeyboardInterrupt()) is signal.SIGINT, "Python's own"
 
 
 @pytest.mark.parametrize("becomes", [None, SystemError])

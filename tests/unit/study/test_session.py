@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from threading import Barrier, Event
 
 import pytest
@@ -202,19 +203,29 @@ def test_a_run_is_trained_in_a_process_and_goes_on_where_it_was(tmp_path, monkey
     assert set(vars(FakeProcess)) - {"ends"} <= set(dir(training_process.TrainingProcess)) | {"calls"}
 
 
-def test_an_abandoned_trainer_kills_its_runs_and_starts_none(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ends_how", ["saved", "failed", "interrupted again"])
+def test_an_abandoned_trainer_has_its_runs_saved_and_starts_none(tmp_path, monkeypatch, ends_how):
     FakeProcess.calls = calls = []
     planned = planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=4)[0]
     trainer = ProcessTrainer(tmp_path / "runs", deadline=1000.0)
 
     class Abandoned(FakeProcess):
         def wait_until(self, deadline):
-            trainer.abandon()
-            raise WorkerError("ended with status -9")
+            if "ask" not in calls:
+                with pytest.raises(KeyboardInterrupt) if ends_how == "interrupted again" else nullcontext():
+                    trainer.abandon()
+                return "stopped"
+            if ends_how == "failed":
+                raise WorkerError("ended with status 1")
+            if ends_how == "interrupted again":
+                raise KeyboardInterrupt
+            return "stopped"
+
+        def ask_to_stop(self):
+            calls.append("ask")
 
     monkeypatch.setattr(session, "TrainingProcess", Abandoned)
-    with pytest.raises(WorkerError):
-        trainer(planned)
-    assert calls[1:] == ["kill", "kill"]
     assert not trainer(planned)
-    assert len(calls) == 3
+    assert calls[1:] == ["ask", "kill", "kill"]
+    assert not trainer(planned)
+    assert len(calls) == 4

@@ -1,11 +1,14 @@
 """What a Ray of the run's own is started with; Ray itself is started in ``tests/integration/test_network.py``."""
 
 import os
+import signal
+import sys
 
 import pytest
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.orchestration.on_ray import cluster
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
@@ -50,7 +53,7 @@ def test_a_ray_that_is_not_up_in_time_is_one_line(started, tmp_path, monkeypatch
 
     monkeypatch.setattr(ray, "init", times_out)
     with pytest.raises(WorkerError, match=r"the Ray head of this run does not answer: .*The .* load") as told:
-        join_cluster(ClusterConfig(), deadline=Deadline(1.0), take_signals=lambda: None, temp_folder=tmp_path)
+        join_cluster(ClusterConfig(), deadline=Deadline(1.0), temp_folder=tmp_path)
     assert NOT_UP in str(told.value), "the chaos suite knows it by that"
 
 
@@ -63,3 +66,25 @@ def test_an_error_of_another_class_is_not_taken_for_it(started, tmp_path, monkey
     monkeypatch.setattr(ray, "init", is_wrong)
     with pytest.raises(KeyError, match="a bug"):
         start_own_ray(ClusterConfig(), tmp_path, deadline=Deadline(60.0))
+
+
+def test_its_processes_are_in_sessions_of_their_own_and_the_handler_of_sigterm_is_left(started, tmp_path, monkeypatch):
+    """A signal to the group of the driver must not end Ray before the run has saved itself."""
+    import ray
+    from ray._private import services, utils
+
+    sessions = []
+
+    def init(**_):
+        utils.set_sigterm_handler(lambda *_: sys.exit(15))
+        process = services.start_ray_process([sys.executable, "-c", "input()"], "raylet", True, pipe_stdin=True).process
+        sessions.append((os.getsid(process.pid), process.pid))
+        process.communicate(b"\n")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "ray_nodes", lambda: [None])
+    before = signal.getsignal(signal.SIGTERM)
+    join_cluster(ClusterConfig(), deadline=Deadline(20.0), temp_folder=tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is before
+    ((session, pid),) = sessions
+    assert session == pid
