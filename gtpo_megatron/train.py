@@ -19,7 +19,7 @@ from gtpo_megatron.observability.logs import FILE_ONLY, set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.host import check_host
+from gtpo_megatron.orchestration.host import check_free, check_host, is_cpu_build, memory_needed
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
@@ -27,6 +27,7 @@ from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
 from gtpo_megatron.orchestration.machine_record import MachineRecord
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
+from gtpo_megatron.proc_files import memory
 from gtpo_megatron.report.page import write_report
 from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
@@ -38,7 +39,7 @@ from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
 from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
-from gtpo_megatron.weights.architecture import check_same_model, read_architecture
+from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         stop = stack.enter_context(StopRequest(run_dir))
         architecture = read_architecture(Path(config.model.path))
         facts = run_facts(config, architecture)
+        _check_memory(config, architecture)
         check_disk_space(config, architecture, run_dir, used_bytes=folder.checkpoints.num_bytes)
         checkpoint = folder.checkpoints.latest(config.checkpoint.verify) if resume else None
         first = checkpoint.state.step if checkpoint else 0
@@ -98,8 +100,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             logger.info(note, extra=FILE_ONLY)
             display.note(note)
         timers = StageTimers(display.stage, on_start=display.starting)
-        is_ray = config.cluster.mode == "ray"
-        make_stages = ray_stages if is_ray else local_stages
+        make_stages = ray_stages if config.cluster.mode == "ray" else local_stages
         try:
             with stop.at_once():
                 stages = stack.enter_context(make_stages(config, run_dir, timers, inspector=MachineRecord(config)))
@@ -129,6 +130,18 @@ def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig,
     if any(one.statement.needs_judge for one in run_rewards(config.reward)):
         check_judge(config.reward.judge)
     return pin_date(config, inputs.template_date), inputs
+
+
+def _check_memory(config: RunConfig, architecture: Architecture) -> None:
+    """Warns where a run on this machine's CPUs takes more memory than is free.
+
+    Raises:
+        ConfigError: the engines' caches alone do.
+    """
+    if is_cpu_build() and not config.cluster.address:
+        needed = memory_needed(config, architecture, free_bytes=memory()[1])
+        if too_little := check_free(config.rollout, needed, where="rollout"):
+            logger.warning("%s", too_little)
 
 
 def leave_report(folder: RunFolder) -> Path | None:

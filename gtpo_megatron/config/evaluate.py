@@ -26,14 +26,15 @@ class EngineConfig:
 
     Attributes:
         dtype: of the weights.
-        kv_cache_mib: key-value cache on each GPU of the engine; without a number vLLM takes nearly all there is.
+        kv_cache_mib: key-value cache in each process of the engine. None: on a GPU 16384, on a CPU what
+            ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
         max_concurrent_sequences: sequences vLLM decodes together.
         tensor_parallel_size: ranks of the engine.
         num_threads: on a CPU; 0 leaves it to vLLM.
     """
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    kv_cache_mib: int = 16384
+    kv_cache_mib: int | None = None
     max_concurrent_sequences: int = 256
     tensor_parallel_size: int = 1
     num_threads: int = 0

@@ -16,6 +16,9 @@ from gtpo_megatron.errors import ConfigError
 Transport = Literal["shared_memory", "process_group", "relay"]
 """How the bytes of a push travel; see ``WeightSyncConfig``."""
 
+GPU_CACHE_MIB = 16384
+"""On a GPU, where no number is given; vLLM itself would take nearly all there is."""
+
 LARGEST_STALENESS = 64
 """More would keep whole epochs of responses in memory."""
 
@@ -71,7 +74,8 @@ class RolloutConfig:
         dtype: of vLLM's weights.
         head_dtype: what vLLM computes logits in: ``float32``, as the trainer's output layer always does, or ``model``:
             in ``dtype``. The output layer's weights are of ``dtype`` in both cases.
-        kv_cache_mib: key-value cache on each GPU of an engine; without a number vLLM takes nearly all there is.
+        kv_cache_mib: key-value cache in each process of an engine. None: on a GPU 16384, on a CPU what
+            ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
         max_concurrent_sequences: sequences that an engine decodes together.
         tensor_parallel_size: ranks of an engine.
         expert_parallel: for a mixture of experts: each rank of an engine holds some of the experts, whole, in place of
@@ -102,7 +106,7 @@ class RolloutConfig:
     num_engines: int = 1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     head_dtype: Literal["float32", "model"] = "float32"
-    kv_cache_mib: int = 16384
+    kv_cache_mib: int | None = None
     max_concurrent_sequences: int = 256
     tensor_parallel_size: int = 1
     expert_parallel: bool = False
@@ -146,7 +150,7 @@ class RolloutConfig:
         require_non_negative(max_engine_restarts=self.max_engine_restarts)
         require_positive(
             num_engines=self.num_engines,
-            kv_cache_mib=self.kv_cache_mib,
+            **({} if self.kv_cache_mib is None else {"kv_cache_mib": self.kv_cache_mib}),
             max_concurrent_sequences=self.max_concurrent_sequences,
             tensor_parallel_size=self.tensor_parallel_size,
         )
@@ -154,6 +158,11 @@ class RolloutConfig:
             raise ConfigError(
                 f"group_size={self.group_size!r}: must be 2 or more; a response is judged against others of its prompt"
             )
+
+    @property
+    def gpu_cache_mib(self) -> int:
+        """The key-value cache of an engine's process on a GPU, MiB."""
+        return GPU_CACHE_MIB if self.kv_cache_mib is None else self.kv_cache_mib
 
     @property
     def is_continuous(self) -> bool:

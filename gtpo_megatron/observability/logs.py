@@ -2,20 +2,16 @@
 
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 from rich.logging import RichHandler
 
+from gtpo_megatron.observability.known_warnings import FILE_ONLY, is_known
 from gtpo_megatron.run_folder.provenance import LOG_FILE
 
 PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
 """Loggers that follow the configured level; other libraries log from WARNING on."""
-
-FILE_ONLY: Mapping[str, bool] = MappingProxyType({"is_for_file_only": True})
-"""``extra`` of a record that the terminal has in another form."""
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(prefix)s%(name)s: %(message)s"
 _TERMINAL_FORMAT = "%(prefix)s%(message)s"
@@ -96,7 +92,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _TerminalFilter(logging.Filter):
-    """Leaves out what is for the file only, and a warning that the terminal has had already."""
+    """Leaves out what is for the file only, known warnings of libraries, and one that the terminal has had already."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +103,8 @@ class _TerminalFilter(logging.Filter):
             return False
         if record.levelno != logging.WARNING:
             return True
+        if is_known(record.getMessage()):
+            return False
         warned = (record.name, record.getMessage())
         is_new = warned not in self._warned
         self._warned.add(warned)

@@ -35,11 +35,13 @@ from gtpo_megatron.evaluation.verdict_file import (
     recorded_date,
 )
 from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
-from gtpo_megatron.orchestration.host import check_attention, check_cache, is_cpu_build
+from gtpo_megatron.orchestration.host import check_attention, check_cache, check_free, engines_need, is_cpu_build
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
+from gtpo_megatron.proc_files import memory
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
@@ -272,6 +274,8 @@ def _measure(
         scorer = stack.enter_context(RewardScorer(config.reward, folder=file.path.parent))
         engine = None
         if missing:
+            if is_cpu_build():
+                _check_memory(model.folder, config, console)
             print_sentence(console, f"loading {model.folder} into vLLM")
             engine = _engine(model.folder, config, stack)
         display = stack.enter_context(
@@ -290,22 +294,34 @@ def _measure(
         ).run(missing, without_verdict)
 
 
+def _check_memory(folder: Path, config: EvaluateConfig, console: Console) -> None:
+    """Says in one line if memory may run out.
+
+    Raises:
+        ConfigError: the cache that was asked for does not fit into what is free.
+    """
+    rollout, free = config.engine.rollout(config.sampling), memory()[1]
+    needed = engines_need(rollout, read_architecture(folder), max_tokens=config.max_sequence_tokens, free_bytes=free)
+    if too_little := check_free(rollout, needed, where="engine"):
+        print_sentence(console, f"warning: {too_little}")
+
+
 def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseSource:
     """Starts a vLLM engine in this process; the stack closes it."""
     import torch
 
     os.environ.update(ONE_MACHINE | ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT))
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # its warnings about our settings would hide the table
     stack.enter_context(swept_process())  # before the import of vLLM, which reads the temporary folder
-    from gtpo_megatron.rollout.vllm_engine import VllmEngine
+    with known_to_file():
+        from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-    engine = VllmEngine(
-        str(folder),
-        config.engine.rollout(config.sampling),
-        max_sequence_tokens=config.max_sequence_tokens,
-        seed=config.seed,
-        num_threads=config.engine.num_threads,
-    )
+        engine = VllmEngine(
+            str(folder),
+            config.engine.rollout(config.sampling),
+            max_sequence_tokens=config.max_sequence_tokens,
+            seed=config.seed,
+            num_threads=config.engine.num_threads,
+        )
     stack.callback(engine.close)
     return engine
 

@@ -1,13 +1,17 @@
-"""Checks that this machine can run the engines on its CPUs, before any process starts."""
+"""Checks that this machine can run the engines on its CPUs, and has the memory for a run, before any process starts."""
 
-from pathlib import Path
+from collections.abc import Mapping
 
-import psutil
 import torch
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.planner.request import ELEMENT_BYTES
+from gtpo_megatron.planner.shape import shape_of
+from gtpo_megatron.proc_files import memory
+from gtpo_megatron.rollout.cache_size import cpu_cache_mib
 from gtpo_megatron.weights.architecture import Architecture
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -16,7 +20,6 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_EXPERT_MULTIPLE = 32
 """vLLM 0.32's experts on CPUs take a hidden size that this divides (``CPUUnquantizedExperts.output_alignment``)."""
 
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _GIB = 2**30
 
 
@@ -65,12 +68,14 @@ def check_attention(architecture: Architecture, *, where: str) -> None:
 
 
 def check_cache(rollout: RolloutConfig, *, where: str) -> None:
-    """Raises ConfigError if the key-value caches of all engines are larger than this machine's memory.
+    """Raises ConfigError if the key-value caches that were asked for are larger than this machine's memory.
 
     Args:
         rollout: the engines.
         where: prefix of the field in the message.
     """
+    if rollout.kv_cache_mib is None:
+        return
     num_workers = rollout.num_engines * rollout.tensor_parallel_size
     needed, there = num_workers * rollout.kv_cache_mib << 20, machine_bytes()
     if needed >= there:
@@ -81,12 +86,86 @@ def check_cache(rollout: RolloutConfig, *, where: str) -> None:
         )
 
 
+ENGINE_GIB, RANK_GIB, RUN_GIB = 0.9, 0.6, 1.2
+"""What processes take on a CPU without a model, as PSS of the tiny recipe (vLLM 0.32, Megatron 0.16, torch 2.13): one
+of an engine, a rank, and all others of a run together (driver, Ray, rewards)."""
+
+TRAINED_BYTES = {"float32": 16, "bfloat16": 18}
+"""Of a parameter of each dtype in the trainer: weights, float32 gradients, two moments of Adam, a float32 copy."""
+
+
+def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: int) -> dict[str, int]:
+    """Bytes that a run on this machine's CPUs takes at least, by part; activations are not among them.
+
+    Args:
+        config: of the run.
+        architecture: of its model.
+        free_bytes: of this machine, for caches that are sized by it.
+    """
+    parallel, elements = config.parallel, shape_of(architecture).num_parameters
+    share = elements // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+    max_tokens = config.model.max_sequence_tokens
+    return {
+        **engines_need(config.rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes),
+        "ranks": parallel.num_ranks * (int(RANK_GIB * _GIB) + share * TRAINED_BYTES[config.model.dtype]),
+        "driver, Ray and rewards": int(RUN_GIB * _GIB),
+    }
+
+
+def engines_need(
+    rollout: RolloutConfig, architecture: Architecture, *, max_tokens: int, free_bytes: int
+) -> dict[str, int]:
+    """Bytes that engines on this machine's CPUs take, by part.
+
+    Args:
+        rollout: the engines.
+        architecture: of the model.
+        max_tokens: of the longest prompt and response.
+        free_bytes: of this machine, for caches that are sized by it.
+    """
+    workers = rollout.num_engines * rollout.tensor_parallel_size
+    cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
+    weights = shape_of(architecture).num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
+    return {"engines": workers * int(ENGINE_GIB * _GIB) + weights, "key-value caches": workers * cache << 20}
+
+
+def check_free(rollout: RolloutConfig, needed: Mapping[str, int], *, where: str) -> str:
+    """Compares what will be taken with the memory that is free now.
+
+    Args:
+        rollout: the engines.
+        needed: bytes by part, as ``memory_needed`` has them.
+        where: prefix of the engines' fields in messages.
+
+    Returns:
+        A warning if there is too little; else an empty text.
+
+    Raises:
+        ConfigError: the caches that were asked for are larger than what is free, so that no engine would start.
+    """
+    total, free = memory()
+    there = f"{free / _GIB:.1f} GiB of this machine's {total / _GIB:.1f} GiB of memory are free"
+    cache = needed["key-value caches"]
+    if rollout.kv_cache_mib is not None and cache >= free:
+        raise ConfigError(
+            f"{where}.kv_cache_mib={rollout.kv_cache_mib}: the caches of all engines are {cache / _GIB:.1f} GiB, and "
+            f"{there}; lower it, or leave it out: then it is sized by what is free"
+        )
+    if sum(needed.values()) <= free:
+        return ""
+    if needed["key-value caches"] == max(needed.values()):
+        lower = f"{where}.kv_cache_mib and {where}.max_concurrent_sequences lower it"
+    elif needed.get("ranks", 0) == max(needed.values()):
+        lower = "parallel.num_ranks lowers it"
+    else:
+        lower = "end what else runs here, or take a smaller model"
+    parts = ", ".join(f"{name} {taken / _GIB:.1f}" for name, taken in needed.items())
+    return (
+        f"at least {sum(needed.values()) / _GIB:.1f} GiB of memory will be taken ({parts}), and {there}: the system "
+        f"may end a process of this or of another run; {lower}"
+    )
+
+
 def machine_bytes() -> int:
     """Memory limit of this process: the machine's, or the container's."""
-    limits = [int(psutil.virtual_memory().total)]
-    for path in _CGROUP_LIMITS:
-        try:
-            limits.append(int(path.read_text(encoding="ascii")))
-        except (OSError, ValueError):  # another version of cgroups, or "max"
-            continue
-    return min(limits)
+    return memory()[0]

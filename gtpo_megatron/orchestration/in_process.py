@@ -16,6 +16,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.mismatch.gap_report import GapReport, merged
+from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
@@ -254,13 +255,14 @@ def local_stages(
         trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
         stack.callback(trainer.close)
         timers.starting("loading the engine")
-        sampler = VllmEngine(
-            config.model.path,
-            config.rollout,
-            max_sequence_tokens=config.model.max_sequence_tokens,
-            seed=config.seed,
-            awaits_push=True,
-        )
+        with known_to_file():
+            sampler = VllmEngine(
+                config.model.path,
+                config.rollout,
+                max_sequence_tokens=config.model.max_sequence_tokens,
+                seed=config.seed,
+                awaits_push=True,
+            )
         stack.callback(
             sampler.close
         )  # before the trainer's: vLLM leaves the world's groups, and raises if they are gone

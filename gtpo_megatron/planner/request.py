@@ -279,7 +279,7 @@ def request_from(
         engine=EngineSettings(
             tensor=config.rollout.tensor_parallel_size,
             weight_bytes=ELEMENT_BYTES[config.rollout.dtype],
-            cache_bytes=config.rollout.kv_cache_mib << 20,
+            cache_bytes=config.rollout.gpu_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,
             most=config.rollout.num_engines if is_own else 0,
             expert_parallel=config.rollout.expert_parallel,

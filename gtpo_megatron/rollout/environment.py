@@ -5,7 +5,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in this process
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CONFIGURE_LOGGING": "0",  # its loggers are like those of any library: log.txt has what they warn of
     "HF_HUB_OFFLINE": "1",  # models are local folders
     "TOKENIZERS_PARALLELISM": "false",
 }

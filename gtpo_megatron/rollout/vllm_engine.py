@@ -13,6 +13,7 @@ from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError, WeightSyncError
+from gtpo_megatron.rollout.cache_size import log_cpu_cache
 from gtpo_megatron.rollout.in_flight import InFlight
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
@@ -75,8 +76,12 @@ class VllmEngine:
 
         self._keeps_entropies = config.entropy_source == "rollout"
         self._returns_routing = config.returns_routing
-        experts = read_architecture(Path(model_path)).experts
-        self._num_experts = 0 if experts is None else experts.num_experts
+        architecture = read_architecture(Path(model_path))
+        self._num_experts = 0 if architecture.experts is None else architecture.experts.num_experts
+        if torch.cuda.is_available():
+            cache_mib = config.gpu_cache_mib
+        else:
+            cache_mib = log_cpu_cache(config, architecture, max_tokens=max_sequence_tokens)
         captures_routing = config.returns_routing and not torch.cuda.is_available()
         has_weights = not awaits_push and converted_weights(Path(model_path)) is None
         entropy_processor = GPU_ENTROPY_PROCESSOR if torch.cuda.is_available() else ENTROPY_PROCESSOR
@@ -86,13 +91,14 @@ class VllmEngine:
         self._llm = LLM(
             model=model_path,
             load_format="auto" if has_weights else "dummy",
+            use_tqdm_on_load=False,
             dtype=config.dtype,
             hf_overrides={"head_dtype": config.head_dtype},
             tensor_parallel_size=config.tensor_parallel_size,
             enable_expert_parallel=config.expert_parallel,
             max_model_len=max_sequence_tokens,
             max_num_seqs=config.max_concurrent_sequences,
-            kv_cache_memory_bytes=config.kv_cache_mib << 20,
+            kv_cache_memory_bytes=cache_mib << 20,
             max_num_batched_tokens=max(MIN_BATCHED_TOKENS, max_sequence_tokens),
             # with chunked prefill vLLM rewinds a request's generator, which CPU generators do not support
             enable_chunked_prefill=torch.cuda.is_available(),

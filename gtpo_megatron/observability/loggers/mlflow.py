@@ -1,5 +1,6 @@
 """MLflow."""
 
+import hashlib
 import importlib
 import math
 import time
@@ -14,6 +15,8 @@ BATCH = 100
 """Parameters that a tracking server takes at a time."""
 PARAMETER_CHARACTERS = 500
 """Longest value of a parameter that every store takes."""
+NAME_CHARACTERS, DIGEST = 250, 8
+"""Longest name of a metric that every store takes, and characters of it that tell cut ones apart."""
 
 
 class MlflowSink:
@@ -48,7 +51,7 @@ class MlflowSink:
         """Logs one step; values that are not finite are left out, since some stores refuse them."""
         now = int(time.time() * 1000)
         points = [
-            self._entities.Metric(name, float(value), now, step)
+            self._entities.Metric(shortened(name), float(value), now, step)
             for name, value in scalars.items()
             if math.isfinite(value)
         ]
@@ -64,6 +67,14 @@ class MlflowSink:
         ]
         for first in range(0, len(fields), BATCH):
             self._client.log_batch(run_id, params=fields[first : first + BATCH])
+
+
+def shortened(name: str) -> str:
+    """A metric's name that every store takes; a long one (of a benchmark, say) is cut, and ends with its digest."""
+    if len(name) <= NAME_CHARACTERS:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:DIGEST]
+    return f"{name[: NAME_CHARACTERS - DIGEST - 1]}_{digest}"
 
 
 def flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:

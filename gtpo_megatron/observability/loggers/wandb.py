@@ -8,6 +8,16 @@ from typing import Any
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.observability.loggers.kept_id import new_or_kept_id
 
+FLUSH_S = 1.0
+"""Between two writes of the file that an offline run is; a killed run loses what came later, and by default 15 s."""
+
+
+def _kept_at_once(wandb: Any) -> dict[str, float]:
+    """The setting for it, where the installed version has it."""
+    name = "x_transaction_log_flush_interval"
+    known = getattr(getattr(wandb, "Settings", None), "model_fields", {})
+    return {name: FLUSH_S} if name in known else {}
+
 
 class WandbSink:
     """One run at Weights & Biases, which a resumed run continues.
@@ -29,7 +39,7 @@ class WandbSink:
             dir=str(folder),
             resume="allow",
             config=dict(run_config),
-            settings={"console": "off"},  # its capture of standard output breaks the live display
+            settings={"console": "off"} | _kept_at_once(wandb),  # its capture of stdout breaks the live display
         )
         # wandb's own step counter cannot go back to the checkpoint's step after a crash; a metric can.
         self._run.define_metric("step")

@@ -3,8 +3,10 @@
 import atexit
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -71,7 +73,11 @@ def join_cluster(
 
 @contextmanager
 def _keeping_sigterm() -> Iterator[None]:
-    """Within the block Ray (2.60) does not replace the handler of SIGTERM by one that exits at once."""
+    """After the block SIGTERM is this process's again.
+
+    Ray (2.60) replaces the handler by one that exits at once, and its library puts another one in front, which prints a
+    trace of the stack and aborts at the second signal.
+    """
     from ray._private import utils
 
     replace = utils.set_sigterm_handler
@@ -80,6 +86,8 @@ def _keeping_sigterm() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = replace
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # which the library has not told Python of
 
 
 def leave_lost_ray() -> None:

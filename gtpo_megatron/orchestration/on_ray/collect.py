@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from gtpo_megatron.errors import GTPOError, WorkerError
-from gtpo_megatron.orchestration.watch.reasons import last_line
+from gtpo_megatron.orchestration.watch.reasons import last_line, memory_kill
 
 GRACE_S = 10.0
 """Wait after the first failure: peers of a dead process may report their broken collectives before its death."""
@@ -154,7 +154,8 @@ def _first(pending: list[Any], *, deadline: float) -> tuple[list[Any], list[Any]
 def _is_death(error: Any) -> bool:
     import ray
 
-    return isinstance(error, ray.exceptions.RayActorError)
+    # the second one of a call during which Ray's memory monitor has ended the actor
+    return isinstance(error, ray.exceptions.RayActorError | ray.exceptions.OutOfMemoryError)
 
 
 def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline_s: float) -> NoReturn:
@@ -180,9 +181,13 @@ def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline
 
 def _why(deaths: Mapping[str, Any]) -> str:
     """The reason of a death by Ray, for the end of a message; of a process that failed to start, if there is one."""
-    raised = [name for name, error in deaths.items() if error.actor_init_failed]
-    name = next(iter(raised or deaths))
+    raised = [name for name, error in deaths.items() if getattr(error, "actor_init_failed", False)]
+    killed = [name for name, error in deaths.items() if memory_kill(str(error))]
+    name = next(iter(raised or killed or deaths))
     reason = last_line(str(deaths[name]))
     whose = f"; {name}: " if len(deaths) > 1 else ": "
-    where = "see log.txt" if raised else "see log.txt, and the system log for an out-of-memory kill"
+    if killed and not raised:
+        where = "end what else runs there, or lower rollout.kv_cache_mib, rollout.max_concurrent_sequences"
+    else:
+        where = "see log.txt" if raised else "see log.txt, and the system log for an out-of-memory kill"
     return f"{whose}{reason}; {where}" if reason else f"; {where}"

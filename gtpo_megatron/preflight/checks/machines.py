@@ -2,18 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from statistics import median
 
 from packaging.requirements import Requirement
 
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.orchestration.host import is_cpu_build
+from gtpo_megatron.orchestration.host import is_cpu_build, memory_needed
 from gtpo_megatron.planner.phases import node_host, trainer_gpu
 from gtpo_megatron.planner.step_time import HOST_BYTES
 from gtpo_megatron.preflight.expectations import Expectations, gib, rate
 from gtpo_megatron.preflight.finding import Finding, judged, not_here, noted
 from gtpo_megatron.preflight.probes import devices, software
 from gtpo_megatron.preflight.room import Room
+from gtpo_megatron.weights.architecture import read_architecture
 
 SLOWEST = 1.1
 """Seconds of the slowest GPU over the median: equal boards differ by a few percent, a sick one by more."""
@@ -81,7 +83,10 @@ def hosts(room: Room) -> Iterator[Finding]:
     yield gpus(room)
     for name, machine in found.items():
         host = room.processes.hosts[name]
-        yield host_memory(host, machine, room.config, room.expected)
+        if room.expected.has_gpus or room.config.cluster.address:
+            yield host_memory(host, machine, room.config, room.expected)
+        else:
+            yield cpu_memory(host, machine, room.config)
         yield shared_memory(host, machine, room.config, has_gpus=room.expected.has_gpus)
 
 
@@ -124,6 +129,21 @@ def host_memory(host: str, machine: Mapping[str, int], config: RunConfig, expect
         expected=f"at least {gib(needed)}, by the plan",
         remedy="take nodes with more memory, or see gtpo-megatron plan --host-memory for layouts that need less",
         figures=figures,
+    )
+
+
+def cpu_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> Finding:
+    """Free memory of the machine, against what a whole run takes on its CPUs."""
+    free = machine["available"]
+    needed = sum(memory_needed(config, read_architecture(Path(config.model.path)), free_bytes=free).values())
+    return judged(
+        f"memory of {host}",
+        f"{machine['cores']} cores, {gib(machine['memory'])}, {gib(free)} free",
+        is_good=free >= needed,
+        expected=f"at least {gib(needed)} free",
+        remedy="end what else runs there; lower rollout.kv_cache_mib, rollout.max_concurrent_sequences or "
+        "parallel.num_ranks",
+        figures={"cores": float(machine["cores"]), "free_bytes": float(free), "needed_bytes": float(needed)},
     )
 
 

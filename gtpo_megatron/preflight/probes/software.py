@@ -12,7 +12,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gtpo_megatron.orchestration.host import machine_bytes
+from gtpo_megatron.proc_files import memory
 from gtpo_megatron.run_folder.provenance import commit, versions
 
 PACKAGE = "gtpo-megatron"
@@ -47,13 +47,14 @@ def driver_version() -> str:
 
 def machine(_held: object) -> dict[str, Any]:
     """Cores, and bytes of memory and of shared memory that are free."""
+    total, free = memory()
     shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     return {
         "cores": len(psutil.Process().cpu_affinity())
         if hasattr(psutil.Process, "cpu_affinity")
         else psutil.cpu_count(),
-        "memory": machine_bytes(),
-        "available": int(psutil.virtual_memory().available),
+        "memory": total,
+        "available": free,
         "shared": shared,
     }
 

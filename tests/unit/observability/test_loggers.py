@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from gtpo_megatron.observability.loggers.mlflow import flat
+from gtpo_megatron.observability.loggers.mlflow import flat, shortened
+from gtpo_megatron.observability.metrics import check_name
 
 
 def installed(module):
@@ -101,3 +102,12 @@ def test_swanlab_writes_into_the_run_folder(tmp_path):
 
 def test_parameters_have_the_paths_of_their_fields():
     assert flat({"a": {"b": 1, "c": {"d": None}}, "e": [1]}) == {"a.b": 1, "a.c.d": None, "e": [1]}
+
+
+def test_a_long_metric_name_is_cut_to_what_mlflow_takes_and_stays_its_own():
+    names = [f"evaluation/{'b' * length}_{end}" for length in (10, 230, 300, 5000) for end in ("mean", "max")]
+    short = [shortened(name) for name in names]
+    assert all(len(name) <= 250 for name in short)
+    assert len(set(short)) == len(names)
+    assert short[:2] == names[:2]
+    assert all(check_name(name) is None for name in short)

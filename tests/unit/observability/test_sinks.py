@@ -169,6 +169,17 @@ def test_wandb_goes_on_in_the_same_run_after_a_resume(tmp_path, monkeypatch):
     assert fake.is_finished
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_wandb_keeps_rows_at_once_where_its_version_can(tmp_path, monkeypatch, is_known):
+    """It writes an offline run's file every 15 s, and a run that is killed meanwhile would lose these steps."""
+    fake = FakeWandb()
+    name = "x_transaction_log_flush_interval"
+    fake.Settings = types.SimpleNamespace(model_fields={name: None} if is_known else {})
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    open_sinks(tmp_path, LoggingConfig(wandb_project="gtpo"), run_config={}).close()
+    assert fake.inits[0]["settings"] == {"console": "off"} | ({name: 1.0} if is_known else {})
+
+
 def test_wandb_without_a_network_does_not_stop_the_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(init_error=RuntimeError("api.wandb.ai unreachable")))
     with open_sinks(tmp_path, LoggingConfig(wandb_project="gtpo"), run_config={}) as sinks:

@@ -141,6 +141,57 @@ def test_an_evaluation_is_checked_too(capsys):
     assert "engine.kv_cache_mib=100000000 is " in capsys.readouterr().err
 
 
+GIB = 1 << 30
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets what is free, of 24 GiB."""
+
+    def set_free(gib):
+        monkeypatch.setattr(host, "memory", lambda: (24 * GIB, int(gib * GIB)))
+
+    return set_free
+
+
+def needed(free_gib, **rollout):
+    config = tiny_cpu.gtpo()
+    config = replace(config, rollout=replace(config.rollout, **{"kv_cache_mib": None} | rollout))
+    parts = host.memory_needed(config, read_architecture(TINY), free_bytes=int(free_gib * GIB))
+    return config.rollout, parts
+
+
+def test_a_run_that_fits_says_nothing(free):
+    free(8)
+    assert host.check_free(*needed(8), where="rollout") == ""
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "rollout", "lowers"),
+    [
+        (3.0, {}, "parallel.num_ranks lowers it"),
+        (3.0, {"num_engines": 3}, "end what else runs here"),
+        (6.0, {"kv_cache_mib": 5000}, "rollout.kv_cache_mib and rollout.max_concurrent_sequences lower it"),
+    ],
+)
+def test_too_little_memory_is_one_line_that_names_what_lowers_it(free, free_gib, rollout, lowers):
+    free(free_gib)
+    said = host.check_free(*needed(free_gib, **rollout), where="rollout")
+    assert said.startswith("at least ")
+    assert f"(engines {0.9 * rollout.get('num_engines', 1):.1f}, key-value caches " in said
+    assert f"and {free_gib} GiB of this machine's 24.0 GiB of memory are free: " in said
+    assert said.endswith(lowers) or lowers in said
+
+
+@pytest.mark.parametrize("where", ["rollout", "engine"])
+def test_a_cache_that_was_asked_for_and_is_larger_than_what_is_free_is_refused(free, where):
+    free(7)
+    with pytest.raises(
+        ConfigError, match=rf"^{where}.kv_cache_mib=8192: the caches .* are 8.0 GiB, and 7.0 GiB of .*lower"
+    ):
+        host.check_free(*needed(7, kv_cache_mib=8192), where=where)
+
+
 @pytest.mark.vllm
 def test_the_head_sizes_are_those_of_the_vllm_that_is_installed():
     backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend

@@ -101,3 +101,47 @@ def test_a_process_out_of_reach():
 @pytest.mark.parametrize("message", ["", "\n \n", "^^^^^\n", "\tpid: 7\n"])
 def test_no_line_that_says_anything(message):
     assert last_line(message) == ""
+
+
+OUT_OF_MEMORY = """\
+1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1, ID: e033) was \
+22.43GB used / 23.54GB limit (0.952847)
+OOM kill reason: Memory usage 24084275712B exceeded threshold of 24012676915B (95.0% of 25276502016B limit)
+Object store memory usage: [- objects spillable: 0
+- bytes spillable: 0
+
+(global lru) bytes evicted: 0]
+Ray killed 1 worker(s) based on the killing policy
+Considered workers: [
+Selected to kill: (Actor(e4dc6dca): job ID=01000000, task name=RewardProcess.__init__, pid=7588)
+]
+Total non-selected idle workers: 0
+To see more information about memory usage on this node, use `ray logs raylet.out -ip 127.0.0.1`
+Top 10 memory users: PID\tMEM(GB)\tCOMMAND
+4289\t16.52\t/home/somebody/.venv/bin/python -m gtpo_megatron.cli evaluate models/Qwen2.5-0.5B...
+5790\t0.91\tray::EngineProcess
+5713\t0.55\tray::RankProcess.call
+5717\t0.51\tray::RankProcess.call
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/. Consider provisioning more.\
+"""
+"""Of Ray 2.60, shortened in the middle and at its end."""
+
+
+@pytest.mark.parametrize("is_under_way", [True, False])
+def test_what_ray_ends_for_want_of_memory_says_how_full_it_was_and_who_had_it(is_under_way):
+    from ray.exceptions import OutOfMemoryError
+
+    error = OutOfMemoryError(OUT_OF_MEMORY) if is_under_way else killed(OUT_OF_MEMORY)
+    assert said(reward=error) == (
+        "reward died in start: its machine's memory was 95% full (22.43 of 23.54 GB), so Ray ended it; most of it had "
+        "/home/somebody/.venv/bin/python -m gtpo_megatron.cli evaluat 16.52 GB (process 4289), rollout engine 0.91 GB "
+        "(process 5790), rank 0.55 GB (process 5713); end what else runs there, or lower rollout.kv_cache_mib, "
+        "rollout.max_concurrent_sequences"
+    )
+    assert said(rank_0=killed(), rank_1=error).startswith("rank 0, rank 1 died in start; rank 1: its machine's memory")
+
+
+def test_a_watch_quotes_it_too():
+    assert last_line(f"{OUT_OF_MEMORY}\nmore").startswith("its machine's memory was 95% full (22.43 of 23.54 GB)")
+    short = OUT_OF_MEMORY.partition("Top 10")[0]
+    assert last_line(short) == "its machine's memory was 95% full (22.43 of 23.54 GB), so Ray ended it"
