@@ -2,6 +2,7 @@ r"""Finds the final answer in a response: the last ``\boxed{...}`` or the last l
 
 import re
 from collections import deque
+from dataclasses import dataclass
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _ANSWER = r"[^\w\n]*+(?:the[ ]+)?(?:final[ ]+)?answer[ \t*_]*+:"
@@ -11,46 +12,88 @@ _ANSWER_LINE = re.compile(
 )
 """Possessive quantifiers, so that a response of a million blanks takes linear time."""
 
+_DISPLAYED = (("\\[", "\\]"), ("$$", "$$"))
+"""Marks of a formula of several lines."""
+_JOINT = re.compile(r"(?:[\s$*]|\\[()])*(?:(?:[,;&]|\b(?:and|or)\b)(?:[\s$*]|\\[()])*)+")
+"""Between two boxes that are one answer."""
+_LONGEST_JOINT = 40
+"""Characters of it, so that a response of many boxes takes linear time."""
+
 _WRAPPING = " \t\r\n*_`$"
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Where a box begins, and where its content begins and ends; a box that is never closed has no end."""
+
+    begin: int
+    start: int
+    end: int | None
 
 
 def final_answer(response: str) -> str | None:
     r"""The final answer of a response, or None.
 
-    It is the last complete ``\boxed{...}``, or the text after ``Answer:`` on its line (or on the next line if there is
-    none), whichever comes later; a box inside such a line is that line's answer. Dollar signs, emphasis marks and a
-    full stop around it are removed.
+    It is the last ``\boxed{...}``, or the text after ``Answer:`` on its line (or on the next line if there is none),
+    whichever comes later; a box inside such a line is that line's answer. Dollar signs, emphasis marks and a full stop
+    around it are removed. Boxes with only "and", "or" or a comma between them are one answer; an empty box is passed
+    over if there is another one; if the last box is never closed there is no answer, because the response was cut.
     """
-    box = _last_box(response)
+    boxes = _boxes(response)
+    filled = [box for box in boxes if box.end is None or response[box.start : box.end].strip()] or boxes
     line = next(iter(deque(_ANSWER_LINE.finditer(response), maxlen=1)), None)  # the last one
-    if line is not None and (box is None or box[0] < line.start("answer")):
-        return _unwrapped(line["answer"]) or None
-    return None if box is None else _unwrapped(response[slice(*box)])
+    if line is not None and (not filled or filled[-1].start < line.start("answer")):
+        return _unwrapped(_whole_formula(response, line)) or None
+    if not filled or filled[-1].end is None:
+        return None
+    return ", ".join(dict.fromkeys(_unwrapped(response[box.start : box.end]) for box in _joined(response, filled)))
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` with balanced braces, or None; the inner one of nested boxes.
+    r"""The content of the last ``\boxed{...}``, or None if there is none or it is never closed.
 
-    Escaped braces (``\{``, ``\}``) are ordinary characters. Linear time.
+    Escaped braces (``\{``, ``\}``) are ordinary characters. Of nested boxes the inner one counts. Linear time.
     """
-    box = _last_box(text)
-    return None if box is None else text[slice(*box)]
+    boxes = _boxes(text)
+    return text[boxes[-1].start : boxes[-1].end] if boxes and boxes[-1].end is not None else None
 
 
-def _last_box(text: str) -> tuple[int, int] | None:
-    """Start and end of the content of the last box."""
-    open_braces: list[int | None] = []  # start of a box's content, None for an ordinary brace
-    last: tuple[int, int] | None = None
+def _boxes(text: str) -> list[_Box]:
+    """The boxes in their order, the inner ones of nested boxes; one that is never closed, if it is the last."""
+    open_braces: list[tuple[int, int] | None] = []  # beginning and content of a box, None for an ordinary brace
+    found: list[_Box] = []
+    last = -1
     for token in _BRACES.finditer(text):
         if token[0].startswith("\\boxed"):
-            open_braces.append(token.end())
+            open_braces.append(token.span())
         elif token[0] == "{":
             open_braces.append(None)
         elif token[0] == "}" and open_braces:
-            start = open_braces.pop()
-            if start is not None and (last is None or start > last[0]):
-                last = (start, token.start())
-    return last
+            box = open_braces.pop()
+            if box is not None and box[0] > last:  # a box around this one has begun before it
+                last = box[0]
+                found.append(_Box(*box, token.start()))
+    cut = max((box for box in open_braces if box is not None), default=(-1, -1))
+    return [*found, _Box(*cut, None)] if cut[0] > last else found
+
+
+def _joined(response: str, boxes: list[_Box]) -> list[_Box]:
+    """The last box, and those before it that are one answer with it."""
+    first = len(boxes) - 1
+    while first:
+        end, begin = boxes[first - 1].end, boxes[first].begin
+        if end is None or begin - end > _LONGEST_JOINT or not _JOINT.fullmatch(response, end + 1, begin):
+            break
+        first -= 1
+    return boxes[first:]
+
+
+def _whole_formula(response: str, line: re.Match[str]) -> str:
+    """The answer of a line; all lines of a formula that begins on it."""
+    for mark, end in _DISPLAYED:
+        if line["answer"].strip() == mark and (at := response.find(end, line.end())) >= 0:
+            return response[line.end() : at]
+    return line["answer"]
 
 
 def _unwrapped(answer: str) -> str:

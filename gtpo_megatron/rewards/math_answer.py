@@ -1,36 +1,45 @@
-r"""Grades a response's final answer against a reference answer with math-verify.
+r"""Grades a response's final answer against a reference answer.
 
-math-verify takes a second to import; it is imported with the module, before the time of a worker's first row starts.
+The answer is normalised by a table of rules, its structure is read, and the parts are compared: numbers exactly,
+expressions by their values; see :mod:`gtpo_megatron.rewards.answers`. latex2sympy reads expressions; it takes a second
+to import and is imported with the module, before the time of a worker's first row starts.
 """
 
 import functools
-import logging
 import re
-from typing import Any
+from collections.abc import Iterator
 
-import math_verify
-
+from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.answers.comparison import equal
+from gtpo_megatron.rewards.answers.reading import is_readable, read
+from gtpo_megatron.rewards.answers.rules import normalised
+from gtpo_megatron.rewards.answers.time_limit import within
 from gtpo_megatron.rewards.final_answer import final_answer, last_boxed
 from gtpo_megatron.rewards.magnitude import is_too_large
 
 __all__ = ["final_answer", "math_answer"]
 
-# Suppresses its warning that its SIGALRM limit is off.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
-
 MAX_ANSWER_CHARACTERS = 2_000
 """A longer answer is incorrect without parsing, which takes more than linear time."""
 
+LIMIT_S = RewardConfig().timeout_s
+"""Seconds that one comparison may take wherever it is called; the processes of a run have their own limit per row."""
+
 _PLAIN_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
+_SIGNED_E = re.compile(r"(?<![\w.])(\d+)e([-+]\d+)(?![\w.])")
+_LABEL = re.compile(
+    r"(?:\\(?:text|math)(?:bf|rm|it)?\s*\{\s*\(?(?P<font>[A-Z])[).]?\)?\s*\}|\((?P<round>[A-Z])\)|(?P<plain>[A-Z])[.)])"
+    r"(?:\s|\\[ ,;:]|\\q?quad|~)+(?P<content>\S.*)",
+    re.DOTALL,
+)
 
 
 def math_answer(response: str, answer: str) -> float:
     r"""1 if the final answer of the response equals the reference, else 0.
 
     The final answer is the last ``\boxed{...}`` or the last line ``Answer: ...``, see :func:`final_answer`. A response
-    without one, or with one that does not parse or has more than 10,000 digits, is incorrect. The caller must set a
-    time limit.
+    without one, or with one that does not parse or has more than 10,000 digits, is incorrect.
 
     Args:
         response: the sampled text.
@@ -41,15 +50,15 @@ def math_answer(response: str, answer: str) -> float:
         1.0 or 0.0.
 
     Raises:
-        DataError: the reference answer is empty, cannot be parsed, or is a number too large to compare with this one.
+        DataError: the reference answer is empty, cannot be read, or is a number too large to compare with this one.
+        TimeoutError: the comparison took longer than ``LIMIT_S``, in any thread.
     """
     reference = _unwrapped(answer.strip())
-    if not reference:
-        raise DataError(f"the reference answer is empty, got {answer!r}; every row needs an answer to grade against")
+    _check(reference, answer)
     given = final_answer(response)
     if given is None or len(given) > MAX_ANSWER_CHARACTERS:
         return 0.0
-    # Two shortcuts that avoid the parser; tests check that math-verify gives the same result.
+    # Two shortcuts that avoid reading; tests check that reading gives the same result.
     if given == reference:
         return 1.0
     if _PLAIN_INTEGER.fullmatch(given) and _PLAIN_INTEGER.fullmatch(reference):
@@ -60,11 +69,30 @@ def math_answer(response: str, answer: str) -> float:
         raise DataError(
             f"the reference answer {answer!r} is a number too large to compare; only its own text equals it"
         )
-    if is_too_large(given):
+    if is_too_large(given) or not is_readable(given):
         return 0.0
-    if not _parse(reference):
-        raise DataError(f"math-verify cannot parse the reference answer {answer!r}; fix the row or drop it")
     return float(_is_equal(reference, given))
+
+
+def complaint(answer: str) -> str:
+    """Why no response could earn a reference answer; "" if one could: its own text in a box is graded."""
+    try:
+        earned = math_answer(f"\\boxed{{{_unwrapped(answer.strip())}}}", answer)
+    except DataError as error:
+        return str(error)
+    return "" if earned else f"the reference answer {answer!r} is not even equal to its own text in a box"
+
+
+def _check(reference: str, answer: str) -> None:
+    if not reference:
+        raise DataError(f"the reference answer is empty, got {answer!r}; every row needs an answer to grade against")
+    if len(reference) > MAX_ANSWER_CHARACTERS:
+        raise DataError(
+            f"the reference answer has {len(reference)} characters; expected at most {MAX_ANSWER_CHARACTERS}: its "
+            f"final answer, or a solution that ends with it in a box"
+        )
+    if not is_readable(reference) or not re.search(r"[^\s{}\\$.,;:]", re.sub(r"\\(?:text|math)[a-z]*", "", reference)):
+        raise DataError(f"cannot parse the reference answer {answer!r}; fix the row or drop it")
 
 
 def _squeezed(text: str) -> str:
@@ -81,10 +109,27 @@ def _unwrapped(reference: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _is_equal(reference: str, given: str) -> bool:
     """Compares as mathematics; cached, because a group's responses have few different answers."""
-    return bool(math_verify.verify(list(_parse(reference)), list(_parse(given)), timeout_seconds=None))
+    label, given_label = _label(reference), _label(given)
+    if label and given_label and label != given_label:
+        return False
+
+    def compared() -> bool:
+        return any(equal(read(one), read(other)) for one in _readings(reference) for other in _readings(given))
+
+    return within(LIMIT_S, compared, what="comparing an answer with its reference")
 
 
-@functools.lru_cache(maxsize=4096)
-def _parse(content: str) -> tuple[Any, ...]:
-    """Parses an answer; cached, because the responses to a problem share its reference."""
-    return tuple(math_verify.parse(f"\\boxed{{{content}}}", parsing_timeout=None))
+def _label(text: str) -> str:
+    found = _LABEL.fullmatch(text.strip())
+    return "" if found is None else found["font"] or found["round"] or found["plain"]
+
+
+def _readings(text: str) -> Iterator[str]:
+    """The normalised text, without a choice's label; the label itself; ``2e-5`` also as Euler's number."""
+    found = _LABEL.fullmatch(text.strip())
+    if found is not None:
+        yield _label(text)
+        text = found["content"]
+    yield normalised(text)
+    if _SIGNED_E.search(text):
+        yield normalised(_SIGNED_E.sub(r"\1e \2", text))

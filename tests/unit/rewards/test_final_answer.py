@@ -9,7 +9,7 @@ from gtpo_megatron.rewards.final_answer import final_answer, last_boxed
     ("text", "expected"),
     [
         (r"\boxed{\frac{1}{2}} so", r"\frac{1}{2}"),
-        (r"\boxed{a} \boxed{b", "a"),
+        (r"\boxed{a} \boxed{b", None),
         (r"\boxed{\boxed{4}}", "4"),
         (r"\boxed{\{1\}}", r"\{1\}"),
         (r"} { \boxed {5}", "5"),
@@ -66,8 +66,28 @@ def test_nothing_else_is_an_answer(text):
     assert final_answer(text) is None
 
 
-def test_an_empty_box_is_an_empty_answer():
-    assert final_answer(r"\boxed{}") == ""
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{}", ""),  # nothing else to take
+        (r"\boxed{5}. As asked, in \boxed{}.", "5"),
+        (r"so \boxed{5}. Wait, \boxed{12", None),  # cut
+        (r"so \boxed{5}. Wait, \boxed{\frac{1}{2}", None),
+        ("Answer: 5\nso \\boxed{12", None),
+        (r"\boxed{5} is it. Answer: \boxed{1", None),
+        ("\\boxed{12 is wrong\nAnswer: 5", "5"),
+        (r"\boxed{12 is wrong, so \boxed{5}", "5"),
+        (r"\boxed{20} and \boxed{30}", "20, 30"),
+        (r"$\boxed{20}$, $\boxed{30}$ or \(\boxed{40}\)", "20, 30, 40"),
+        (r"\boxed{20}, \boxed{20}", "20"),
+        (r"\boxed{20}, no: \boxed{30}", "30"),
+        (r"\boxed{20} \boxed{30}", "30"),
+        ("Answer: \\[\n5\n\\]", "5"),
+        ("Answer:\n$$\n\\frac12\n$$\n", r"\frac12"),
+    ],
+)
+def test_cut_empty_and_several_boxes(text, expected):
+    assert final_answer(text) == expected
 
 
 BLOWN_UP = ["Answer:" + " " * 10**6, "answer" + "\t" * 10**6, "\n" * 10**6, "Answer:\n" * 10**5, "Answer: " * 10**5]
