@@ -35,11 +35,13 @@ class RowsNeeded:
     Attributes:
         answer: a reference answer.
         complaint: takes a row's columns as JSON; why it cannot be graded, or "".
+        answer_complaint: takes a reference answer; why no response could earn it, or "".
         drops: leave out rows that cannot be graded, instead of refusing the data set.
     """
 
     answer: bool = True
     complaint: Callable[[str], str] = lambda _: ""
+    answer_complaint: Callable[[str], str] = lambda _: ""
     drops: bool = False
 
     def refusal(self, row: Row) -> str:
@@ -49,7 +51,8 @@ class RowsNeeded:
             DataError: it cannot, and such rows are not to be dropped.
         """
         reason = row.no_text or (row.no_answer if self.answer else "")
-        if not reason and (complaint := self.complaint(row.columns_json)):
+        complaint = "" if reason else self.complaint(row.columns_json) or self.answer_complaint(row.answer)
+        if complaint:
             reason = f"{row.place}: {complaint}"
         if reason and not self.drops:
             raise DataError(f"{reason}; mend the row, or leave such rows out: data.ungradable_rows=drop")

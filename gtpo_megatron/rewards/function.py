@@ -44,6 +44,7 @@ class Statement:
         success_threshold: a response is correct from this reward on; None: the run's setting decides.
         columns: columns that every row must have.
         complaint: takes the columns of a row; why it cannot be graded, or "".
+        answer_complaint: takes a reference answer; why no response could earn it, or "".
         needs_sandbox: it runs programs, so a sandbox must be there before the run starts.
         needs_judge: it asks ``reward.judge``, which must answer before the run starts.
         fills_template: it asks with ``reward.judge.template``, so rows must have what is named there.
@@ -52,6 +53,7 @@ class Statement:
     success_threshold: float | None = None
     columns: tuple[str, ...] = ()
     complaint: Callable[[Mapping[str, Any]], str] | None = None
+    answer_complaint: Callable[[str], str] | None = None
     needs_sandbox: bool = False
     needs_judge: bool = False
     fills_template: bool = False
@@ -62,6 +64,7 @@ def states(
     success_threshold: float | None = None,
     columns: tuple[str, ...] = (),
     complaint: Callable[[Mapping[str, Any]], str] | None = None,
+    answer_complaint: Callable[[str], str] | None = None,
     needs_sandbox: bool = False,
     needs_judge: bool = False,
     fills_template: bool = False,
@@ -71,6 +74,7 @@ def states(
         success_threshold=success_threshold,
         columns=columns,
         complaint=complaint,
+        answer_complaint=answer_complaint,
         needs_sandbox=needs_sandbox,
         needs_judge=needs_judge,
         fills_template=fills_template,
@@ -286,6 +290,12 @@ def complaint(functions: Sequence[RewardFunction], columns_json: str) -> str:
         if one.statement.complaint is not None and (reason := one.statement.complaint(columns)):
             return reason
     return ""
+
+
+def answer_complaint(functions: Sequence[RewardFunction], answer: str) -> str:
+    """Why no response could earn a reference answer; "" if one could."""
+    asked = (one.statement.answer_complaint for one in functions)
+    return next((reason for ask in asked if ask is not None and (reason := ask(answer))), "")
 
 
 def resolve_final_answer(text: str) -> Callable[[str], str | None] | None:

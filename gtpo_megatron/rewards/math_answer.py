@@ -16,6 +16,7 @@ from gtpo_megatron.rewards.answers.reading import is_readable, read
 from gtpo_megatron.rewards.answers.rules import normalised
 from gtpo_megatron.rewards.answers.time_limit import within
 from gtpo_megatron.rewards.final_answer import final_answer, last_boxed
+from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.magnitude import is_too_large
 
 __all__ = ["final_answer", "math_answer"]
@@ -35,6 +36,16 @@ _LABEL = re.compile(
 )
 
 
+def complaint(answer: str) -> str:
+    """Why no response could earn a reference answer; "" if one could: its own text in a box is graded."""
+    try:
+        earned = math_answer(f"\\boxed{{{_unwrapped(answer.strip())}}}", answer)
+    except DataError as error:
+        return str(error)
+    return "" if earned else f"the reference answer {answer!r} is not even earned by its own text in a box"
+
+
+@states(answer_complaint=complaint)
 def math_answer(response: str, answer: str) -> float:
     r"""1 if the final answer of the response equals the reference, else 0.
 
@@ -74,15 +85,6 @@ def math_answer(response: str, answer: str) -> float:
     return float(_is_equal(reference, given))
 
 
-def complaint(answer: str) -> str:
-    """Why no response could earn a reference answer; "" if one could: its own text in a box is graded."""
-    try:
-        earned = math_answer(f"\\boxed{{{_unwrapped(answer.strip())}}}", answer)
-    except DataError as error:
-        return str(error)
-    return "" if earned else f"the reference answer {answer!r} is not even equal to its own text in a box"
-
-
 def _check(reference: str, answer: str) -> None:
     if not reference:
         raise DataError(f"the reference answer is empty, got {answer!r}; every row needs an answer to grade against")
@@ -109,27 +111,30 @@ def _unwrapped(reference: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _is_equal(reference: str, given: str) -> bool:
     """Compares as mathematics; cached, because a group's responses have few different answers."""
-    label, given_label = _label(reference), _label(given)
+    label, content = _labelled(reference)
+    given_label, given_content = _labelled(given)
     if label and given_label and label != given_label:
         return False
 
     def compared() -> bool:
-        return any(equal(read(one), read(other)) for one in _readings(reference) for other in _readings(given))
+        readings = [(one, other) for one in _readings(content) for other in _readings(given_content)]
+        return (
+            any(equal(read(one), read(other)) for one, other in readings)
+            or bool(label and not given_label and normalised(given).strip("()") == label)
+            or bool(given_label and not label and normalised(reference).strip("()") == given_label)
+        )
 
     return within(LIMIT_S, compared, what="comparing an answer with its reference")
 
 
-def _label(text: str) -> str:
+def _labelled(text: str) -> tuple[str, str]:
+    """The label of a choice, as in ``(C) 5``, and what follows it; the label is empty if there is none."""
     found = _LABEL.fullmatch(text.strip())
-    return "" if found is None else found["font"] or found["round"] or found["plain"]
+    return ("", text) if found is None else (found["font"] or found["round"] or found["plain"], found["content"])
 
 
 def _readings(text: str) -> Iterator[str]:
-    """The normalised text, without a choice's label; the label itself; ``2e-5`` also as Euler's number."""
-    found = _LABEL.fullmatch(text.strip())
-    if found is not None:
-        yield _label(text)
-        text = found["content"]
+    """The normalised text; of ``2e-5`` also the one in which e is Euler's number."""
     yield normalised(text)
     if _SIGNED_E.search(text):
         yield normalised(_SIGNED_E.sub(r"\1e \2", text))

@@ -4,6 +4,7 @@ import re
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards import final_answer as final_answers
+from gtpo_megatron.rewards.function import states
 
 _FONT = r"\\(?:(?:text|math)(?:bf|rm|it|sf|tt|normal)?|mbox|operatorname)\s*"
 _FONT_LETTER = re.compile(_FONT + r"\{\s*([A-Za-z])\s*\}")
@@ -28,6 +29,14 @@ _LABEL = {
 """``B. 4`` or ``B) 4``, by whether the first letter is in upper case; not ``e.g.``."""
 
 
+def complaint(answer: str) -> str:
+    """Why no response could earn a reference answer; "" if it is one choice."""
+    if _letter(answer) is None:
+        return f"the reference answer {answer!r} is no choice; expected one letter such as B or (B)"
+    return ""
+
+
+@states(answer_complaint=complaint)
 def multiple_choice(response: str, answer: str) -> float:
     r"""1 if the letter of the response's final answer is that of the reference, else 0.
 
@@ -37,10 +46,9 @@ def multiple_choice(response: str, answer: str) -> float:
     Raises:
         DataError: the reference is not a choice.
     """
-    reference = _letter(answer)
-    if reference is None:
-        raise DataError(f"the reference answer {answer!r} is no choice; expected a letter such as B or (B)")
-    return float(final_answer(response) == reference)
+    if reason := complaint(answer):
+        raise DataError(reason)
+    return float(final_answer(response) == _letter(answer))
 
 
 def final_answer(response: str) -> str | None:

@@ -13,7 +13,7 @@ from gtpo_megatron.data.chat_template import TemplateInputs, asks_for_date, stop
 from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
-from gtpo_megatron.rewards.function import RewardFunction, complaint, needs_answer, run_rewards
+from gtpo_megatron.rewards.function import RewardFunction, answer_complaint, complaint, needs_answer, run_rewards
 from gtpo_megatron.run_folder.data_file import TRAIN, DataContent, heldout_name
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,10 @@ def turn_warning(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
 def rows_needed(functions: Sequence[RewardFunction], *, drops: bool) -> RowsNeeded:
     """What these reward functions need of a row; ``drops`` leaves out rows that they cannot grade."""
     return RowsNeeded(
-        answer=needs_answer(functions), complaint=lambda columns_json: complaint(functions, columns_json), drops=drops
+        answer=needs_answer(functions),
+        complaint=lambda columns_json: complaint(functions, columns_json),
+        answer_complaint=lambda answer: answer_complaint(functions, answer),
+        drops=drops,
     )
 
 

@@ -70,10 +70,8 @@ small: 1e-30 = 0 | 0 = \frac{1}{2^{99}} | e^{-200} = 0 | 1.0000001 = 1 | 123456.
 small: 10^{-20}x = 2\cdot10^{-20}x
 equations: x^2+y^2=1 = 1 | x^2-4x-2=0 = 0 | 1 = x^2+y^2=1 | xy=6 = 6 | x=5 = y=5 | 2x+3y=6 = 2x+3y=7 | 2+3=6 = 6
 equations: x+y=5 = 5
-equations:
 equations: \left|\begin{array}{rr}1&2\\3&4\end{array}\right|=7 = \left|\begin{array}{rr}1&2\\3&4\end{array}\right|=-2
 equations: y=x^2 = y=x^3
-equations:
 equations: \mathbf{y}=\begin{pmatrix}e^t\\e^{2t}\end{pmatrix} = \mathbf{y}=\begin{pmatrix}e^t\\e^{3t}\end{pmatrix}
 equations: f(x)=x = f(x)=2x
 products: (3)(4) = 7 | 2(3) = 5 | (3)(4) = 34
