@@ -1,7 +1,8 @@
 r"""Makes pairs of answers whose verdict is known: a reference against its own rewritings, and against a neighbour.
 
-``python -m tests.unit.rewards.answer_pairs`` grades all of them and prints the wrong verdicts, and how many there are by kind.
+``python -m tests.unit.rewards.answer_pairs`` grades all of them and prints the wrong verdicts and their number by kind.
 """
+# ruff: noqa: RUF001 - signs that people write
 
 import random
 import time
@@ -383,9 +384,8 @@ def main() -> None:
     wrong = [pair for pair in found if graded(pair) != pair.right]
     for pair in wrong:
         print(f"{pair.kind}: {pair.given!r} for {pair.reference!r} should be {pair.right:g}")
-    print(
-        f"{len(wrong)} wrong of {len(found)} in {time.perf_counter() - start:.0f} s: {dict(Counter(p.kind for p in wrong))}"
-    )
+    by_kind = dict(Counter(pair.kind for pair in wrong))
+    print(f"{len(wrong)} wrong of {len(found)} in {time.perf_counter() - start:.0f} s {by_kind or ''}")
 
 
 if __name__ == "__main__":
