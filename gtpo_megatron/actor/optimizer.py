@@ -55,15 +55,19 @@ def _offload(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def build_schedule(config: OptimizerConfig, optimizer: Any, *, num_updates: int) -> OptimizerParamScheduler:
-    """The learning rate over the run's updates; ``step(1)`` before an update sets that update's rate."""
+    """The learning rate over the run's updates; ``step(1)`` before an update sets that update's rate.
+
+    With ``W`` updates of warm-up and ``N`` in all, update ``k`` of the decay is at ``(k - W) / (N + 1 - W)`` of it.
+    """
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=config.learning_rate,
         min_lr=config.min_learning_rate,
         lr_warmup_steps=config.warmup_updates,
-        # Megatron wants the decay to be longer than the warm-up
-        lr_decay_steps=max(num_updates, config.warmup_updates + 1),
+        # the decay arrives one update after the last: at a rate of 0 a rollout would teach nothing; and Megatron wants
+        # it to be longer than the warm-up
+        lr_decay_steps=max(num_updates, config.warmup_updates) + 1,
         lr_decay_style=config.schedule,
         start_wd=config.weight_decay,
         end_wd=config.weight_decay,

@@ -13,8 +13,9 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: peak value.
-        min_learning_rate: where a decay ends; ignored by the constant schedule.
-        schedule: shape after the warm-up, over the run's optimizer updates.
+        min_learning_rate: where a decay arrives, one update after the run's last; ignored by the constant schedule.
+        schedule: shape after the warm-up, over the run's optimizer updates; a decay is of so many updates, so only a
+            constant run can be resumed with more steps.
         warmup_updates: optimizer updates over which the rate rises linearly from 0; the first update has rate
             ``learning_rate / warmup_updates``.
         adam_beta1: decay of the first moment.

@@ -16,10 +16,16 @@ from gtpo_megatron.untrusted.json_text import read_json
 class SentencePieceTokenizer(SentencePieceBackend):
     """Transformers' tokenizer with sentencepiece's decoding, which joins the bytes of unknown characters."""
 
+    def _convert_id_to_token(self, index: int) -> str:
+        """The piece of an id; empty for one that only pads the model's embedding, which a sampler may draw."""
+        return self.sp_model.id_to_piece(index) if index < self.sp_model.get_piece_size() else ""
+
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Decodes pieces; special tokens, which sentencepiece omits, are inserted as text."""
         special, text, run = set(self.all_special_tokens), "", list[str]()
         for token in tokens:
+            if not token:
+                continue
             if token in special:
                 text += self.sp_model.decode_pieces(run) + token
                 run = []

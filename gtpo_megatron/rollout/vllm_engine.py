@@ -93,7 +93,9 @@ class VllmEngine:
             load_format="auto" if has_weights else "dummy",
             use_tqdm_on_load=False,
             dtype=config.dtype,
-            hf_overrides={"head_dtype": config.head_dtype},
+            # vLLM allows no more than max_position_embeddings, which files with YaRN may leave as it was, unless this
+            # field does; what the model can do is checked before any process starts
+            hf_overrides={"head_dtype": config.head_dtype, "model_max_length": max_sequence_tokens},
             tensor_parallel_size=config.tensor_parallel_size,
             enable_expert_parallel=config.expert_parallel,
             max_model_len=max_sequence_tokens,

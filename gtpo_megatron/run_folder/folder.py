@@ -138,7 +138,7 @@ class RunFolder:
         if forbidden:
             raise ConfigError(
                 f"run folder {self.path} holds a run with another configuration: {'; '.join(forbidden)}; "
-                f"go on with the old values, or choose another folder"
+                f"go on with the old values, or choose another folder{_of_decay(config, forbidden)}"
                 f"{'' if self._has_progress() else ', or leave out --resume: it has not finished a step'}"
             )
 
@@ -151,3 +151,13 @@ class RunFolder:
             return metrics.exists() and any(row["step"] > 0 for row in read_metrics(metrics))
         except DataError:
             return True
+
+
+def _of_decay(config: RunConfig, changes: list[str]) -> str:
+    """Why the number of steps may not change, if it did."""
+    if config.optimizer.schedule == "constant" or not any(row.startswith("num_steps:") for row in changes):
+        return ""
+    return (
+        f" (optimizer.schedule={config.optimizer.schedule!r} decays over the run's steps: with another number the "
+        f"learning rate would jump)"
+    )

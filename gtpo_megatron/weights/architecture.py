@@ -299,7 +299,14 @@ def _rope_kind(rope: Fields) -> str:
     return rope.get("rope_type", str, rope.get("type", str, "default"))
 
 
-def _rope_scaling(path: Path, rope: Fields, max_positions: int) -> RopeScaling | None:
+def _original_positions(fields: Fields, rope: Fields, max_positions: int) -> int:
+    """The context of pre-training, where transformers and vLLM look for it, in their order."""
+    name = "original_max_position_embeddings"
+    where = fields if fields.has(name) else rope
+    return where.get(name, int, max_positions, at_least=1, at_most=MAX_SIZE)
+
+
+def _rope_scaling(path: Path, rope: Fields, original: int) -> RopeScaling | None:
     kind = _rope_kind(rope)
     if kind == "default":
         return None
@@ -307,17 +314,15 @@ def _rope_scaling(path: Path, rope: Fields, max_positions: int) -> RopeScaling |
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
     if kind == "yarn":
-        return _yarn(path, rope, factor)
+        return _yarn(path, rope, factor, original)
     low, high = (rope.get(name, float, at_least=0) for name in ("low_freq_factor", "high_freq_factor"))
     if not 0 < low < high:
         raise ConfigError(f"{path}: low_freq_factor={low} must be more than 0 and less than high_freq_factor={high}")
-    original = rope.get("original_max_position_embeddings", int, max_positions, at_least=1, at_most=MAX_SIZE)
     return RopeScaling(kind="llama3", factor=factor, original_positions=original, slow_turns=low, fast_turns=high)
 
 
-def _yarn(path: Path, rope: Fields, factor: float) -> RopeScaling:
-    """YaRN (arXiv 2309.00071); transformers and vLLM disagree about a file without ``original_max_...``."""
-    original = rope.get("original_max_position_embeddings", int, at_least=1, at_most=MAX_SIZE)
+def _yarn(path: Path, rope: Fields, factor: float, original: int) -> RopeScaling:
+    """YaRN (arXiv 2309.00071)."""
     slow, fast = rope.get("beta_slow", float, 0.0) or 1.0, rope.get("beta_fast", float, 0.0) or 32.0
     if not 0 < slow < fast:
         raise ConfigError(f"{path}: beta_slow={slow} must be more than 0 and less than beta_fast={fast}")
@@ -363,7 +368,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
     theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, 10000.0)
     if not theta > 0:
         raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
-    scaling = _rope_scaling(path, rope, max_positions)
+    scaling = _rope_scaling(path, rope, _original_positions(fields, rope, max_positions))
     if scaling is not None and scaling.kind == "yarn":
         # vLLM has a table of so many positions, whatever the other field says: the published files leave it unchanged
         max_positions = int(scaling.original_positions * scaling.factor)

@@ -1,4 +1,4 @@
-"""Sequences of 32,768 tokens, packed and scored by real Megatron, equal transformers; the output layer stays small."""
+"""Sequences of 34,816 tokens, packed and scored by real Megatron, equal transformers; the output layer stays small."""
 
 import dataclasses
 
@@ -14,10 +14,10 @@ from tests.distributed.family_models import VOCAB, FamilyModel, make_family_mode
 from tests.distributed.tiny_world import dense_scores, make_config
 from tests.unit.planner.test_output_layer import LiveBytes
 
-LENGTHS = [(8, 32760), (5, 100), (7, 3000), (40, 12)]
+LENGTHS = [(8, 34808), (5, 100), (7, 3000), (40, 12)]
 """Tokens of prompt and response."""
-TOTAL = 32768
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192, "rope_theta": 1e5}
+TOTAL = 34816
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e5}
 
 
 def long_rollouts():
@@ -64,11 +64,11 @@ def log_probs(rank, world_size, init_method, config, budgets):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
-def test_scores_of_32k_tokens_equal_those_of_transformers(tmp_path):
-    """With YaRN, four times its original context."""
+def test_scores_of_34k_tokens_equal_those_of_transformers(tmp_path):
+    """With YaRN as on the card of Qwen2.5, which leaves the other field as it was."""
     changes = {
         "rope_parameters": YARN,
-        "max_position_embeddings": TOTAL,
+        "max_position_embeddings": 32768,
         "num_hidden_layers": 1,
         "num_key_value_heads": 1,
         "num_attention_heads": 2,

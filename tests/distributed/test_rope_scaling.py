@@ -23,6 +23,16 @@ ORIGINAL = 6
 KINDS = {
     # bases so small that 15 positions are many turns
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL, "rope_theta": 20.0},
+    # as the card of Qwen2.5 has it: the other field says the original context
+    "yarn_card": {"type": "yarn", "factor": 4.0, "rope_theta": 20.0, "max_position_embeddings": ORIGINAL},
+    "yarn_with_mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+        "rope_theta": 20.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
     "yarn_with_factor": {
         "rope_type": "yarn",
         "factor": 8.0,
@@ -56,15 +66,15 @@ LAYOUTS = {
 
 
 def make(folder, family, rope):
+    rope = dict(rope)
+    positions = {"max_position_embeddings": rope.pop("max_position_embeddings", 24)}
     if family in DENSE:
         is_old = family == "llama"  # rope_scaling beside rope_theta, as transformers 4 wrote it
-        changes = {"rope_parameters": dict(rope), "max_position_embeddings": 24, "head_dim": 8}
+        changes = {"rope_parameters": rope, "head_dim": 8, **positions}
         return make_family_model(folder, FamilyModel(DENSE[family], changes, is_old=is_old))
     # every head of GLM rotates half of its elements, and only these are multiplied
     partial = {"partial_rotary_factor": 0.5} if family == "glm4_moe" else {}
-    return make_expert_model(
-        folder, family, num_layers=2, rope_parameters={**rope, **partial}, max_position_embeddings=24
-    )
+    return make_expert_model(folder, family, num_layers=2, rope_parameters={**rope, **partial}, **positions)
 
 
 @pytest.fixture(scope="module")

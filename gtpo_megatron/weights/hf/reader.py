@@ -29,7 +29,8 @@ RECOMPUTED = ".rotary_emb.inv_freq"
 """Ends the names of buffers that old Llama folders hold; nothing reads them."""
 
 FUSED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
-"""End the names of tensors ``[experts, ...]`` that transformers 5 writes with ``save_original_format=False``."""
+"""End the names of tensors that hold all experts of a layer, as transformers 5 has them in memory and writes them with
+``save_original_format=False``: ``[experts, 2 * ffn, hidden]``, gate before up, and ``[experts, hidden, ffn]``."""
 
 _NEXT_TOKEN_PROJECTION = "eh_proj.weight"
 """Every layer for multi-token prediction holds one, and no other layer does."""
@@ -75,12 +76,28 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """A matrix that is stored inside a tensor of all experts.
+
+    Attributes:
+        name: of that tensor.
+        expert: number of the matrix.
+        first_row: of it.
+    """
+
+    name: str
+    expert: int
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """File, shape and dtype of a stored tensor."""
+    """File, shape and dtype of a stored tensor, and where it is inside another one, if it is."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
+    inside: Inside | None = None
 
 
 class WeightFolder:
@@ -114,6 +131,7 @@ class WeightFolder:
                     f"{folder / INDEX_FILE} promises {wrong[0]} in {promised[wrong[0]]}, which does not hold it "
                     f"({len(wrong)} such tensors); fetch index and shards again"
                 )
+        self._split_experts()
 
     def __enter__(self) -> "WeightFolder":
         """Returns the folder itself."""
@@ -132,15 +150,40 @@ class WeightFolder:
                 raise ConfigError(f"{path} cannot be read: {printable(error)}; fetch it again") from error
         return self._open[path]
 
+    def _split_experts(self) -> None:
+        """Replaces tensors of all experts by the matrices in them, under the names of folders that store these."""
+        for name in [name for name in self.tensors if name.endswith(FUSED_EXPERTS)]:
+            whole = self.tensors.pop(name)
+            layer, _, projection = name.rpartition(".")
+            parts = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
+            if len(whole.shape) != 3 or whole.shape[1] % len(parts):
+                raise WeightMappingError(
+                    f"{whole.path}: {name} has shape {whole.shape}, expected [experts, rows, columns] of all experts "
+                    f"of a layer"
+                )
+            num_experts, num_rows, columns = whole.shape
+            rows = num_rows // len(parts)
+            for expert in range(num_experts):
+                for number, part in enumerate(parts):
+                    self.tensors[f"{layer}.{expert}.{part}.weight"] = StoredTensor(
+                        whole.path, (rows, columns), whole.dtype, Inside(name, expert, number * rows)
+                    )
+
     def read(self, name: str, box: Box) -> Tensor:
         """Reads a box of a tensor; returns it as a matrix."""
         stored = self.tensors[name]
         if self._num_read > MAPPED_BYTES:
             self._open.clear()
             self._num_read = 0
-        view = self._file(stored.path).get_slice(name)
         rows, columns = box.slices
-        found: Tensor = view[rows] if len(stored.shape) == 1 else view[rows, columns]
+        found: Tensor
+        if (at := stored.inside) is not None:
+            view = self._file(stored.path).get_slice(at.name)
+            rows = slice(at.first_row + rows.start, at.first_row + rows.stop)
+            found = view[at.expert : at.expert + 1, rows, columns][0]
+        else:
+            view = self._file(stored.path).get_slice(name)
+            found = view[rows] if len(stored.shape) == 1 else view[rows, columns]
         self._num_read += found.nbytes
         return as_matrix(found)
 
@@ -152,11 +195,6 @@ class WeightFolder:
         """
         names = {name for name in self.tensors if not name.endswith(RECOMPUTED)}
         names -= self._multi_token_prediction()
-        if fused := sorted(name for name in names if name.endswith(FUSED_EXPERTS)):
-            raise WeightMappingError(
-                f"{self.folder}: {fused[0]} holds all experts of a layer in one tensor; expected a tensor per expert "
-                f"and projection: load the model in transformers and save it without save_original_format=False"
-            )
         if "lm_head.weight" not in shapes and "lm_head.weight" in names:
             self._check_tied()
             names.remove("lm_head.weight")

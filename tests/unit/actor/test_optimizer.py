@@ -18,21 +18,21 @@ pytestmark = [
 PEAK, LEAST, WARMUP, UPDATES = 1e-2, 1e-3, 4, 20
 
 
-def rates(schedule, warmup=WARMUP):
+def rates(schedule, warmup=WARMUP, *, updates=UPDATES, least=LEAST):
     from gtpo_megatron.actor.optimizer import build_schedule
 
     config = OptimizerConfig(
         learning_rate=PEAK,
         # a constant schedule has no end to decay to
-        min_learning_rate=0.0 if schedule == "constant" else LEAST,
+        min_learning_rate=0.0 if schedule == "constant" else least,
         schedule=schedule,
         warmup_updates=warmup,
         weight_decay=0.1,
     )
     optimizer = SimpleNamespace(param_groups=[{"params": [], "lr": 0.0, "weight_decay": 0.1}])
-    scheduler = build_schedule(config, optimizer, num_updates=UPDATES)
+    scheduler = build_schedule(config, optimizer, num_updates=updates)
     found = []
-    for _ in range(UPDATES):
+    for _ in range(updates):
         scheduler.step(1)
         found.append(optimizer.param_groups[0]["lr"])
         assert optimizer.param_groups[0]["weight_decay"] == 0.1
@@ -40,7 +40,7 @@ def rates(schedule, warmup=WARMUP):
 
 
 def decay(schedule, update):
-    progress = (update - WARMUP) / (UPDATES - WARMUP)
+    progress = (update - WARMUP) / (UPDATES + 1 - WARMUP)
     share = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[schedule]
     least = 0.0 if schedule == "constant" else LEAST
     return least + share * (PEAK - least)
@@ -51,6 +51,24 @@ def test_the_rate_rises_linearly_and_then_follows_its_schedule(schedule):
     expected = [PEAK * update / WARMUP for update in range(1, WARMUP + 1)]
     expected += [decay(schedule, update) for update in range(WARMUP + 1, UPDATES + 1)]
     assert rates(schedule) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("updates", [1, 2, 4, 500])
+@pytest.mark.parametrize("warmup", [0, 1, 2, 4, 600])
+def test_every_update_teaches_something(schedule, updates, warmup):
+    """Also the last one, with a decay to 0: what is sampled for it costs as much as for any other."""
+    found = rates(schedule, warmup, updates=updates, least=0.0)
+    assert min(found) > PEAK / max(updates + 1, warmup) ** 2
+    assert max(found) <= PEAK
+    after = found[warmup:] if warmup else found
+    assert after == sorted(after, reverse=True)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_decay_does_not_go_below_its_least_rate(schedule):
+    found = rates(schedule, updates=500)
+    assert LEAST < found[-1] < 1.03 * LEAST
 
 
 def test_without_warm_up_the_first_update_has_the_full_rate():

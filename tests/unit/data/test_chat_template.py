@@ -114,3 +114,17 @@ def test_a_damaged_sentencepiece_model_is_a_data_error(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
     with pytest.raises(DataError, match="no tokenizer in it"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("past", [0, 3, 500])
+def test_a_sampled_id_past_the_tokenizer_is_no_text(tmp_path, sentencepiece_model, tokenizer, past):
+    """A padded embedding has rows for ids that no tokenizer knows, and a sampler may draw one."""
+    for loaded in (load_tokenizer(sentencepiece_folder(tmp_path, sentencepiece_model)), tokenizer):
+        ids, unknown = loaded.encode("is 7", add_special_tokens=False), len(loaded) + past
+        wanted = loaded.decode(ids)
+        for skip in (False, True):
+            rows = [[*ids, unknown], [unknown, *ids], [ids[0], unknown, *ids[1:]], [unknown]]
+            found = loaded.batch_decode(rows, skip_special_tokens=skip)
+            assert [one.strip() for one in found] == [wanted.strip()] * 3 + [""]
+            assert loaded.decode(rows[0], skip_special_tokens=skip, clean_up_tokenization_spaces=False) == found[0]
+        assert not loaded.convert_ids_to_tokens(unknown)

@@ -131,6 +131,13 @@ ROPES = [
             "original_max_position_embeddings": 64,
         }
     },
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN, "attention_factor": 1.0}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN, "mscale": 0.707}},
+    {"rope_parameters": {"type": "yarn", "rope_theta": 1e6, "factor": 4.0, "attention_factor": None}},
+    {"rope_scaling": {"rope_type": "yarn", "type": "yarn", "factor": 4.0}, "rope_theta": 1e6},
+    {"rope_scaling": {"type": "yarn", **YARN}, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
+    {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
     # both ends of the interpolated range are the last pair of elements
     {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.1, **YARN}},
 ]
@@ -177,7 +184,6 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
             {"rope_scaling": {"rope_type": "longrope"}},
             "rope type 'longrope' is not supported; expected 'default', 'lin",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "lacks original_max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": 0.5}}, "factor is 0.5, expected 1 or more"),
         ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": None}}, "lacks factor"),
         (
@@ -215,8 +221,23 @@ def test_a_folder_without_config_is_named(tmp_path):
         read_architecture(tmp_path)
 
 
-def test_yarn_reaches_as_far_as_both_fields_say(tmp_path):
-    """vLLM has a table of so many positions; it and transformers want the longer context in the other field."""
-    for positions, expected in ((131072, 131072), (200000, 131072), (32768, 32768)):
-        folder = written(tmp_path, max_position_embeddings=positions, rope_scaling={"rope_type": "yarn", **YARN})
-        assert read_architecture(folder).max_positions == expected
+@pytest.mark.parametrize(
+    ("positions", "changes", "reaches"),
+    [
+        (131072, {"rope_scaling": {"rope_type": "yarn", **YARN}}, 131072),
+        (200000, {"rope_scaling": {"rope_type": "yarn", **YARN}}, 131072),
+        (32768, {"rope_scaling": {"type": "yarn", **YARN}}, 131072),  # as on the card of Qwen2.5
+        (40960, {"rope_parameters": {"rope_type": "yarn", **YARN}}, 131072),  # as on the card of Qwen3
+        (32768, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 131072),
+        (32768, {"rope_scaling": {"rope_type": "yarn", **YARN, "attention_factor": 1.0}}, 131072),
+        (32768, {"rope_scaling": {"rope_type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, 131072),
+        (32768, {"rope_scaling": {"type": "yarn", "factor": 2.5}, "original_max_position_embeddings": 4096}, 10240),
+        (131072, {"rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 131072),
+        (4096, {"rope_scaling": {"type": "linear", "factor": 4.0}}, 4096),
+    ],
+)
+def test_how_far_a_model_reaches(tmp_path, positions, changes, reaches):
+    """With YaRN so far as vLLM's table does, whatever is in the other field, which cards leave as it was or not."""
+    found = read_architecture(written(tmp_path, max_position_embeddings=positions, **changes))
+    assert found.max_positions == reaches
+    assert str(reaches) in found.positions_said

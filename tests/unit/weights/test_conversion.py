@@ -172,15 +172,39 @@ def test_experts_are_an_axis_of_the_checkpoints_tensors(models, tmp_path):
     assert glm["decoder.layers.1.self_attention.linear_qkv.bias"] == (64,)
 
 
-def test_fused_experts_are_refused(tmp_path):
-    """As ``save_original_format=False`` leaves them."""
-    model = make_family_model(tmp_path / "source", MIXTURES["qwen3_moe"])
-    model.save_pretrained(tmp_path / "fused", save_original_format=False)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "fused" / "model.safetensors")
-    with pytest.raises(
-        WeightMappingError, match=r"experts.down_proj holds all experts of a layer in one tensor; expected"
-    ):
-        to_megatron(tmp_path / "fused", tmp_path / "converted")
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("shard_size", ["1GB", "20KB"])
+def test_experts_in_one_tensor_are_read_and_written_one_by_one(tmp_path, family, shard_size):
+    """As ``save_original_format=False`` leaves them, in one file or in several."""
+    model = make_family_model(tmp_path / "source", MIXTURES[family])
+    fused = tmp_path / "fused"
+    shutil.copytree(tmp_path / "source", fused, ignore=shutil.ignore_patterns("*.safetensors"))
+    model.save_pretrained(fused, save_original_format=False, max_shard_size=shard_size)
+    names = {name for file in fused.glob("*.safetensors") for name in load_file(file)}
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in names)
+    assert not any(".experts.0." in name for name in names)
+    check_weights(fused, read_architecture(fused))
+    to_megatron(fused, tmp_path / "converted")
+    to_hf(tmp_path / "converted", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(tmp_path / "source")
+    if shard_size == "20KB":
+        first = sorted(fused.glob("*.safetensors"))[0]
+        first.unlink()
+        with pytest.raises(ConfigError, match=f"names {first.name}, not in the folder; fetch the missing shards"):
+            check_weights(fused, read_architecture(fused))
+
+
+@pytest.mark.parametrize("shape", [(4, 32), (4, 33, 32), (4, 32, 33), (3, 32, 32)])
+def test_experts_in_a_tensor_of_another_shape_are_refused(tmp_path, shape):
+    model = make_family_model(tmp_path, MIXTURES["qwen3_moe"])
+    model.save_pretrained(tmp_path, save_original_format=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    assert tensors[name].shape == (4, 32, 32)
+    save_file(tensors | {name: torch.ones(shape)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightMappingError, match=r"layers\.0\.mlp\.experts") as refused:
+        check_weights(tmp_path, read_architecture(tmp_path))
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_layers_for_multi_token_prediction_are_left_out(models, tmp_path, caplog):
