@@ -9,6 +9,7 @@ import torch
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.param_mapping import as_matrix
+from gtpo_megatron.weights.push.layout import SourceRank
 from gtpo_megatron.weights.push.plan import PushPlan, relay_partners
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import WeightSender
@@ -27,10 +28,11 @@ from gtpo_megatron.weights.push.transports.shared_memory import (
     create_slots,
     remove_name,
 )
+from gtpo_megatron.weights.push.wire import tensor_dtype
 from gtpo_megatron.weights.reshard import hf_shapes, load_plan
 from tests.dist_utils import run_processes
 from tests.unit.weights.push.test_plan import push_layout
-from tests.unit.weights.test_reshard import architecture, filled, numbered_tensors
+from tests.unit.weights.test_reshard import architecture, filled, numbered_tensors, world
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]
 
@@ -131,7 +133,8 @@ def push_and_check(index, _, __, ends):
         for name, tensor in receiver.tensors(with_checksums=True):
             names.append(name)
             box = stream.kept[name].slices
-            assert torch.equal(as_matrix(tensor)[box], (number * as_matrix(tensors[name])[box]).bfloat16())
+            assert tensor.dtype == tensor_dtype(name, torch.bfloat16)
+            assert torch.equal(as_matrix(tensor)[box], (number * as_matrix(tensors[name])[box]).to(tensor.dtype))
         assert sorted(names) == sorted(stream.kept)
         sums.append(dict(receiver.checksums))
     receiver.close()
@@ -143,13 +146,31 @@ def push_and_check(index, _, __, ends):
 def test_pushes_arrive_whole(transport, workers, make_ends):
     arch = architecture(vocab_size=70, tied_embeddings=False)
     layout = push_layout(arch, tp=2, replicas=1, workers=workers, bucket_bytes=512, itemsize=2)
-    ends = make_ends(transport, arch, layout)
+    assert_whole(make_ends(transport, arch, layout))
+
+
+@pytest.mark.parametrize(
+    "transport", ["shared_memory", *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSPORTS[1:])]
+)
+def test_experts_arrive_whole_in_the_smallest_pieces(transport, make_ends):
+    """Of two pipeline stages, each with the experts on two ranks; a bucket holds two rows, so a matrix takes many."""
+    arch = architecture(family="glm4_moe", vocab_size=64)
+    sources = tuple(
+        SourceRank(rank=rank, place=place) for rank, place in enumerate(world(expert=2, replicas=2, pipeline=(2, 1)))
+    )
+    layout = push_layout(arch, bucket_bytes=64, itemsize=2, sources=sources)
+    assert_whole(make_ends(transport, arch, layout))
+
+
+def assert_whole(ends):
+    """Every push brings every worker its elements, and checksums that are those of what was sent."""
     assert len(ends.streams[0].buckets) > 6  # slots are used again within one push
-    answers = run_processes(push_and_check, 2 + workers, ends, timeout_s=50)
+    num_ranks, num_workers = len(ends.layout.sources), len(ends.streams)
+    answers = run_processes(push_and_check, num_ranks + num_workers, ends, timeout_s=50)
     for push in range(NUM_PUSHES):
-        for worker in range(workers):
-            received, sent = answers[2 + worker][push], {}
-            for rank in range(2):
+        for worker in range(num_workers):
+            received, sent = answers[num_ranks + worker][push], {}
+            for rank in range(num_ranks):
                 for name, share in answers[rank][push].get(worker, {}).items():
                     sent[name] = (sent.get(name, 0) + share) % 2**64
             assert received == sent
