@@ -35,7 +35,8 @@ from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
 from gtpo_megatron.observability.metrics import Max, merge
-from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle
+from gtpo_megatron.orchestration.stages.protocols import Metrics
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 
 Batch = dict[str, Tensor]
 
@@ -176,7 +177,8 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
         )
         lengths = torch.randint(1, tokens + 1, (num_responses,))
         handle = RolloutHandle(
-            payload=reference,
+            groups=(reference,),
+            rows=tuple((0, row) for row in range(num_responses)),
             prompt_lengths=torch.full((num_responses,), 100),
             response_lengths=lengths,
             own_lengths=lengths,

@@ -31,7 +31,8 @@ from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.in_process import local_stages
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, Stages
+from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.rollout.weight_engine import check_settings
 from recipes import tiny_cpu
 

@@ -27,7 +27,8 @@ from gtpo_megatron.orchestration.loop.pipeline import rollout_pipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck
 from gtpo_megatron.orchestration.loop.training_step import training_step
 from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, Stages, rollout_summary
+from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
@@ -85,7 +86,7 @@ class Sleeper:
             truncated=torch.zeros(len(groups), dtype=torch.bool),
             policy_version=self.version,
         )
-        return RolloutHandle(payload=batch, **rollout_summary(batch))
+        return RolloutHandle.of(batch)
 
     def unattended(self) -> "Sleeper":
         return self

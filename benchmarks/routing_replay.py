@@ -15,7 +15,7 @@ changes is how far a step's second update is from the scoring pass, ``update_kl_
 
 Every part is a process of its own with one thread, timed on its CPU, so that neighbours on the machine do not count.
 Seconds of capture are what the engine needs more with ``rollout.returns_routing``, the lost prefix cache included, and
-what the capturing functions take of them. Transfer is measured as in ``benchmarks.rollout_fetch``: responses in pieces,
+what the capturing functions take of them. Transfer is measured as in ``benchmarks.rollout_fetch``: responses by group,
 pickled. Seconds of replay are what tells the routers, notes their choices and gathers them, beside the whole passes.
 """
 
@@ -44,7 +44,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.observability.metrics import to_scalars
-from gtpo_megatron.orchestration.on_ray.rollouts import in_pieces
+from gtpo_megatron.orchestration.stages.rollouts import split_by_group
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.architecture import read_architecture
@@ -223,13 +223,13 @@ def sample(part: Part) -> dict[str, Any]:
 
 
 def transfer(batch: RolloutBatch, num_rounds: int) -> dict[str, Any]:
-    """Bytes of the routing, and what they add to a batch that is put in pieces, pickled and read again."""
+    """Bytes of the routing, and what they add to a batch that is put by group, pickled and read again."""
     routed = batch.routed_experts
     assert routed is not None
 
     def seconds(one: RolloutBatch) -> tuple[float, int]:
         start = time.process_time()
-        pieces = [pickle.dumps(piece, protocol=5) for piece in in_pieces(one)]
+        pieces = [pickle.dumps(piece, protocol=5) for piece in split_by_group(one).values()]
         for piece in pieces:
             pickle.loads(piece)
         return time.process_time() - start, sum(len(piece) for piece in pieces)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, RolloutShard, TokenRecord, take_rows
+from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord
 from gtpo_megatron.config.rollout import SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
@@ -20,14 +20,10 @@ from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
-from gtpo_megatron.orchestration.stages.grading import RewardGrader, build_grader
+from gtpo_megatron.orchestration.stages.grading import build_grader
 from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Question
-from gtpo_megatron.orchestration.stages.protocols import (
-    Metrics,
-    RolloutHandle,
-    Stages,
-    rollout_summary,
-)
+from gtpo_megatron.orchestration.stages.protocols import Metrics, Stages
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, shards
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.rollout.environment import engine_environment
@@ -43,7 +39,7 @@ HOST = "127.0.0.1"
 
 
 class LocalEngine:
-    """The sampler; a handle's payload is the batch itself."""
+    """The sampler; a handle has the batch itself."""
 
     num_restarts = 0
 
@@ -76,21 +72,15 @@ class LocalEngine:
     def abandon(self) -> None:
         """Does nothing: the engine ends with this process."""
 
-    def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
-        """Returns the batch of a handle."""
-        batch: RolloutBatch = rollouts.payload
-        return batch
-
     def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
         """Returns a handle of a batch."""
-        return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
+        return RolloutHandle.of(rollouts)
 
     def generate(
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
     ) -> RolloutHandle:
         """Samples responses."""
-        batch = self._engine.generate(requests_for(prompts, samples_per_prompt), sampling, seed=seed)
-        return RolloutHandle(payload=batch, **rollout_summary(batch))
+        return RolloutHandle.of(self._engine.generate(requests_for(prompts, samples_per_prompt), sampling, seed=seed))
 
     def hosts(self) -> list[str]:
         """The host of the engine."""
@@ -104,23 +94,6 @@ class LocalEngine:
     def connect_weights(self, link: WeightLink) -> None:
         """Opens the transport in every worker."""
         self._engine.connect_weights(link, range(self._engine.num_workers))
-
-    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
-        """The chosen rows as one batch."""
-        places = [(index, row) for index, chosen in enumerate(rows) for row in chosen]
-        merged = take_rows([handle.payload for handle in rollouts], places)
-        return RolloutHandle(payload=merged, **rollout_summary(merged))
-
-
-class LocalRewards:
-    """Grading, in child processes if the configuration says so."""
-
-    def __init__(self, grader: RewardGrader) -> None:
-        self._grader = grader
-
-    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """Grades every response."""
-        return self._grader.grade(self._grader.decode(rollouts.payload), prompts)
 
 
 class LocalActor:
@@ -143,11 +116,11 @@ class LocalActor:
 
     def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
         """Scores all responses."""
-        return merge([self._actor.score_tokens(_all_rows(rollouts))])
+        return merge([self._actor.score_tokens(shards(rollouts, 1)[0].fetch())])
 
     def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
         """Uses the sampler's scores."""
-        return merge([self._actor.use_sampler_scores(_all_rows(rollouts))])
+        return merge([self._actor.use_sampler_scores(shards(rollouts, 1)[0].fetch())])
 
     def assign_credit(self, rewards: RewardBatch) -> Metrics:
         """Computes the advantages of all responses."""
@@ -280,13 +253,9 @@ def local_stages(
         inspector.link_is_open(relink)
         yield Stages(
             engine=engine,
-            reward=LocalRewards(grader),
+            reward=grader,
             actor=actor,
             weight_sync=WeightSync(config.weight_sync, transfer),
             memory_sharing=memory_sharing_of(config.rollout, actor, engine),
             timers=timers,
         )
-
-
-def _all_rows(rollouts: RolloutHandle) -> RolloutShard:
-    return RolloutShard.of(rollouts.payload, range(len(rollouts.response_lengths)))

@@ -11,7 +11,7 @@ import pytest
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.orchestration.on_ray.collect import collect, collect_survivors
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
-from gtpo_megatron.orchestration.on_ray.rollouts import received
+from gtpo_megatron.orchestration.stages.rollouts import received
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu
@@ -61,14 +61,14 @@ def test_an_engine_whose_worker_dies_dies_with_it(engine, tmp_path):
     sampling = tiny_cpu.gtpo().rollout.sampling
 
     def sample():
-        """Summary of the responses, if the engine lives, and who died."""
+        """Handle of the responses, if the engine lives, and who died."""
         requests = [SampleRequest(prompt_ids=(1, 2, 3), group_id=0, sample=sample) for sample in range(2)]
         stream = engine.generate.options(num_returns="streaming").remote(requests, sampling, 1)
         _, dead = collect_survivors({"engine": stream.completed()}, stage="rollout", deadline_s=DEADLINE_S)
-        return None if dead else received(stream)[1], dead
+        return None if dead else received(stream)[0], dead
 
-    summary, dead = sample()
-    assert (len(summary["response_lengths"]), dead) == (2, set())
+    handle, dead = sample()
+    assert (len(handle.response_lengths), dead) == (2, set())
     _, pid = collect({"engine": engine.identity.remote()}, stage="start", deadline_s=DEADLINE_S)["engine"]
     workers = [child for child in psutil.Process(pid).children() if "resource_tracker" not in " ".join(child.cmdline())]
     assert len(workers) == 2

@@ -16,8 +16,8 @@ from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.on_ray.rollouts import group_summaries_and_pieces, summary_and_pieces
 from gtpo_megatron.orchestration.stages.protocols import Attempt
+from gtpo_megatron.orchestration.stages.rollouts import handles_then_groups, joined, split_by_group
 from tests.integration.own_ray import own_ray
 
 pytestmark = [
@@ -59,7 +59,7 @@ class Engine:
 
     def generate(self, requests, sampling, seed):
         self._maybe_die("generate")
-        yield from summary_and_pieces(self._batch(requests, seed))
+        yield from handles_then_groups(split_by_group(self._batch(requests, seed)))
 
     def sample_slice(self, begin, abort, sampling, seed, limit_s):
         self._maybe_die("slice")
@@ -73,7 +73,7 @@ class Engine:
         if not (self.notes / "hold").exists():
             whole = {attempt: self._grown(*begun) for attempt, begun in self.begun.items()}
             self.begun.clear()
-        yield from group_summaries_and_pieces(whole)
+        yield from handles_then_groups(whole)
 
     def _grown(self, version, requests, seed):
         """The first token is of the weights when it was begun."""
@@ -154,7 +154,7 @@ def _live_processes_serve_the_next_test(processes, monkeypatch):
 class World:
     """A fleet, the weights it was given, and what happened to it."""
 
-    def __init__(self, tmp_path, num_engines, max_restarts=1, max_spread=0):
+    def __init__(self, tmp_path, num_engines, max_restarts=1):
         self._notes = tmp_path
         self.restarted, self.pushed = [], []
         self.fleet = EngineFleet(
@@ -166,7 +166,7 @@ class World:
             deadline_s=DEADLINE_S,
             open_link=self.open_link,
         )
-        self.engines = RayEngines(self.fleet, push_again=self.push_again, max_spread=max_spread)
+        self.engines = RayEngines(self.fleet, push_again=self.push_again)
         self.links = 0
         self.push(5)
 
@@ -209,7 +209,7 @@ class World:
 
 def test_rows_come_back_in_the_order_of_the_prompts_and_groups_are_split(tmp_path):
     handle = World(tmp_path, 3).generate()
-    batch = handle.payload.gather()
+    batch = handle.fetch()
     assert [tuple(row[:2].tolist()) for row in batch.response_ids] == [
         (g, s) for g in PROMPTS.group_ids for s in range(3)
     ]
@@ -219,31 +219,31 @@ def test_rows_come_back_in_the_order_of_the_prompts_and_groups_are_split(tmp_pat
     assert all(len(set(group.tolist())) == 3 for group in by_engine)
     assert handle.policy_version == 5
     # the tokens are those of one engine alone
-    alone = World(tmp_path, 1).generate().payload.gather()
+    alone = World(tmp_path, 1).generate().fetch()
     assert torch.equal(alone.response_ids, batch.response_ids)
 
 
 def test_chosen_rows_of_several_batches(tmp_path):
     world = World(tmp_path, 2)
     first, second = world.generate(), world.generate()
-    chosen = world.engines.concatenate([first, second], [[2, 0], [11]])
-    batch = chosen.payload.gather()
+    chosen = joined([first.select([2, 0]), second.select([11])])
+    batch = chosen.fetch()
     assert batch.response_ids[:, :2].tolist() == [[10, 2], [10, 0], [13, 2]]
     assert chosen.group_ids.tolist() == [10, 10, 13]
-    again = world.engines.concatenate([chosen], [[1]])
-    assert again.payload.gather().response_ids[:, :2].tolist() == [[10, 0]]
+    again = chosen.select([1])
+    assert again.fetch().response_ids[:, :2].tolist() == [[10, 0]]
     world.push(6)
     with pytest.raises(RolloutError, match=r"policy versions \[5, 6\]"):
-        world.engines.concatenate([first, world.generate()], [[0], [0]])
+        joined([first.select([0]), world.generate().select([0])])
 
 
 def test_an_engine_that_dies_is_replaced_and_asked_again(tmp_path):
     world = World(tmp_path, 2)
-    expected = world.generate().payload.gather()
+    expected = world.generate().fetch()
     world.die_at("1 generate")
     handle = world.generate()
-    assert torch.equal(handle.payload.gather().response_ids, expected.response_ids)
-    assert torch.equal(handle.payload.gather().rollout_logprobs, expected.rollout_logprobs)  # the same engine's share
+    assert torch.equal(handle.fetch().response_ids, expected.response_ids)
+    assert torch.equal(handle.fetch().rollout_logprobs, expected.rollout_logprobs)  # the same engine's share
     assert (world.restarted, world.pushed, world.engines.num_restarts) == ([1], ["reconnected", 5], 1)
     assert handle.policy_version == 5
     # the next death is one too many
@@ -275,7 +275,7 @@ def test_an_engine_that_dies_while_the_link_is_opened_is_replaced_and_the_link_o
 
 
 def test_who_samples_unattended_does_not_reach_a_replacement_before_its_weights(tmp_path):
-    world = World(tmp_path, 2, max_spread=1)
+    world = World(tmp_path, 2)
     world.die_at("1 identity")
     world.fleet.replace_dead()  # a push begins
     with pytest.raises(EngineLostError, match="rollout engine 1 died, and the successor has no weights yet"):
@@ -303,8 +303,8 @@ def test_unattended_engines_say_that_they_are_lost_and_are_replaced_later(tmp_pa
 def test_responses_survive_a_trip_through_a_checkpoint(tmp_path):
     world = World(tmp_path, 2)
     handle = world.generate()
-    held = world.engines.hold(world.engines.fetch(handle))
-    assert torch.equal(held.payload.gather().response_ids, handle.payload.gather().response_ids)
+    held = world.engines.hold(handle.fetch())
+    assert torch.equal(held.fetch().response_ids, handle.fetch().response_ids)
     assert torch.equal(held.response_lengths, handle.response_lengths)
 
 
@@ -333,8 +333,8 @@ def until_whole(sampler, num, *, abort=()):
 
 
 def test_a_push_gets_in_between_two_slices(tmp_path):
-    world = World(tmp_path, 2, max_spread=1)
-    expected = world.generate().payload.gather()
+    world = World(tmp_path, 2)
+    expected = world.generate().fetch()
     (tmp_path / "hold").touch()
     sampler = world.group_sampler()
     tries = begin_all(world, sampler)
@@ -345,20 +345,20 @@ def test_a_push_gets_in_between_two_slices(tmp_path):
     assert sorted(found) == sorted([*tries[0], *tries[1]])
     assert lost == []
     assert all(handle.policy_version == 5 and handle.is_multi_version.all() for handle in found.values())
-    handle = world.engines.concatenate([found[attempt] for attempt in sorted(found)], [range(3)] * 4)
-    batch = handle.payload.gather()
+    handle = joined([found[attempt] for attempt in sorted(found)])
+    batch = handle.fetch()
     assert torch.equal(batch.response_ids, expected.response_ids)
     assert set(map(tuple, batch.token_versions.tolist())) == {(5, 6, 6)}
     # the next batch has one version again, and both may be one
     fresh = world.generate()
-    assert (fresh.policy_version, fresh.payload.gather().token_versions) == (6, None)
-    both = world.engines.concatenate([fresh, handle], [[0], [1]])
+    assert (fresh.policy_version, fresh.fetch().token_versions) == (6, None)
+    both = joined([fresh.select([0]), handle.select([1])], max_spread=1)
     assert (both.policy_version, both.is_multi_version.tolist()) == (5, [False, True])
-    assert both.payload.gather().token_versions.tolist() == [[6, 6, 6], [5, 6, 6]]
+    assert both.fetch().token_versions.tolist() == [[6, 6, 6], [5, 6, 6]]
 
 
 def test_an_aborted_group_does_not_come(tmp_path):
-    world = World(tmp_path, 2, max_spread=1)
+    world = World(tmp_path, 2)
     (tmp_path / "hold").touch()
     sampler = world.group_sampler()
     tries = begin_all(world, sampler)
@@ -371,7 +371,7 @@ def test_an_aborted_group_does_not_come(tmp_path):
 
 def test_an_engine_that_dies_between_slices_is_replaced_once(tmp_path):
     """By the push, which finds it dead; what its death is reported for later is the old process."""
-    world = World(tmp_path, 2, max_spread=1)
+    world = World(tmp_path, 2)
     (tmp_path / "hold").touch()
     sampler = world.group_sampler()
     begin_all(world, sampler)
@@ -390,7 +390,7 @@ def test_an_engine_that_dies_between_slices_is_replaced_once(tmp_path):
 
 
 def test_a_replacement_without_weights_is_not_asked(tmp_path):
-    world = World(tmp_path, 2, max_spread=1)
+    world = World(tmp_path, 2)
     sampler = world.group_sampler()
     world.die_at("1 identity")
     world.fleet.replace_dead()  # a push begins

@@ -24,7 +24,8 @@ from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, Sch
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
 from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled, informative, merged
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, problem_from_plain, problem_to_plain, to_plain
-from gtpo_megatron.orchestration.stages.protocols import Attempt, GroupSampler, Metrics, RolloutHandle, Stages
+from gtpo_megatron.orchestration.stages.protocols import Attempt, GroupSampler, Metrics, Stages
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
 
 CLOSE_PATIENCE_S = 20.0
 """Longest wait for each thread when a run ends."""
@@ -144,10 +145,7 @@ class ContinuousSampling:
                 return {
                     "scheduled": scheduled,
                     "problems": {label: problem_to_plain(problem) for label, problem in problems.items()},
-                    "ready": {
-                        label: to_plain(group, self._stages.engine.fetch(group.rollouts))
-                        for label, group in ready.items()
-                    },
+                    "ready": {label: to_plain(group, group.rollouts.fetch()) for label, group in ready.items()},
                 }
 
             yield state_dict
@@ -259,7 +257,7 @@ class ContinuousSampling:
         }
         seen = [*groups, *dropped]
         metrics = merge([group.metrics for group in seen]) | best_rewards([group.rewards for group in seen]) | metrics
-        sampled = merged(groups, [{label} for label in labels], self._stages, metrics)
+        sampled = merged(groups, [{label} for label in labels], metrics, max_spread=self._config.rollout.max_staleness)
         if bool(sampled.rewards.failed.all()):
             raise RolloutError(
                 f"the reward function has no verdict on any of {len(sampled.rewards.failed)} responses; log.txt says "
@@ -342,9 +340,8 @@ class ContinuousSampling:
                 self._changed.notify_all()
 
     def _scored(self, attempts: list[Attempt], problems: list[Problem], handles: list[RolloutHandle]) -> list[Sampled]:
-        rows = [range(len(handle.group_ids)) for handle in handles]
         prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(attempt.group for attempt in attempts))
-        rewards = self._stages.reward.score(self._stages.engine.concatenate(handles, rows), prompts)
+        rewards = self._stages.reward.score(joined(handles, max_spread=self._config.rollout.max_staleness), prompts)
         groups: list[Sampled] = []
         first = 0
         for attempt, problem, handle in zip(attempts, problems, handles, strict=True):

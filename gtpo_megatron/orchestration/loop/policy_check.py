@@ -9,7 +9,8 @@ from gtpo_megatron.mismatch.diagnosis import looks_like
 from gtpo_megatron.mismatch.gap_report import GapToken
 from gtpo_megatron.mismatch.gate import MismatchGate, Verdict
 from gtpo_megatron.mismatch.statistics import PREFIX
-from gtpo_megatron.orchestration.stages.protocols import Actor, Metrics, RolloutHandle
+from gtpo_megatron.orchestration.stages.protocols import Actor, Metrics
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.run_folder.worst_tokens import WorstToken, write_worst_tokens
 
 

@@ -11,7 +11,8 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import Sum, merge
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
-from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle, Stages
+from gtpo_megatron.orchestration.stages.protocols import Metrics, Stages
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def sample_groups(
             "rollout/groups_dropped_count": Sum(num_drawn - num_kept),
         }
     )
-    return merged(rounds, kept, stages, metrics)
+    return merged(rounds, kept, metrics)
 
 
 def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed: int) -> Sampled:
@@ -116,8 +117,15 @@ def informative(sampled: Sampled, threshold: float) -> set[int]:
     return set(labels[is_informative].tolist())
 
 
-def merged(rounds: Sequence[Sampled], kept: Sequence[set[int]], stages: Stages, metrics: Metrics) -> Sampled:
-    """The kept groups of all rounds, in the order they were drawn."""
+def merged(rounds: Sequence[Sampled], kept: Sequence[set[int]], metrics: Metrics, *, max_spread: int = 0) -> Sampled:
+    """The kept groups of all rounds, in the order they were drawn.
+
+    Args:
+        rounds: at least one.
+        kept: labels of the groups to keep, of each round.
+        metrics: of the result.
+        max_spread: largest difference allowed between policy versions.
+    """
     rows = [
         [row for row, group in enumerate(sampled.rollouts.group_ids.tolist()) if group in groups]
         for sampled, groups in zip(rounds, kept, strict=True)
@@ -132,7 +140,9 @@ def merged(rounds: Sequence[Sampled], kept: Sequence[set[int]], stages: Stages, 
         prompts=PromptBatch(
             problems=tuple(problem for _, problem in pairs), group_ids=tuple(group for group, _ in pairs)
         ),
-        rollouts=stages.engine.concatenate([sampled.rollouts for sampled in rounds], rows),
+        rollouts=joined(
+            [sampled.rollouts.select(part) for sampled, part in zip(rounds, rows, strict=True)], max_spread=max_spread
+        ),
         rewards=RewardBatch.joined([s.rewards.select(part) for s, part in zip(rounds, rows, strict=True)]),
         metrics=metrics,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Min, Sum
 from gtpo_megatron.orchestration.loop.sampling import Sampled
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 
 _METRICS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sum, Mean, Max, Min)}
 

@@ -106,10 +106,9 @@ class StepwiseSampling:
         yield self._state_dict
 
     def _state_dict(self) -> dict[str, Any]:
-        engine = self._stages.engine
         return {
             "started": self._started,
-            "ready": {step: to_plain(sampled, engine.fetch(sampled.rollouts)) for step, sampled in self._ready.items()},
+            "ready": {step: to_plain(sampled, sampled.rollouts.fetch()) for step, sampled in self._ready.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], *, step: int) -> None:

@@ -10,8 +10,8 @@ from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import is_deterministic, merge
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.on_ray.rollouts import shards
-from gtpo_megatron.orchestration.stages.protocols import Metrics, RolloutHandle
+from gtpo_megatron.orchestration.stages.protocols import Metrics
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, shards
 from gtpo_megatron.weights.push.link import WeightLink, merged_checksums
 from gtpo_megatron.weights.push.sender import Checksums
 
@@ -35,7 +35,7 @@ class RayRewards:
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """Grades every response."""
-        reference = self._process.grade.remote(rollouts.payload, prompts)
+        reference = self._process.grade.remote(rollouts, prompts)
         rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]
         assert isinstance(rewards, RewardBatch)
         return rewards
@@ -66,7 +66,7 @@ class RayActorGroup:
         self._data_parallel_size = 1 + max(place.data_index for place in places)
 
     def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
-        """Each replica scores its responses; a rank fetches the pieces that hold any of them."""
+        """Each replica scores its responses; a rank fetches the groups that have any of them."""
         return self._score("score_tokens", rollouts)
 
     def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:

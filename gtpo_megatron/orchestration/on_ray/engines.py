@@ -9,19 +9,12 @@ import torch
 
 from gtpo_megatron.batch import PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.orchestration.on_ray.fleet import Answers, Call, EngineFleet
+from gtpo_megatron.orchestration.on_ray.fleet import Call, EngineFleet
 from gtpo_megatron.orchestration.on_ray.group_slices import RayGroupSampler
-from gtpo_megatron.orchestration.on_ray.rollouts import (
-    RolloutParts,
-    chosen_rows,
-    joined,
-    received,
-    summary_and_pieces,
-)
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined, received
 from gtpo_megatron.rollout.requests import assign_to_engines, requests_for
 
-_Attempt = Callable[[dict[int, Any]], tuple[Answers, set[int]]]
+_Attempt = Callable[[dict[int, Any]], tuple[dict[int, Any], set[int]]]
 """Calls processes, by index; returns the answers of some, and the indices of dead ones."""
 
 
@@ -35,13 +28,11 @@ class RayEngines:
     Args:
         fleet: the engines, shared by all threads.
         push_again: pushes a version to replaced engines; None outside the trainer's thread.
-        max_spread: largest difference of policy versions in one batch.
     """
 
-    def __init__(self, fleet: EngineFleet, *, push_again: Callable[[int], None] | None, max_spread: int = 0) -> None:
+    def __init__(self, fleet: EngineFleet, *, push_again: Callable[[int], None] | None) -> None:
         self._fleet = fleet
         self._push_again = push_again
-        self._max_spread = max_spread
 
     @property
     def num_restarts(self) -> int:
@@ -50,7 +41,7 @@ class RayEngines:
 
     def unattended(self) -> "RayEngines":
         """The same engines for another thread than the trainer's."""
-        return RayEngines(self._fleet, push_again=None, max_spread=self._max_spread)
+        return RayEngines(self._fleet, push_again=None)
 
     def group_sampler(self, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int) -> RayGroupSampler:
         """The engines for the thread of a continuous run."""
@@ -72,21 +63,14 @@ class RayEngines:
             stream = process.generate.options(num_returns="streaming").remote(share, sampling, seed)
             return stream, stream.completed()
 
-        def at_once(processes: dict[int, Any]) -> tuple[Answers, set[int]]:
+        def at_once(processes: dict[int, Any]) -> tuple[dict[int, Any], set[int]]:
             answers, dead = self._fleet.attempt("rollout", ask, processes)
             return {index: received(stream) for index, ((stream, _), _) in answers.items()}, dead
 
         answers = self._until_answered("rollout", at_once, busy)
-        rows = [(0, 0)] * len(requests)
-        for place, index in enumerate(busy):
-            for row_there, row in enumerate(shares[index]):
-                rows[row] = (place, row_there)
-        handle = joined([answers[index] for index in busy], rows)
-        return replace(handle, engines=torch.tensor(dealt, dtype=torch.int64))
-
-    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
-        """The chosen rows as one batch, without a copy."""
-        return chosen_rows(rollouts, rows, max_spread=self._max_spread)
+        everyone = joined([handle for index in busy for handle in answers[index].values()])
+        order = torch.tensor([row for index in busy for row in shares[index]])  # the request of each response
+        return replace(everyone.select(order.argsort().tolist()), engines=torch.tensor(dealt, dtype=torch.int64))
 
     def forget_prefixes(self) -> None:
         """Empties the prefix caches."""
@@ -109,24 +93,17 @@ class RayEngines:
         """Kills all engines."""
         self._fleet.abandon()
 
-    def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
-        """The responses, in this process."""
-        parts: RolloutParts = rollouts.payload
-        return parts.gather()
-
     def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
         """Puts responses into the object store; returns their handle."""
         import ray
 
-        summary, *pieces = summary_and_pieces(rollouts)
-        rows = [(0, row) for row in range(rollouts.num_responses)]
-        return joined([([ray.put(piece) for piece in pieces], summary)], rows)
+        return RolloutHandle.of_groups(rollouts, put=ray.put)
 
     def _ask(self, stage: str, call: Call) -> None:
         """Calls all engines at once, and restarted ones again."""
         self._until_answered(stage, functools.partial(self._fleet.attempt, stage, call), range(len(self._fleet)))
 
-    def _until_answered(self, stage: str, attempt: _Attempt, engines: Sequence[int]) -> Answers:
+    def _until_answered(self, stage: str, attempt: _Attempt, engines: Sequence[int]) -> dict[int, Any]:
         """Repeats the attempt until all have answered; dead engines are replaced, or reported as lost.
 
         Args:
@@ -135,7 +112,7 @@ class RayEngines:
             engines: indices of the engines.
         """
         left = list(engines)
-        answers: Answers = {}
+        answers: dict[int, Any] = {}
         while left:
             asked = self._fleet.processes(left)
             if self._push_again is None and stage == "rollout":

@@ -14,8 +14,8 @@ from gtpo_megatron.batch import Problem, PromptBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.orchestration.on_ray.collect import collect_next
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.on_ray.rollouts import received_groups
 from gtpo_megatron.orchestration.stages.protocols import Attempt, SliceEnd
+from gtpo_megatron.orchestration.stages.rollouts import received
 from gtpo_megatron.rollout.requests import requests_for
 
 SLICE_S = 0.25
@@ -83,7 +83,7 @@ class RayGroupSampler:
                 _, stream = self._under_way.pop(engine)
                 groups = {
                     attempt: replace(handle, engines=torch.full_like(handle.group_ids, engine))
-                    for attempt, handle in received_groups(stream).items()
+                    for attempt, handle in received(stream).items()
                 }
                 ends.append(SliceEnd(engine=engine, groups=groups))
         return ends

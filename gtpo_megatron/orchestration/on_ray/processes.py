@@ -16,13 +16,13 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
-from gtpo_megatron.orchestration.on_ray.rollouts import (
-    RolloutParts,
-    ShardParts,
-    group_summaries_and_pieces,
-    summary_and_pieces,
-)
 from gtpo_megatron.orchestration.stages.protocols import Attempt
+from gtpo_megatron.orchestration.stages.rollouts import (
+    RolloutHandle,
+    ShardHandle,
+    handles_then_groups,
+    split_by_group,
+)
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.sender import Checksums
@@ -120,9 +120,9 @@ class RankProcess(_Process):
         return self._actor
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method of ``MegatronActor``; references and shards in pieces are fetched first."""
-        gathered = [value.gather() if isinstance(value, ShardParts) else value for value in args]
-        return getattr(self._actor, method)(*gathered, **kwargs)
+        """Calls a method of ``MegatronActor``; shards are fetched first."""
+        fetched = [value.fetch() if isinstance(value, ShardHandle) else value for value in args]
+        return getattr(self._actor, method)(*fetched, **kwargs)
 
 
 WORKER_DEATH_S = 2.0
@@ -199,8 +199,8 @@ class EngineProcess(_Process):
         os._exit(1)  # immediately, because vLLM's cleanup would wait for the dead worker
 
     def generate(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> Iterator[Any]:
-        """Samples; yields the summary and the pieces of the responses."""
-        yield from summary_and_pieces(self._sample(requests, sampling, seed))
+        """Samples; yields the handles of the groups, then the groups."""
+        yield from handles_then_groups(split_by_group(self._sample(requests, sampling, seed)))
 
     @_ends_with_a_worker
     def _sample(self, requests: Sequence[SampleRequest], sampling: SamplingConfig, seed: int) -> RolloutBatch:
@@ -218,9 +218,9 @@ class EngineProcess(_Process):
         """Begins and aborts groups, and samples for some time; see ``on_ray/group_slices.py``.
 
         Yields:
-            First the summary of every complete group, by its try; then the pieces of all, in that order.
+            First the handle of every complete group, by its try; then the groups, in that order.
         """
-        yield from group_summaries_and_pieces(self._go_on(begin, abort, sampling, seed, limit_s))
+        yield from handles_then_groups(self._go_on(begin, abort, sampling, seed, limit_s))
 
     @_ends_with_a_worker
     def _go_on(
@@ -290,11 +290,7 @@ class RewardProcess(_Process):
 
         self._grader = build_grader(self._config, self._run_folder)
 
-    def grade(self, rollouts: RolloutParts, prompts: PromptBatch) -> RewardBatch:
-        """Grades every response, with one piece of the responses in memory at a time."""
-        responses: list[Any] = [None] * len(rollouts.rows)
-        for places, piece in rollouts.one_by_one():
-            for place, response in zip(places, self._grader.decode(piece), strict=True):
-                responses[place] = response
-        rewards: RewardBatch = self._grader.grade(responses, prompts)
+    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        """Grades every response."""
+        rewards: RewardBatch = self._grader.score(rollouts, prompts)
         return rewards

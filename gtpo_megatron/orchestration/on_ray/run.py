@@ -91,11 +91,7 @@ def ray_stages(
 
         inspector.link_is_open(relink)
         weight_sync = WeightSync(config.weight_sync, transfer, before_push=fleet.replace_dead)
-        engine = RayEngines(
-            fleet,
-            push_again=lambda version: weight_sync.push(version=version),
-            max_spread=config.rollout.max_staleness if config.rollout.is_continuous else 0,
-        )
+        engine = RayEngines(fleet, push_again=lambda version: weight_sync.push(version=version))
         yield Stages(
             engine=engine,
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),

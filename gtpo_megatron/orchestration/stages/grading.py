@@ -10,6 +10,7 @@ from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ShapeError
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 
@@ -42,6 +43,18 @@ class RewardGrader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, scorer: RewardScorer) -> None:
         self._tokenizer = tokenizer
         self._scorer = scorer
+
+    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        """Grades every response, with one group's tokens in memory at a time.
+
+        Raises:
+            ShapeError: the group of a response is not among the prompts.
+        """
+        responses: list[DecodedResponse | None] = [None] * len(rollouts.rows)
+        for indices, group in rollouts.by_group():
+            for index, response in zip(indices, self.decode(group), strict=True):
+                responses[index] = response
+        return self.grade([response for response in responses if response is not None], prompts)
 
     def decode(self, rollouts: RolloutBatch) -> list[DecodedResponse]:
         """Every response as text."""

@@ -1,52 +1,23 @@
 """Protocols of the stages of a training step, which the in-process and the Ray run implement.
 
-A rollout handle refers to responses: it holds the batch itself in one process, references to it under Ray. The driver
-uses only the handle's summary, a few numbers per response. Scores and credit stay in the trainer.
+Responses stay where they were sampled until a rank fetches them (``stages/rollouts.py``); scores and credit stay in the
+trainer.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-import torch
-from torch import Tensor
+from typing import Literal, Protocol
 
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, TokenRecord
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.mismatch.gap_report import GapReport
 from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.weights.push.sync import WeightSync
 
 Metrics = dict[str, Metric]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutHandle:
-    """A handle of sampled responses.
-
-    Attributes:
-        payload: a ``RolloutBatch``, or references to its pieces.
-        prompt_lengths: ``[B]`` int64.
-        response_lengths: ``[B]`` int64.
-        own_lengths: ``[B]`` int64, number of tokens that the policy wrote.
-        group_ids: ``[B]`` int64.
-        truncated: ``[B]`` bool.
-        is_multi_version: ``[B]`` bool, True if several versions of the weights generated the response.
-        policy_version: oldest version of the weights that generated them.
-        engines: ``[B]`` int64, index of the engine that sampled each.
-    """
-
-    payload: Any
-    prompt_lengths: Tensor
-    response_lengths: Tensor
-    own_lengths: Tensor
-    group_ids: Tensor
-    truncated: Tensor
-    is_multi_version: Tensor
-    policy_version: int
-    engines: Tensor
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -113,10 +84,6 @@ class Engine(Protocol):
         """Samples responses, prompt-major."""
         ...
 
-    def concatenate(self, rollouts: Sequence[RolloutHandle], rows: Sequence[Sequence[int]]) -> RolloutHandle:
-        """The chosen rows of several batches as one; all of one policy version, unless ``rollout.is_continuous``."""
-        ...
-
     def forget_prefixes(self) -> None:
         """Empties the prefix cache, so that the next generation does not depend on earlier ones."""
         ...
@@ -145,12 +112,8 @@ class Engine(Protocol):
         """Ends all engines, and so all calls that wait for them."""
         ...
 
-    def fetch(self, rollouts: RolloutHandle) -> RolloutBatch:
-        """Fetches the responses into this process."""
-        ...
-
     def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
-        """The inverse of ``fetch``."""
+        """The handle of responses that are in this process; the inverse of ``RolloutHandle.fetch``."""
         ...
 
 
@@ -252,17 +215,3 @@ class Stages:
     weight_sync: WeightSync
     memory_sharing: MemorySharing
     timers: StageTimers
-
-
-def rollout_summary(batch: RolloutBatch) -> dict[str, Any]:
-    """The fields of ``RolloutHandle`` except the payload; as of one engine."""
-    return {
-        "prompt_lengths": batch.prompt_lengths,
-        "response_lengths": batch.response_lengths,
-        "own_lengths": batch.own_lengths,
-        "group_ids": batch.group_ids,
-        "truncated": batch.truncated,
-        "is_multi_version": batch.is_multi_version,
-        "policy_version": batch.policy_version,
-        "engines": torch.zeros_like(batch.group_ids),
-    }

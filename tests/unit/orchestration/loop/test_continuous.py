@@ -12,7 +12,8 @@ import torch
 from gtpo_megatron.config.algorithm import DynamicSamplingConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import to_scalars
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, SliceEnd, rollout_summary
+from gtpo_megatron.orchestration.stages.protocols import SliceEnd
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from tests.unit.orchestration.loop.test_controller import World, run
@@ -87,7 +88,7 @@ class Sliced(World):
         rollouts = dataclasses.replace(
             rollouts, policy_version=begun, token_versions=versions if begun != self.version else None
         )
-        return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
+        return RolloutHandle.of(rollouts)
 
     def in_flight(self):
         return [attempt.group for attempts in self.inside.values() for attempt in attempts]

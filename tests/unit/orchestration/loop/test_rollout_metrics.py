@@ -10,12 +10,13 @@ from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.orchestration.loop.policy_check import check_version
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 
 
 def handle(group_ids, lengths, truncated=None, version=3, num_multi_version=0):
     return RolloutHandle(
-        payload=None,
+        groups=(),
+        rows=(),
         prompt_lengths=torch.full((len(lengths),), 5),
         response_lengths=torch.tensor(lengths),
         own_lengths=torch.tensor(lengths),

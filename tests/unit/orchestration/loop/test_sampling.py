@@ -13,7 +13,8 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.sampling import sample_groups
 from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import RolloutHandle, Stages, rollout_summary
+from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.weights.push.sync import WeightSync
 
 ROLLOUT = RolloutConfig(group_size=2)
@@ -51,11 +52,8 @@ class WrittenDown:
     def abandon(self):
         pass
 
-    def fetch(self, rollouts):
-        return rollouts.payload
-
     def hold(self, rollouts):
-        return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
+        return RolloutHandle.of(rollouts)
 
     def __init__(self, outcomes):
         self.outcomes = outcomes
@@ -64,12 +62,7 @@ class WrittenDown:
     def generate(self, prompts, sampling, *, samples_per_prompt, seed):
         self.asked.append(len(prompts.problems))
         rollouts = batch(prompts.group_ids, samples_per_prompt)
-        return RolloutHandle(payload=rollouts, **rollout_summary(rollouts))
-
-    def concatenate(self, rollouts, rows):
-        places = [(index, row) for index, chosen in enumerate(rows) for row in chosen]
-        merged = take_rows([handle.payload for handle in rollouts], places, may_mix=True)
-        return RolloutHandle(payload=merged, **rollout_summary(merged))
+        return RolloutHandle.of(rollouts)
 
     def score(self, rollouts, prompts):
         values = [value for group in prompts.group_ids for value in self.outcomes[group]]
@@ -119,9 +112,9 @@ def test_groups_without_signal_are_replaced_until_there_are_enough(algorithm):
     assert [problem.answer for problem in sampled.prompts.problems] == ["1", "4", "6"]
     assert sampled.rollouts.group_ids.tolist() == [1, 1, 4, 4, 6, 6]
     assert sampled.rewards.rewards.tolist() == [0, 1, 1, 0, 0, 1]
-    payload = sampled.rollouts.payload
-    assert [int(row[0]) for row in payload.response_ids] == [1, 1, 4, 4, 6, 6]
-    assert payload.response_lengths.tolist() == [2, 2, 2, 2, 1, 1]
+    fetched = sampled.rollouts.fetch()
+    assert [int(row[0]) for row in fetched.response_ids] == [1, 1, 4, 4, 6, 6]
+    assert fetched.response_lengths.tolist() == [2, 2, 2, 2, 1, 1]
     scalars = to_scalars(sampled.metrics)
     assert scalars["rollout/refills_count"] == 3
     assert scalars["rollout/groups_dropped_count"] == 4

@@ -46,7 +46,7 @@ class Busy(World):
         if self.num_generated == self.lost_at:
             raise EngineLostError("rollout engine died in rollout")
         handle = super().generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
-        return self.hold(dataclasses.replace(handle.payload, policy_version=handle.policy_version))
+        return self.hold(dataclasses.replace(handle.fetch(), policy_version=handle.policy_version))
 
     def update(self, *, step):
         self.log.append(f"update {step}")
@@ -219,7 +219,7 @@ def test_what_was_sampled_ahead_survives_a_checkpoint(tmp_path):
     for number in (3, 4):
         report = step(number)
         assert torch.equal(
-            report.sampled.rollouts.payload.response_ids, whole[number - 1].sampled.rollouts.payload.response_ids
+            report.sampled.rollouts.fetch().response_ids, whole[number - 1].sampled.rollouts.fetch().response_ids
         )
         assert torch.equal(report.sampled.rewards.rewards, whole[number - 1].sampled.rewards.rewards)
         assert report.sampled.prompts == whole[number - 1].sampled.prompts

@@ -1,0 +1,206 @@
+"""Sampled responses as the driver knows them: one object a group, wherever it is, and a few numbers a response.
+
+The object is a ``RolloutBatch`` of a group's responses (of one engine, if several engines sampled the group): the batch
+itself in one process, a reference to it in Ray's object store otherwise. The driver never fetches it; a rank fetches
+the groups that have its responses.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.batch import RolloutBatch, RolloutShard, take_rows
+from gtpo_megatron.data.sharding import shard_contiguous
+from gtpo_megatron.errors import RolloutError
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutHandle:
+    """Sampled responses, in any order.
+
+    Attributes:
+        groups: objects that hold them.
+        rows: object and row in it of each response.
+        prompt_lengths: ``[B]`` int64.
+        response_lengths: ``[B]`` int64.
+        own_lengths: ``[B]`` int64, number of tokens that the policy wrote.
+        group_ids: ``[B]`` int64.
+        truncated: ``[B]`` bool.
+        is_multi_version: ``[B]`` bool, True if several versions of the weights generated the response.
+        engines: ``[B]`` int64, index of the engine that sampled each.
+        policy_version: oldest version of the weights that generated them.
+    """
+
+    groups: tuple[Any, ...]
+    rows: tuple[tuple[int, int], ...]
+    prompt_lengths: Tensor
+    response_lengths: Tensor
+    own_lengths: Tensor
+    group_ids: Tensor
+    truncated: Tensor
+    is_multi_version: Tensor
+    engines: Tensor
+    policy_version: int
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, *, held_as: Any = None) -> "RolloutHandle":
+        """The responses of a batch, as of engine 0; ``held_as`` is the reference to it (None: the batch itself)."""
+        return cls(
+            groups=(batch if held_as is None else held_as,),
+            rows=tuple((0, row) for row in range(batch.num_responses)),
+            prompt_lengths=batch.prompt_lengths,
+            response_lengths=batch.response_lengths,
+            own_lengths=batch.own_lengths,
+            group_ids=batch.group_ids,
+            truncated=batch.truncated,
+            is_multi_version=batch.is_multi_version,
+            engines=torch.zeros_like(batch.group_ids),
+            policy_version=batch.policy_version,
+        )
+
+    @classmethod
+    def of_groups(cls, batch: RolloutBatch, *, put: Callable[[RolloutBatch], Any]) -> "RolloutHandle":
+        """The responses of a batch in their order, one object a group, each where ``put`` leaves it."""
+        groups = [(rows, batch.select(rows)) for rows in _rows_by_group(batch).values()] or [([], batch)]
+        order = torch.tensor([row for rows, _ in groups for row in rows], dtype=torch.int64)
+        return joined([cls.of(group, held_as=put(group)) for _, group in groups]).select(order.argsort().tolist())
+
+    def select(self, rows: Sequence[int]) -> "RolloutHandle":
+        """Some of the responses, with their objects; without rows, one object is kept for its dtypes."""
+        index = torch.tensor(list(rows), dtype=torch.int64)
+        found = [self.rows[row] for row in rows]
+        kept = sorted({group for group, _ in found}) or [0]
+        place = {group: number for number, group in enumerate(kept)}
+        return replace(
+            self,
+            groups=tuple(self.groups[group] for group in kept),
+            rows=tuple((place[group], row) for group, row in found),
+            **{name: getattr(self, name)[index] for name in _COLUMNS},
+        )
+
+    def fetch(self) -> RolloutBatch:
+        """The responses, in this process."""
+        return take_rows(_read(self.groups), self.rows, may_mix=True)
+
+    def by_group(self) -> Iterator[tuple[list[int], RolloutBatch]]:
+        """Yields per object the indices of its responses and the responses, with one object in memory at a time."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.groups]
+        for index, (group, row) in enumerate(self.rows):
+            found[group].append((index, row))
+        for group, pairs in zip(self.groups, found, strict=True):
+            if pairs:
+                yield [index for index, _ in pairs], _read([group])[0].select([row for _, row in pairs])
+
+
+_COLUMNS = [field.name for field in fields(RolloutHandle) if field.name not in ("groups", "rows", "policy_version")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardHandle:
+    """A ``RolloutShard`` whose responses are where they were sampled."""
+
+    rollouts: RolloutHandle
+    rows: tuple[int, ...]
+    prompt_groups: tuple[int, ...]
+    policy_version: int
+
+    def fetch(self) -> RolloutShard:
+        """The shard, in this process."""
+        return RolloutShard(
+            rollouts=self.rollouts.fetch(),
+            rows=self.rows,
+            prompt_groups=self.prompt_groups,
+            policy_version=self.policy_version,
+        )
+
+
+def shards(rollouts: RolloutHandle, num_replicas: int) -> list[ShardHandle]:
+    """Shards the responses over replicas by tokens; rows are ordered by group, so few groups are split."""
+    lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
+    groups = tuple(dict.fromkeys(rollouts.group_ids.tolist()))
+    return [
+        ShardHandle(
+            rollouts=rollouts.select(rows), rows=rows, prompt_groups=groups, policy_version=rollouts.policy_version
+        )
+        for rows in shard_contiguous(lengths, num_replicas)
+    ]
+
+
+def joined(rollouts: Sequence[RolloutHandle], *, max_spread: int = 0) -> RolloutHandle:
+    """Several batches as one, in their order, without a copy of a response.
+
+    Args:
+        rollouts: at least one batch; those without responses count for nothing beside others.
+        max_spread: largest difference allowed between policy versions.
+
+    Raises:
+        RolloutError: the batches come from different weights.
+    """
+    versions = sorted({handle.policy_version for handle in rollouts})
+    if versions[-1] - versions[0] > max_spread:
+        allowed = f"at most {max_spread} may lie between them" if max_spread else "exactly one is needed"
+        raise RolloutError(f"responses of policy versions {versions}: {allowed}")
+    parts = [handle for handle in rollouts if handle.rows] or [rollouts[0]]
+    rows: list[tuple[int, int]] = []
+    groups: list[Any] = []
+    for handle in parts:
+        rows += [(len(groups) + group, row) for group, row in handle.rows]
+        groups += handle.groups
+    return RolloutHandle(
+        groups=tuple(groups),
+        rows=tuple(rows),
+        policy_version=versions[0],
+        **{name: torch.cat([getattr(handle, name) for handle in parts]) for name in _COLUMNS},
+    )
+
+
+def split_by_group(batch: RolloutBatch) -> dict[int, RolloutBatch]:
+    """The responses of each group, by label in order of their first responses; rows of a group keep their order."""
+    return {group: batch.select(rows) for group, rows in _rows_by_group(batch).items()}
+
+
+def _rows_by_group(batch: RolloutBatch) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for row, group in enumerate(batch.group_ids.tolist()):
+        found.setdefault(group, []).append(row)
+    return found
+
+
+def handles_then_groups(groups: Mapping[Key, RolloutBatch]) -> Iterator[Any]:
+    """The answer of an engine: first the handles by key, which lack the objects; then the objects, in that order."""
+    yield {key: replace(RolloutHandle.of(batch), groups=()) for key, batch in groups.items()}
+    for batch in groups.values():  # noqa: UP028 - Ray sends to the generator, and an iterator of values takes nothing
+        yield batch
+
+
+def received(stream: Any) -> dict[Any, RolloutHandle]:
+    """The handles by key of a completed call that answered with ``handles_then_groups``.
+
+    The caller owns the objects, so they outlive the engine.
+
+    Raises:
+        RolloutError: the engine could not leave all of them in the object store.
+    """
+    import ray
+
+    first, *groups = stream
+    handles: dict[Any, RolloutHandle] = ray.get(first)
+    if len(groups) != len(handles):
+        ray.get(groups)  # raises Ray's error, if there is one
+        raise RolloutError(f"an engine left {len(groups)} of {len(handles)} groups of its responses")
+    return {key: replace(handle, groups=(group,)) for (key, handle), group in zip(handles.items(), groups, strict=True)}
+
+
+def _read(groups: Sequence[Any]) -> list[RolloutBatch]:
+    """Fetches objects: from Ray on this node without a copy, from another node over the network."""
+    if all(isinstance(group, RolloutBatch) for group in groups):
+        return list(groups)
+    import ray
+
+    batches: list[RolloutBatch] = ray.get(list(groups))
+    return batches
