@@ -15,7 +15,8 @@ from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokeniz
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.judge.client import check_judge
-from gtpo_megatron.observability.logs import FILE_ONLY, set_up_logs
+from gtpo_megatron.observability.known_warnings import FILE_ONLY
+from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers

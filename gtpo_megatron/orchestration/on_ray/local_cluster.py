@@ -117,11 +117,11 @@ def _in_sessions_of_their_own() -> Iterator[None]:
     from ray._private import services
 
     popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, start_new_session=True)  # type: ignore[misc,assignment]
+    services.ConsolePopen = partial(popen, start_new_session=True)
     try:
         yield
     finally:
-        services.ConsolePopen = popen  # type: ignore[misc]
+        services.ConsolePopen = popen
 
 
 def _has_raylet() -> bool:
