@@ -163,7 +163,7 @@ def _ratio_equals(reference: Node, given: Node) -> bool:
     return below != 0 and same_value(above / below, quotient)
 
 
-def value_of(node: Node) -> Value | None:
+def value_of(node: Node) -> Value:
     """The expression of a leaf or a matrix; None of anything else."""
     if isinstance(node, Leaf):
         return expression(node.text)
@@ -183,7 +183,9 @@ def _relations_equal(reference: Node, given: Node) -> bool:
     """Compares equations and inequalities; the right side alone counts where the left is a name of it."""
     named, given_named = _named(reference), _named(given)
     if named and given_named:
-        return _names_equal(named[0], given_named[0]) and equal(named[1], given_named[1])
+        if _names_equal(named[0], given_named[0]):
+            return equal(named[1], given_named[1])
+        return isinstance(reference, Relation) and isinstance(given, Relation) and _chains_equal(reference, given)
     if isinstance(reference, Relation) and isinstance(given, Relation):
         return _chains_equal(reference, given) or _regions_equal(reference, given)
     if named and not isinstance(given, Relation):
@@ -203,7 +205,7 @@ def _relations_equal(reference: Node, given: Node) -> bool:
 
 def _named(node: Node) -> tuple[Node, Node] | None:
     """Name and value of ``x = 5``, ``f(x) = x + 1``, ``(x, y) = (1, 2)`` or ``5 = x``; None of anything else."""
-    if not isinstance(node, Relation) or set(node.signs) - {"=", r"\in"}:
+    if not isinstance(node, Relation) or set(node.signs) - {"=", r"\in", r"\equiv"}:
         return None
     first, last = node.sides[0], node.sides[-1]
     if _is_named(first):
@@ -230,7 +232,8 @@ def _by_name(named: tuple[Node, Node], other: Node) -> tuple[Sequence[Node], Seq
         return (names,), ()
     equations = [Relation((name, value), ("=",)) for name, value in zip(names.items, values.items)]  # noqa: B905
     order = {_squeezed(name.text): index for index, name in enumerate(names.items) if isinstance(name, Leaf)}
-    keyed = [(order.get(_squeezed(pair[0].text), -1), item) for item in other.items if (pair := _named(item))]  # type: ignore[union-attr]
+    pairs = [(pair[0], item) for item in other.items if (pair := _named(item))]
+    keyed = [(order.get(_squeezed(name.text), -1), item) for name, item in pairs if isinstance(name, Leaf)]
     return equations, [item for _, item in sorted(keyed, key=lambda one: one[0])]
 
 

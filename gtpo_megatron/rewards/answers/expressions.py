@@ -42,12 +42,17 @@ _PRODUCTS = (
     re.compile(r"(?<![\w}^_\\])(\d+)\s*(?=\()"),  # 2(3)
     re.compile(r"(\))\s*(?=[\d(]|\\frac|\\sqrt)"),  # (3)(4)
 )
+_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_DEGREES = re.compile(r"(\d+|\{\\frac\{\d+\}\{\d+\}\})\s*\^\s*\\circ")
+"""Of an angle in a function; elsewhere a degree is a unit."""
 _OPAQUE = (AppliedUndef, sympy.Derivative)
 
 
 def prepared(text: str) -> str:
     """The text with what latex2sympy reads in another way: exact decimals, products without a sign, primes."""
     text = _DECIMAL.sub(lambda found: f"{{\\frac{{{found[1]}{found[2]}}}{{1{'0' * len(found[2])}}}}}", text)
+    if _ANGLES.search(text):
+        text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     for product in _PRODUCTS:
         text = product.sub(r"\1\\cdot ", text)
     return _PRIMES.sub(lambda found: f"\\variable{{{found[1].strip(chr(92))}prime{len(found[2])}}}", text)

@@ -41,8 +41,8 @@ _NUMBER_WORDS = [
 ]
 _BASES = {word: number for number, word in enumerate(_NUMBER_WORDS, start=2)}
 _IN_BASE = re.compile(
-    r"(?P<open>\()?\s*(?P<digits>[0-9][0-9A-Za-z]*)\s*(?(open)\))\s*"
-    r"(?:_\s*(?:\{\s*)?\(?(?:\\text\{\s*)?(?P<base>\d+|[a-z]+)\s*\}?\)?\s*\}?"
+    r"(?P<open>\()?\s*(?P<digits>[0-9][0-9A-Za-z]*|[A-F][0-9A-F]+)\s*(?(open)\))\s*"
+    r"(?:_\s*(?:\{\s*)?\(?(?:\\text\{\s*)?\(?(?:base )?(?P<base>\d+|[a-z]+)\s*\)?\s*\}?\)?\s*\}?"
     r"|(?:\\text\{)?\s*\(?(?:in )?base[- ](?P<named>\d+|[a-z]+)\)?\s*\}?)"
 )
 

@@ -120,7 +120,7 @@ _NAME = re.compile(
     r"(?:_(?:\w|\{[^{}]*\})|\^\{-1\}|'+)*(?:\s*\((?:[^()]|\([^()]*\))*\))?"
 )
 _FUNCTION_OF_ONE = re.compile(
-    r"\\(?:sin|cos|tan|cot|sec|csc|log|ln)\s*(?:[A-Za-z]|\\[a-z]+|\\angle\s*[A-Z]+|\{[^{}]*\}|\([^()]*\))"
+    r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|det|dim|arg)\s*(?:[A-Za-z]|\\[a-z]+|\\angle\s*[A-Z]+|\{[^{}]*\}|\([^()]*\))"
 )
 _DERIVATIVE = re.compile(r"\\frac\{d\^?\{?\d?\}?\s*[A-Za-z]?\}\{d\s*[A-Za-z](?:\^\{?\d\}?)?\}")
 _NO_NAMES = re.compile(r"\\(?:frac|sqrt|pi|infty|emptyset|pm|times|cdot|sum|int|lim|begin)(?![A-Za-z])")
@@ -219,8 +219,10 @@ def _relation(text: str) -> Node:
     pieces, signs = split(text, _RELATION)
     if signs and not pieces[0]:  # = 5
         pieces, signs = pieces[1:], signs[1:]
-    if not signs or not all(pieces) or r"\equiv" in signs:
-        return _union(text if not signs or len(pieces) > 1 else pieces[0])
+    if not signs:
+        return _union(pieces[0])
+    if not all(pieces):
+        return _union(text)
     return Relation(tuple(_union(piece) for piece in pieces), tuple(signs))
 
 

@@ -8,7 +8,7 @@ import sympy
 from gtpo_megatron.rewards.answers.expressions import Value, same_value
 from gtpo_megatron.rewards.answers.reading import Bracketed, Leaf, Listing, Node, Relation, SetOperation
 
-ValueOf = Callable[[Node], Value | None]
+ValueOf = Callable[[Node], Value]
 
 _SETS = {
     r"\mathbb{R}": sympy.S.Reals,

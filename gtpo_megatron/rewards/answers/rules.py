@@ -53,7 +53,9 @@ _CHARACTERS = {
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062\u2063", ""),
     **dict.fromkeys("’′ʹ", "'"),  # noqa: RUF001
     **{"″": "''", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "•": r"\cdot ", "÷": "/"},  # noqa: RUF001
-    **{"∕": "/", "⁄": "/", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "∞": r"\infty ", "°": r"^\circ "},  # noqa: RUF001
+    **dict.fromkeys("∕⁄", "/"),  # noqa: RUF001
+    **dict.fromkeys("°º", r"^\circ "),
+    **{"√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "∞": r"\infty "},
     **{"≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "⩾": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "±": r"\pm "},
     **{"∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ", "∅": r"\emptyset ", "∈": r"\in "},  # noqa: RUF001
     **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}"},  # noqa: RUF001
@@ -125,7 +127,7 @@ _THIN = r"(?:\\[,;:!]|\{\\,\}|~|\\ |')\s*"
 
 RULES = (
     _rule("marks of math mode", r"(?<!\\)\\[()\[\]]|(?<!\\)\$+", " "),
-    _rule("money", r"\\\$|\\(?:pounds|euro)" + _END, ""),
+    _rule("money", r"\\\$|\\(?:pounds|euro|textdollar)" + _END, ""),
     _rule("sizes of brackets", r"\\m?(?:left|right)" + _END + r"\.?|\\[bB]igg?[lrm]?" + _END, ""),
     _rule("sizes of formulas", r"\\(?:(?:display|text|script)style|(?:no)?limits|rm|bf|it)" + _END, " "),
     _rule("a comma that is not followed by a space", r"\{\s*,\s*\}|,\\!", ","),
@@ -136,6 +138,9 @@ RULES = (
         r"(?<!\\)\\[,;:!> ]|~|\\q?quad" + _END + r"|\\(?:thin|en)space" + _END + r"|\\hspace\*?\{[^{}]*\}",
         " ",
     ),
+    _rule("colours and frames", r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    _rule("colours and frames", rf"\\(?:underline|fbox|boxed|ensuremath)\s*(?={_BRACED})", ""),
+    _rule("unit vectors", r"\\(?:hat|widehat|vec)\s*\{?\s*\\?([ijk])(?:math)?(?![A-Za-z])\s*\}?", r"\1"),
     _rule("fonts", _FONT + r"\{(?P<content>[^{}]*)\}", _of_font),
     _rule("an old font", r"\{\s*\\rm\s+(\w+)\s*\}", r"\\text{\1}"),
     _rule("sizes of fractions", r"\\[dtc]frac" + _END, r"\\frac"),
@@ -192,6 +197,12 @@ RULES = (
         r"\\end\{(?:array|smallmatrix|matrix)\}\s*(?(mark)[|)\]])",
         _of_array,
     ),
+    _rule(
+        "remainders",
+        r"\\(?:pmod|bmod|mod)\s*\{?\s*(\w+)\s*\}?|\(\s*(?:\\text\{\s*)?mod\s*\}?\s*(\w+)\s*\)",
+        lambda found: f"\\pmod{{{found[1] or found[2]}}}",
+    ),
+    _rule("braces that group nothing", r"(?<![\w\\}^_\])])\{\s*(\w+)\s*\}", r"\1"),
     _rule("nothing", r"\{\s*\}", ""),
 )
 """Applied in this order."""

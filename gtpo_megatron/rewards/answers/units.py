@@ -7,7 +7,7 @@ import re
 
 _LONG = (
     "[ckµmn]m|in|ft|yd|mi|[km]g|lbs?|oz|[mn]s|hrs?|mins?|secs?|[md][Ll]|gal|mph|kmh|kph|[kMG]?Hz|k[NJWV]|MW|[kM]?Pa|atm|mol|"
-    r"[kMG]?eV|deg|pc|AU|k?cal|USD"
+    r"[kMG]?eV|deg|pc|AU|k?cal|USD|sq\.?|cu\.?"
 )
 _SHORT = "[mgshlLKCFNJWVA]"
 _WORD = r"(?!(?:and|or|if|mod|sin|cos|tan|log|exp|for|sqrt|pi|theta|base)\b)[A-Za-z]{3,}"
