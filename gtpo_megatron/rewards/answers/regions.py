@@ -136,8 +136,8 @@ def _solutions(node: Relation, value_of: ValueOf) -> Region | None:
     values = [value_of(side) for side in node.sides]
     if any(not isinstance(value, sympy.Expr) for value in values):
         return None
-    symbols = {symbol for value in values for symbol in value.free_symbols}  # type: ignore[union-attr]
-    if len(symbols) != 1 or sum(value.count_ops() for value in values) > _MOST_OPERATIONS:  # type: ignore[union-attr]
+    symbols = {symbol for value in values for symbol in value.free_symbols}
+    if len(symbols) != 1 or sum(value.count_ops() for value in values) > _MOST_OPERATIONS:
         return None
     [symbol] = symbols
     found: sympy.Set = sympy.S.Reals
