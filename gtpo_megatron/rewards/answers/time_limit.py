@@ -20,7 +20,7 @@ def within(seconds: float, call: Callable[[], Result], *, what: str) -> Result:
 
     A signal would work in the main thread only, and a process would cost more than what it computes. The limit is seen
     between two operations of the interpreter: one operation, such as a power of large integers, is not interrupted.
-    Costs a thread that waits, about 0.1 ms.
+    Costs a thread that waits, about 0.3 ms.
 
     Args:
         seconds: wall-clock limit.
