@@ -35,8 +35,8 @@ from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
 from gtpo_megatron.observability.metrics import Max, merge
-from gtpo_megatron.orchestration.stages.protocols import Metrics
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.trainer import Metrics
 
 Batch = dict[str, Tensor]
 

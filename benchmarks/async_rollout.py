@@ -30,8 +30,8 @@ from benchmarks.rollout_simulation import Lengths, Mode, Rates, Result, Simulati
 from gtpo_megatron.config.algorithm import OffPolicyConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.on_ray import run, start
-from gtpo_megatron.orchestration.on_ray.actor_group import RayActorGroup
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
+from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.run_folder.rollout_log import iter_rollouts, rollout_files
 from gtpo_megatron.train import train
@@ -165,10 +165,10 @@ def slow_engine(sleep_s: float) -> type[EngineProcess]:
     return SlowEngine
 
 
-def slow_trainer(sleep_s: float) -> type[RayActorGroup]:
+def slow_trainer(sleep_s: float) -> type[Trainer]:
     """A trainer that sleeps at every update."""
 
-    class SlowTrainer(RayActorGroup):
+    class SlowTrainer(Trainer):
         def update(self, *, step: int) -> Any:
             time.sleep(sleep_s)
             return super().update(step=step)
@@ -219,7 +219,7 @@ def measured(options: Options, mode: Mode, folder: Path) -> Measured:
     """Trains with slow engines and a slow trainer."""
     with (
         mock.patch.object(start, "EngineProcess", slow_engine(options.engine_sleep_s)),
-        mock.patch.object(run, "RayActorGroup", slow_trainer(options.trainer_sleep_s)),
+        mock.patch.object(run, "Trainer", slow_trainer(options.trainer_sleep_s)),
     ):
         train(run_config(options, mode), run_dir=folder, resume=False, console=Console(stderr=True))
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]

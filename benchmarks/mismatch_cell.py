@@ -31,8 +31,8 @@ from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.in_process import local_stages
-from gtpo_megatron.orchestration.stages.protocols import Stages
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.rollout.weight_engine import check_settings
 from recipes import tiny_cpu
 
@@ -70,9 +70,9 @@ class Cell:
     def __init__(self, config: RunConfig, stages: Stages, sampler: PromptSampler, *, is_random: bool) -> None:
         self.config, self.stages, self.prompts, self.is_random = config, stages, sampler, is_random
         self.gate = MismatchGate.of_run(config, has_experts=False)
-        actor: Any = stages.actor
+        ranks: Any = stages.trainer._ranks
         engine: Any = stages.engine
-        self.trainer, self.engine = actor._actor, engine._engine
+        self.trainer, self.engine = ranks._actor, engine._engine
         self.worker = self.engine._executor.driver_worker.worker
         self.version, self.num_drawn = 0, 0
         stages.weight_sync.push(version=0)
@@ -93,13 +93,13 @@ class Cell:
 
     def judged(self, rollouts: RolloutHandle, *, may_learn: bool) -> dict[str, Any]:
         """What the trainer's scores and the gate say of responses."""
-        metrics = self.stages.actor.score_tokens(rollouts)
+        metrics = self.stages.trainer.score_tokens(rollouts)
         is_verified = self.version % VERIFY_EVERY_STEPS == 0 or not self.gate.has_learnt
         verdict = self.gate.judge(metrics, is_verified=may_learn and is_verified)
         scalars = to_scalars({n: m for n, m in (metrics | verdict.metrics).items() if n.startswith(PREFIX)})
         found = {"num_tokens": int(rollouts.own_lengths.sum()), "broken": list(verdict.broken), "figures": scalars}
         if verdict.broken:
-            report = self.stages.actor.explain_gap(verdict.typical_nats)
+            report = self.stages.trainer.explain_gap(verdict.typical_nats)
             found["looks_like"] = looks_like(report, engines=[0] * len(rollouts.own_lengths))
         return found
 
@@ -108,9 +108,9 @@ class Cell:
         prompts = self.draw()
         rollouts = self.sample(prompts)
         found = self.judged(rollouts, may_learn=True)
-        self.stages.actor.assign_credit(self.rewards(rollouts, prompts))
+        self.stages.trainer.assign_credit(self.rewards(rollouts, prompts))
         self.version += 1
-        self.stages.actor.update(step=self.version)
+        self.stages.trainer.update(step=self.version)
         self.stages.weight_sync.push(version=self.version)
         return found
 

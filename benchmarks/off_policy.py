@@ -26,9 +26,8 @@ from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.pipeline import rollout_pipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck
 from gtpo_megatron.orchestration.loop.training_step import training_step
-from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import Stages
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
@@ -127,9 +126,9 @@ def slept(options: Options, *, max_staleness: int) -> float:
     stages = Stages(
         engine=world,
         reward=world,
-        actor=world,
+        trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        memory_sharing=Disaggregated(),
+        memory_sharing=MemorySharing(None, None, is_colocated=False),
         timers=StageTimers(),
     )
     problem = Problem(problem_id="0", prompt_ids=(1,), answer="")

@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +28,6 @@ from gtpo_megatron.orchestration.machine_record import MachineRecord
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
 from gtpo_megatron.proc_files import memory
-from gtpo_megatron.report.page import write_report
 from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
@@ -116,7 +114,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")
             _export(config, folder)
-    return replace(summary, report=leave_report(folder))
+    return summary
 
 
 def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig, RunInputs]:
@@ -143,29 +141,6 @@ def _check_memory(config: RunConfig, architecture: Architecture) -> None:
         needed = memory_needed(config, architecture, free_bytes=memory()[1])
         if too_little := check_free(config.rollout, needed, where="rollout"):
             logger.warning("%s", too_little)
-
-
-def leave_report(folder: RunFolder) -> Path | None:
-    """Writes the run's report; a failure is only a warning.
-
-    Args:
-        folder: folder of a finished run.
-
-    Returns:
-        The file; None after a failure.
-    """
-    try:
-        write_report([folder.path], folder.report_file)
-    except Exception as error:  # any error, also our own bugs: the run itself is complete
-        logger.warning(
-            "the report was not written (%s: %s); to make it later: gtpo-megatron report %s",
-            type(error).__name__,
-            error,
-            folder.path,
-            exc_info=not isinstance(error, OSError),
-        )
-        return None
-    return folder.report_file
 
 
 def _export(config: RunConfig, folder: RunFolder) -> None:

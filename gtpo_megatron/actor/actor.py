@@ -7,6 +7,7 @@ the rank from scoring to ``release_batch``; stages return metrics only.
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.sender import Checksums, WeightSender
+from gtpo_megatron.weights.push.transports.process_group import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class MegatronActor:
         global_rank: of this process in the trainer's world.
         init_method: where the ranks meet, as torch.distributed understands it.
         run_folder: for traces; None: none are made.
+        address: of this machine, as the others reach it.
 
     Attributes:
         place: of this rank in the layout.
@@ -82,7 +85,13 @@ class MegatronActor:
     """
 
     def __init__(
-        self, config: RunConfig, *, global_rank: int, init_method: str, run_folder: Path | None = None
+        self,
+        config: RunConfig,
+        *,
+        global_rank: int,
+        init_method: str,
+        run_folder: Path | None = None,
+        address: str = "127.0.0.1",
     ) -> None:
         if cpu_platform.is_cpu():
             torch.set_num_threads(config.cluster.threads_per_rank)
@@ -137,6 +146,8 @@ class MegatronActor:
         self._checkpoint = checkpoint.RankCheckpoint(
             chunks=self._chunks, optimizer=self._optimizer, schedule=self._schedule, reference=self._reference
         )
+        self._address = address
+        self._weight_store: Any = None  # stays open while pushes go on
         self._sender: WeightSender | None = None
         self._policy_version = 0
         self.held = HeldBatch()
@@ -356,6 +367,11 @@ class MegatronActor:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding over all tensor-parallel ranks."""
         return padded_vocab_size(self._arch, self._config.parallel)
+
+    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
+        """Opens a store on this machine at which both sides of a push meet; returns host and port."""
+        self._weight_store = open_store(self._address, deadline_s=deadline_s)
+        return self._address, self._weight_store.port
 
     def connect_weights(self, link: WeightLink) -> None:
         """Opens this rank's end of the pushes; one that was open before is closed."""

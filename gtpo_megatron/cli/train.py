@@ -1,5 +1,6 @@
 """``gtpo-megatron train``."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from gtpo_megatron.sentence import print_sentence
 
 if TYPE_CHECKING:
     from gtpo_megatron.orchestration.loop.controller import RunSummary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +58,33 @@ def train(options: TrainOptions, *, command: str) -> int:
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
     with hangs_up():
         summary = training.train(options.config, run_dir=run_dir, resume=options.resume, console=console)
-        return _say_how_it_ended(summary, run_dir, console)
+        return _say_how_it_ended(summary, run_dir, leave_report(run_dir), console)
 
 
-def _say_how_it_ended(summary: "RunSummary", run_dir: Path, console: Console) -> int:
+def leave_report(run_dir: Path) -> Path | None:
+    """Writes the page of a run that has ended; a failure is only a warning.
+
+    Returns:
+        The file; None after a failure.
+    """
+    from gtpo_megatron.report.page import write_report  # plotly takes a second
+
+    file = run_dir / "report.html"
+    try:
+        write_report([run_dir], file)
+    except Exception as error:  # any error, also our own bugs: the run itself is complete
+        logger.warning(
+            "the report was not written (%s: %s); to make it later: gtpo-megatron report %s",
+            type(error).__name__,
+            error,
+            run_dir,
+            exc_info=not isinstance(error, OSError),
+        )
+        return None
+    return file
+
+
+def _say_how_it_ended(summary: "RunSummary", run_dir: Path, report: Path | None, console: Console) -> int:
     """Prints it; returns the exit status."""
     for result in summary.before or ():
         print_sentence(console, f"before: {result}")
@@ -75,8 +101,8 @@ def _say_how_it_ended(summary: "RunSummary", run_dir: Path, console: Console) ->
     if (run_dir / METRICS_FILE).exists():
         rows, _ = read_what_there_is(run_dir / METRICS_FILE)
         print_sentence(console, f"health: {in_one_line(judge(rows))}")
-    if summary.report is not None:
-        print_sentence(console, f"report: {summary.report}")
+    if report is not None:
+        print_sentence(console, f"report: {report}")
     return 0
 
 

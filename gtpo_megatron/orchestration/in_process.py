@@ -2,28 +2,25 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from gtpo_megatron.actor.place import RankPlace
-from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch, TokenRecord
+from gtpo_megatron.batch import PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.known_warnings import known_to_file
-from gtpo_megatron.observability.metrics import merge
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
 from gtpo_megatron.orchestration.stages.grading import build_grader
 from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Question
-from gtpo_megatron.orchestration.stages.protocols import Metrics, Stages
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, shards
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
+from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.rollout.environment import engine_environment
@@ -31,8 +28,12 @@ from gtpo_megatron.rollout.requests import requests_for
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.sender import Checksums
 from gtpo_megatron.weights.push.sync import WeightSync
-from gtpo_megatron.weights.push.transports.process_group import open_store
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
+
+if TYPE_CHECKING:
+    from gtpo_megatron.actor.actor import MegatronActor
+
+Answer = TypeVar("Answer")
 
 HOST = "127.0.0.1"
 """Address of both sides."""
@@ -96,80 +97,19 @@ class LocalEngine:
         self._engine.connect_weights(link, range(self._engine.num_workers))
 
 
-class LocalActor:
-    """One Megatron rank, which holds all rows."""
+class LocalRanks:
+    """``stages.trainer.Ranks`` of one rank, which is in this process."""
 
-    def __init__(self, actor: Any) -> None:
+    hosts = (HOST,)
+
+    def __init__(self, actor: "MegatronActor") -> None:
         self._actor = actor
-        self.padded_vocab_size = actor.padded_vocab_size
-        self.connect_weights = actor.connect_weights
-        self._store: Any = None
+        self.places = (actor.place,)
 
-    def places(self) -> list[tuple[RankPlace, str]]:
-        """Place and host of the rank."""
-        return [(self._actor.place, HOST)]
-
-    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """Opens a store in this process."""
-        self._store = open_store(HOST, deadline_s=deadline_s)
-        return HOST, self._store.port
-
-    def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
-        """Scores all responses."""
-        return merge([self._actor.score_tokens(shards(rollouts, 1)[0].fetch())])
-
-    def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
-        """Uses the sampler's scores."""
-        return merge([self._actor.use_sampler_scores(shards(rollouts, 1)[0].fetch())])
-
-    def assign_credit(self, rewards: RewardBatch) -> Metrics:
-        """Computes the advantages of all responses."""
-        return merge([self._actor.assign_credit(rewards)])
-
-    def update(self, *, step: int) -> Metrics:
-        """Runs the optimizer updates of a step."""
-        return merge([self._actor.update(step)])
-
-    def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
-        """Returns the records of the chosen groups' responses."""
-        return [record for _, record in self._actor.sample_records(list(group_ids))]
-
-    def explain_gap(self, typical_nats: float) -> GapReport:
-        """The report on all responses."""
-        return merged([self._actor.explain_gap(typical_nats)])
-
-    def expert_load(self) -> dict[int, list[int]]:
-        """Tokens of each expert, by layer."""
-        return self._actor.expert_load()
-
-    def release_batch(self) -> None:
-        """Frees the step's batch."""
-        self._actor.release_batch()
-
-    def offload(self) -> None:
-        """Moves gradients and optimizer state to the host."""
-        self._actor.offload()
-
-    def onload(self) -> None:
-        """Moves gradients and optimizer state back to the GPU."""
-        self._actor.onload()
-
-    def begin_save(self, folder: Path, *, in_background: bool) -> None:
-        """Takes a snapshot and starts to write the trainer's part of a checkpoint."""
-        self._actor.begin_save(str(folder), in_background)
-
-    def is_save_written(self) -> bool:
-        """Whether the trainer's part is written."""
-        return bool(self._actor.is_save_written())
-
-    def finish_save(self) -> dict[str, str]:
-        """Waits for the trainer's part."""
-        checksums: dict[str, str] = self._actor.finish_save()
-        return checksums
-
-    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
-        """Restores the trainer's part of a checkpoint."""
-        self._actor.load(str(folder), dict(checksums))
+    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Answer]]") -> list[Answer]:
+        """Calls the function of the rank."""
+        del stage  # what it raises comes from here
+        return [function(self._actor) for function in functions]
 
 
 class _Transfer:
@@ -225,8 +165,8 @@ def local_stages(
     with swept_process(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         timers.starting("building the model")
         # the trainer first: vLLM can use an existing torch.distributed world of one, Megatron cannot
-        trainer = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
-        stack.callback(trainer.close)
+        actor = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
+        stack.callback(actor.close)
         timers.starting("loading the engine")
         with known_to_file():
             sampler = VllmEngine(
@@ -241,21 +181,21 @@ def local_stages(
         )  # before the trainer's: vLLM leaves the world's groups, and raises if they are gone
         grader = build_grader(config, run_folder)
         stack.callback(grader.close)
-        engine, actor = LocalEngine(sampler), LocalActor(trainer)
-        connect(config, actor, engine, has_gpus=torch.cuda.is_available())
-        transfer = _Transfer(trainer, sampler)
-        machines.held = {"rank 0": trainer, "rollout engine": sampler}
+        engine, trainer = LocalEngine(sampler), Trainer(LocalRanks(actor))
+        connect(config, trainer, engine, has_gpus=torch.cuda.is_available())
+        transfer = _Transfer(actor, sampler)
+        machines.held = {"rank 0": actor, "rollout engine": sampler}
 
         def relink(sync: WeightSyncConfig) -> WeightSync:
-            connect(replace(config, weight_sync=sync), actor, engine, has_gpus=torch.cuda.is_available())
+            connect(replace(config, weight_sync=sync), trainer, engine, has_gpus=torch.cuda.is_available())
             return WeightSync(sync, transfer)
 
         inspector.link_is_open(relink)
         yield Stages(
             engine=engine,
             reward=grader,
-            actor=actor,
+            trainer=trainer,
             weight_sync=WeightSync(config.weight_sync, transfer),
-            memory_sharing=memory_sharing_of(config.rollout, actor, engine),
+            memory_sharing=MemorySharing(trainer, engine, is_colocated=config.rollout.placement == "colocated"),
             timers=timers,
         )

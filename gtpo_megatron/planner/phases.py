@@ -1,6 +1,6 @@
 """Bytes by part, per rank of a stage, in every phase of a step.
 
-Colocated, a step goes as ``orchestration/stages/colocation.py`` says: generate (engine awake, the trainer's gradients
+Colocated, a step goes as ``orchestration/stages/stages.py`` says: generate (engine awake, the trainer's gradients
 freed and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (as
 generate, but the engine's cache is not there), save (engine asleep, its weights on the host).
 Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. If vLLM computes the

@@ -12,8 +12,8 @@ from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.orchestration.loop.inputs import RunInputs
 from gtpo_megatron.orchestration.stages.inspection import Machines, Question, Relink
-from gtpo_megatron.orchestration.stages.protocols import Stages
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.planner.hardware import GPUName
 from gtpo_megatron.preflight.children import in_child
 from gtpo_megatron.preflight.expectations import Device, Expectations

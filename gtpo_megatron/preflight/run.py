@@ -18,7 +18,7 @@ from gtpo_megatron.orchestration.host import is_cpu_build
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.stages.inspection import Inspector, Machines, Relink
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.planner.hardware import GPUName
 from gtpo_megatron.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
 from gtpo_megatron.preflight.children import in_child

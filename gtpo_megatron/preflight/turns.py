@@ -3,7 +3,7 @@
 import time
 from typing import Literal
 
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.preflight.memory_watch import MemoryWatch
 
 

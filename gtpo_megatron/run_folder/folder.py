@@ -43,7 +43,6 @@ class RunFolder:
         self.path = path
         self.config_file = path / CONFIG_FILE
         self.hf_folder = path / "hf"
-        self.report_file = path / "report.html"
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._lock_descriptor: int | None = None
         self._is_tentative = False

@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from gtpo_megatron.config.rollout import RolloutConfig
-    from gtpo_megatron.orchestration.stages.colocation import Colocated
+    from gtpo_megatron.orchestration.stages.stages import MemorySharing
     from gtpo_megatron.rollout import vllm_engine
     from gtpo_megatron.weights.architecture import read_architecture
     from tests.integration import poisoned_sleep
@@ -44,9 +44,10 @@ def main(folder: Path) -> None:
         with mock.patch.object(vllm_engine, "torch", gpu):  # else it declines: there is no GPU to share
             engine.sleep(keep_weights=keep_weights)
 
-    sharing = Colocated(
+    sharing = MemorySharing(
         types.SimpleNamespace(onload=lambda: None, offload=lambda: None),
         types.SimpleNamespace(sleep=sleep, wake=engine.wake),
+        is_colocated=True,
     )
 
     def push(pool: ThreadPoolExecutor) -> None:

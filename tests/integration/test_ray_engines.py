@@ -16,7 +16,7 @@ from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.stages.protocols import Attempt
+from gtpo_megatron.orchestration.stages.engine import Attempt
 from gtpo_megatron.orchestration.stages.rollouts import handles_then_groups, joined, split_by_group
 from tests.integration.own_ray import own_ray
 

@@ -19,7 +19,6 @@ from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.state import read_state
 from recipes import tiny_cpu
 from tests.unit.orchestration import checkpoints
-from tests.unit.report.run_folders import make_run
 
 TRAIN, HELDOUT = ("1+1?", "2+2?", "3+3?"), ("4+4?", "5+5?")
 
@@ -89,24 +88,6 @@ def test_a_run_that_has_saved_nothing_takes_other_problems(begin):
     first = begin(TRAIN, HELDOUT, resume=False)
     second = begin(("6+6?", "7+7?"), ("8+8?",))
     assert all(second[name] != first[name] for name in first)
-
-
-def test_the_report_is_written_at_the_end(tmp_path):
-    folder = RunFolder(make_run(tmp_path / "run"))
-    assert train.leave_report(folder) == folder.report_file
-    assert "</html>" in folder.report_file.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("error", [OSError("no space left"), ValueError("a bug")])
-def test_a_report_that_cannot_be_written_is_a_warning_with_the_command_for_later(tmp_path, monkeypatch, caplog, error):
-    def broken(*_):
-        raise error
-
-    monkeypatch.setattr(train, "write_report", broken)
-    folder = RunFolder(make_run(tmp_path / "run"))
-    assert train.leave_report(folder) is None
-    assert str(error) in caplog.text
-    assert f"gtpo-megatron report {folder.path}" in caplog.text
 
 
 def test_a_failure_that_refers_to_the_log_quotes_it_and_so_does_the_status(begin, tmp_path, monkeypatch, capsys):

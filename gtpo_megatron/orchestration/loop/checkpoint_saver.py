@@ -9,7 +9,7 @@ from types import TracebackType
 
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.orchestration.stages.protocols import Actor
+from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.run_folder.checkpoints import Checkpoint, CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import RunFacts
 
@@ -35,14 +35,14 @@ class CheckpointSaver:
         config: the checkpoint settings.
         folder: the folder of checkpoints.
         run: facts for the manifests.
-        actor: the ranks.
+        trainer: the ranks.
     """
 
-    def __init__(self, config: CheckpointConfig, folder: CheckpointFolder, run: RunFacts, actor: Actor) -> None:
+    def __init__(self, config: CheckpointConfig, folder: CheckpointFolder, run: RunFacts, trainer: Trainer) -> None:
         self._config = config
         self._folder = folder
         self._run = run
-        self._actor = actor
+        self._trainer = trainer
         self._pending: _Pending | None = None
         self._naming: Future[Path] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -68,7 +68,7 @@ class CheckpointSaver:
                 write_more(scratch)
             except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
                 raise CheckpointError(f"{scratch} could not be written: {error}; the last good one stays") from error
-        self._actor.begin_save(scratch, in_background=self._config.async_save)
+        self._trainer.begin_save(scratch, in_background=self._config.async_save)
         self._pending = _Pending(scratch, state, dict(scores))
         if not self._config.async_save:
             self.finish()
@@ -88,7 +88,7 @@ class CheckpointSaver:
         Raises:
             CheckpointError: it could not be written; the last complete one stays valid.
         """
-        if self._pending is not None and self._actor.is_save_written():
+        if self._pending is not None and self._trainer.is_save_written():
             self._collect()
         if self._naming is not None and self._naming.done():
             self._name()
@@ -113,7 +113,7 @@ class CheckpointSaver:
             pending.scratch,
             pending.state,
             run=self._run,
-            checksums=self._actor.finish_save(),
+            checksums=self._trainer.finish_save(),
             scores=pending.scores,
             config=self._config,
         )
@@ -130,7 +130,7 @@ class CheckpointSaver:
             CheckpointError: it is damaged, or of another model.
         """
         manifest = checkpoint.manifest if self._config.verify == "full" else None
-        self._actor.load(checkpoint.path, checksums=manifest.checksums if manifest else {})
+        self._trainer.load(checkpoint.path, checksums=manifest.checksums if manifest else {})
         logger.info("restored %s", checkpoint.path)
 
     def _look_for_metric(self, step: int, scores: Mapping[str, float]) -> None:

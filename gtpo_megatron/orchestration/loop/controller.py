@@ -27,7 +27,8 @@ from gtpo_megatron.orchestration.loop.pipeline import rollout_pipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck, check_version
 from gtpo_megatron.orchestration.loop.step_log import StepLog
 from gtpo_megatron.orchestration.loop.training_step import training_step
-from gtpo_megatron.orchestration.stages.protocols import Metrics, Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
+from gtpo_megatron.orchestration.stages.trainer import Metrics
 from gtpo_megatron.run_folder.checkpoints import UNMEASURED_FILE, Checkpoint, DriverState
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.manifest import RunFacts
@@ -50,14 +51,12 @@ class RunSummary:
         stopped_after: the step that a run was asked to stop at, and is saved at; 0 where nothing was to be saved yet;
             None at the end.
         stop_reason: who asked, and how.
-        report: the page on the run; None before it is written, or where it could not be.
     """
 
     before: tuple[HeldOutResult, ...] | None
     after: tuple[HeldOutResult, ...] | None
     stopped_after: int | None = None
     stop_reason: str = ""
-    report: Path | None = None
 
 
 class Controller:
@@ -98,12 +97,12 @@ class Controller:
         self._gate = MismatchGate.of_run(config, has_experts=experts is not None)
         self._mismatch = MismatchCheck(
             self._gate,
-            stages.actor,
+            stages.trainer,
             folder.path,
             inputs.tokenizer,
             verify_every_steps=config.weight_sync.verify_every_steps,
         )
-        self._saver = CheckpointSaver(config.checkpoint, folder.checkpoints, facts, stages.actor)
+        self._saver = CheckpointSaver(config.checkpoint, folder.checkpoints, facts, stages.trainer)
         self._pipeline = rollout_pipeline(self._draw, stages, config)
         self._log = StepLog(config.logging, folder.path, inputs.tokenizer, stages, sinks, display)
         self._heldout = HeldOutMeasurement(
@@ -190,7 +189,7 @@ class Controller:
             report = training_step(self._pipeline, self._stages, self._config, self._mismatch, step=step)
         self._log.write_rollouts(step, report.sampled)
         gap = self._check_push(report.sampled.prompts, step)  # scores responses of its own, in place of the step's
-        self._stages.actor.release_batch()
+        self._stages.trainer.release_batch()
         scalars = to_scalars(report.metrics | gap) | {
             "sync/policy_version": float(step),
             "health/engine_restarts_count": float(self._stages.engine.num_restarts),
@@ -224,7 +223,7 @@ class Controller:
             probe = self._stages.engine.generate(
                 prompts, self._config.rollout.sampling, samples_per_prompt=1, seed=self._config.seed
             )
-            scores = self._stages.actor.score_tokens(probe)
+            scores = self._stages.trainer.score_tokens(probe)
             self._stages.engine.forget_prefixes()  # a resumed run does not check again
         check_version(probe, version=step)
         scores |= self._mismatch.check(scores, probe, version=step)

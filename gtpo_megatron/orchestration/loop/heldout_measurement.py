@@ -8,7 +8,7 @@ from gtpo_megatron.evaluation.evaluator import HeldOutResult, HeldOutSet, evalua
 from gtpo_megatron.observability.measured_sets import set_name
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
 
 
 class HeldOutMeasurement:

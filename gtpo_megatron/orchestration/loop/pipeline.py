@@ -8,7 +8,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.loop.continuous import ContinuousSampling
 from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled
 from gtpo_megatron.orchestration.loop.stepwise import StepwiseSampling
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
 
 
 class RolloutPipeline(Protocol):

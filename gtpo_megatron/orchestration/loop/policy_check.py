@@ -9,8 +9,8 @@ from gtpo_megatron.mismatch.diagnosis import looks_like
 from gtpo_megatron.mismatch.gap_report import GapToken
 from gtpo_megatron.mismatch.gate import MismatchGate, Verdict
 from gtpo_megatron.mismatch.statistics import PREFIX
-from gtpo_megatron.orchestration.stages.protocols import Actor, Metrics
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.trainer import Metrics, Trainer
 from gtpo_megatron.run_folder.worst_tokens import WorstToken, write_worst_tokens
 
 
@@ -42,7 +42,7 @@ class MismatchCheck:
 
     Args:
         gate: judges a step's figures.
-        actor: knows the tokens.
+        trainer: knows the tokens.
         run_folder: where the worst tokens are written.
         tokenizer: makes text of them.
         verify_every_steps: see ``WeightSyncConfig``.
@@ -51,14 +51,14 @@ class MismatchCheck:
     def __init__(
         self,
         gate: MismatchGate,
-        actor: Actor,
+        trainer: Trainer,
         run_folder: Path,
         tokenizer: PreTrainedTokenizerBase,
         *,
         verify_every_steps: int,
     ) -> None:
         self._gate = gate
-        self._actor = actor
+        self._trainer = trainer
         self._run_folder = run_folder
         self._tokenizer = tokenizer
         self._verify_every_steps = verify_every_steps
@@ -86,7 +86,7 @@ class MismatchCheck:
         return verdict.metrics
 
     def _explained(self, verdict: Verdict, rollouts: RolloutHandle, version: int) -> str:
-        report = self._actor.explain_gap(verdict.typical_nats)
+        report = self._trainer.explain_gap(verdict.typical_nats)
         engines = rollouts.engines.tolist()
         shape = looks_like(report, engines=engines)
         path = write_worst_tokens(

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Sum
-from gtpo_megatron.orchestration.stages.protocols import Metrics
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.trainer import Metrics
 
 BEST_COUNTS = (32, 16)
 """Counts of the reward curves of the paper's version 1."""

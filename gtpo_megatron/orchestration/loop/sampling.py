@@ -11,8 +11,9 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import Sum, merge
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
-from gtpo_megatron.orchestration.stages.protocols import Metrics, Stages
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
+from gtpo_megatron.orchestration.stages.stages import Stages
+from gtpo_megatron.orchestration.stages.trainer import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.orchestration.loop.sampling import Sampled
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.run_folder.expert_load import ExpertLoad, write_expert_load
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord, foreign_spans
 
@@ -21,7 +21,7 @@ class StepLog:
         config: how many texts are written.
         run_folder: destination of texts and loads of experts.
         tokenizer: converts tokens to text.
-        stages: the timers, and the actor, which holds entropies and credit.
+        stages: the timers, and the trainer, which holds entropies and credit.
         sinks: where the metrics go.
         display: what a person sees of them.
     """
@@ -75,12 +75,12 @@ class StepLog:
         chosen = set(self._rollouts.choose(step, group_ids=groups, rewards=rewards))
         if not chosen:
             return
-        if load := self._stages.actor.expert_load():
+        if load := self._stages.trainer.expert_load():
             write_expert_load(
                 self._run_folder, ExpertLoad(step=step, layers=list(load), tokens=[load[layer] for layer in load])
             )
         rows = [row for row, group in enumerate(groups) if group in chosen]
-        records = self._stages.actor.sample_records(sorted(chosen))
+        records = self._stages.trainer.sample_records(sorted(chosen))
         problems = dict(zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True))
         self._rollouts.write(
             step,

@@ -20,7 +20,7 @@ from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled, sample_groups
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
 
 logger = logging.getLogger(__name__)
 

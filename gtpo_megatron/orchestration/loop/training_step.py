@@ -7,7 +7,8 @@ from gtpo_megatron.observability.metrics import Max, Sum
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck, check_version, without_gap
 from gtpo_megatron.orchestration.loop.sampling import Sampled
-from gtpo_megatron.orchestration.stages.protocols import Metrics, Stages
+from gtpo_megatron.orchestration.stages.stages import Stages
+from gtpo_megatron.orchestration.stages.trainer import Metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +37,14 @@ def training_step(
     has_scoring_pass = config.rollout.entropy_source == "actor"
     stages.memory_sharing.to_trainer()
     with stage("score"):  # (4) old log-probs and entropies, by the trainer or by the sampler
-        scores = (stages.actor.score_tokens if has_scoring_pass else stages.actor.use_sampler_scores)(sampled.rollouts)
+        score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
+        scores = score(sampled.rollouts)
     if has_scoring_pass and staleness == 0:  # otherwise sampler and trainer are expected to differ
         scores |= mismatch.check(scores, sampled.rollouts, version=step - 1)
     with stage("credit"):  # (5) shaped rewards, (6) advantages
-        credit = stages.actor.assign_credit(sampled.rewards)
+        credit = stages.trainer.assign_credit(sampled.rewards)
     with stage("update"):  # (7) loss, (8) optimizer
-        updates = stages.actor.update(step=step)
+        updates = stages.trainer.update(step=step)
     if not has_scoring_pass:  # only the update's forward pass has the trainer's log-probs
         updates |= mismatch.check(updates, sampled.rollouts, version=step - 1)
     pipeline.before_push()

@@ -14,7 +14,7 @@ from gtpo_megatron.batch import Problem, PromptBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.orchestration.on_ray.collect import collect_next
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.stages.protocols import Attempt, SliceEnd
+from gtpo_megatron.orchestration.stages.engine import Attempt, SliceEnd
 from gtpo_megatron.orchestration.stages.rollouts import received
 from gtpo_megatron.rollout.requests import requests_for
 

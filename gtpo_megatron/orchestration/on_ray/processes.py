@@ -16,17 +16,15 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
-from gtpo_megatron.orchestration.stages.protocols import Attempt
+from gtpo_megatron.orchestration.stages.engine import Attempt
 from gtpo_megatron.orchestration.stages.rollouts import (
     RolloutHandle,
-    ShardHandle,
     handles_then_groups,
     split_by_group,
 )
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.sender import Checksums
-from gtpo_megatron.weights.push.transports.process_group import open_store
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
 
 logger = logging.getLogger(__name__)
@@ -74,7 +72,6 @@ class RankProcess(_Process):
         self._global_rank = global_rank
         self._actor: Any = None
         self._rendezvous: Rendezvous | None = None
-        self._store: Any = None  # kept open as long as this process lives
 
     def rendezvous(self) -> str:
         """Opens a rendezvous on this node, with this process as rank 0; returns its ``init_method``."""
@@ -89,20 +86,18 @@ class RankProcess(_Process):
 
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
-    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """Opens a store on this node for the transport; returns host and port."""
-        import ray
-
-        host = ray.util.get_node_ip_address()
-        self._store = open_store(host, deadline_s=deadline_s)
-        return host, self._store.port
-
     def start(self, init_method: str) -> RankPlace:
         """Joins the world and builds the model; must be called on all ranks at once."""
+        import ray
+
         from gtpo_megatron.actor.actor import MegatronActor
 
         self._actor = MegatronActor(
-            self._config, global_rank=self._global_rank, init_method=init_method, run_folder=self._run_folder
+            self._config,
+            global_rank=self._global_rank,
+            init_method=init_method,
+            run_folder=self._run_folder,
+            address=ray.util.get_node_ip_address(),
         )
         place: RankPlace = self._actor.place
         self._set_up_logs(
@@ -118,11 +113,6 @@ class RankProcess(_Process):
 
     def _held(self) -> Any:
         return self._actor
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method of ``MegatronActor``; shards are fetched first."""
-        fetched = [value.fetch() if isinstance(value, ShardHandle) else value for value in args]
-        return getattr(self._actor, method)(*fetched, **kwargs)
 
 
 WORKER_DEATH_S = 2.0

@@ -11,17 +11,17 @@ from typing import Any
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME, RayActorGroup, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, leave_lost_ray, ray_nodes
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, looking_after
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.machines import RayMachines
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
+from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
-from gtpo_megatron.orchestration.stages.colocation import memory_sharing_of
 from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
+from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.orchestration.watch.run_watch import RunWatch
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -75,18 +75,19 @@ def ray_stages(
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
         places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
         deadline_s = config.cluster.stage_deadline_s
-        actor = RayActorGroup(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
+        reach = RayRanks(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
+        trainer = Trainer(reach)
 
         def open_link(engines: EngineFleet) -> None:
-            connect(config, actor, engines, has_gpus=placement.has_gpus)
+            connect(config, trainer, engines, has_gpus=placement.has_gpus)
 
         fleet = _fleet(config, placement, starter, processes, watch, open_link=open_link)
         timers.starting("connecting ranks and engines for pushes")
         fleet.reconnect()
-        transfer = RayTransfer(actor, fleet, deadline_s=deadline_s)
+        transfer = RayTransfer(reach, fleet, deadline_s=deadline_s)
 
         def relink(sync: WeightSyncConfig) -> WeightSync:
-            connect(replace(config, weight_sync=sync), actor, fleet, has_gpus=placement.has_gpus)
+            connect(replace(config, weight_sync=sync), trainer, fleet, has_gpus=placement.has_gpus)
             return WeightSync(sync, transfer)
 
         inspector.link_is_open(relink)
@@ -95,9 +96,9 @@ def ray_stages(
         yield Stages(
             engine=engine,
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
-            actor=actor,
+            trainer=trainer,
             weight_sync=weight_sync,
-            memory_sharing=memory_sharing_of(config.rollout, actor, engine),
+            memory_sharing=MemorySharing(trainer, engine, is_colocated=config.rollout.placement == "colocated"),
             timers=timers,
         )
         watch.closing()

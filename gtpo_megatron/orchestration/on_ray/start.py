@@ -11,11 +11,11 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.profiling import nsight_options
-from gtpo_megatron.orchestration.on_ray.actor_group import REWARD_NAME
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect
 from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
+from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME
 from gtpo_megatron.orchestration.on_ray.start_progress import Starting, counted
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
 

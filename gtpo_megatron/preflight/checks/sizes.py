@@ -42,13 +42,13 @@ def lengths(room: Room) -> Iterator[Finding]:
     handle = stages.engine.hold(rollouts)
     has_scoring_pass = config.rollout.entropy_source == "actor"
     with room.memory.phase("score"):
-        score = stages.actor.score_tokens if has_scoring_pass else stages.actor.use_sampler_scores
+        score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
         scored = to_scalars(score(handle))
-    stages.actor.assign_credit(mixed_rewards(rollouts, config))
+    stages.trainer.assign_credit(mixed_rewards(rollouts, config))
     with room.memory.phase("train"):
-        updated = to_scalars(stages.actor.update(step=room.turns.version + 1))
+        updated = to_scalars(stages.trainer.update(step=room.turns.version + 1))
     room.turns.updated()
-    stages.actor.release_batch()
+    stages.trainer.release_batch()
     groups = len(set(rollouts.group_ids.tolist()))
     of_step = times_at_size(scored | updated, config, groups=groups, mean_tokens=room.mean_prompt + room.mean_response)
     room.seconds |= of_step
@@ -142,13 +142,13 @@ def checkpoint(room: Room) -> Iterator[Finding]:
     """A checkpoint as a run saves it, read back and compared by its checksums, and removed."""
     config = replace(room.config.checkpoint, async_save=False, keep=1, keep_best=0)
     folder = CheckpointFolder(room.output / "checkpoint")
-    actor = room.running.actor
+    trainer = room.running.trainer
     room.turns.trainer(keep_weights=True)
     try:
         facts = run_facts(room.config, read_architecture(Path(room.config.model.path)))
         state = DriverState(step=1, sampler={}, counters={}, mismatch={})
         began = time.perf_counter()
-        with room.memory.phase("save"), CheckpointSaver(config, folder, facts, actor) as saver:
+        with room.memory.phase("save"), CheckpointSaver(config, folder, facts, trainer) as saver:
             saver.save(state, {})
         save_s = time.perf_counter() - began
         saved = folder.latest("full")
@@ -156,7 +156,7 @@ def checkpoint(room: Room) -> Iterator[Finding]:
         assert saved.manifest is not None
         num_bytes = saved.manifest.num_bytes
         began = time.perf_counter()
-        actor.load(saved.path, checksums=saved.manifest.checksums)
+        trainer.load(saved.path, checksums=saved.manifest.checksums)
         load_s = time.perf_counter() - began
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)

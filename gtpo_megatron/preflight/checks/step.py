@@ -160,7 +160,7 @@ def logprobs(room: Room) -> Iterator[Finding]:
     stages = room.running
     room.turns.trainer()
     has_scoring_pass = room.config.rollout.entropy_source == "actor"
-    score = stages.actor.score_tokens if has_scoring_pass else stages.actor.use_sampler_scores
+    score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
     metrics = score(room.sampled)
     if has_scoring_pass:
         yield mismatch("log-probs of sampler and trainer, first weights", metrics, room.gate)
@@ -197,12 +197,12 @@ def update(room: Room) -> Iterator[Finding]:
     """Credit and one step's updates from the sampled responses, then the new weights to the engines."""
     assert room.rewards is not None
     stages = room.running
-    stages.actor.assign_credit(room.rewards)
-    metrics = stages.actor.update(step=room.turns.version + 1)
+    stages.trainer.assign_credit(room.rewards)
+    metrics = stages.trainer.update(step=room.turns.version + 1)
     room.turns.updated()
     if room.config.rollout.entropy_source == "rollout":
         yield mismatch("log-probs of sampler and trainer, first weights", metrics, room.gate)
-    stages.actor.release_batch()
+    stages.trainer.release_batch()
     scalars = to_scalars(metrics)
     loss, norm, skipped = (scalars[name] for name in ("policy/loss", "optimizer/grad_norm", "optimizer/skipped_count"))
     yield judged(
@@ -226,6 +226,6 @@ def new_weights(room: Room) -> Iterator[Finding]:
     )
     stages.engine.forget_prefixes()
     room.turns.trainer()
-    metrics = stages.actor.score_tokens(room.sampled)
-    stages.actor.release_batch()
+    metrics = stages.trainer.score_tokens(room.sampled)
+    stages.trainer.release_batch()
     yield mismatch("log-probs of sampler and trainer, updated weights", metrics, room.gate)

@@ -16,7 +16,7 @@ from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.observability.metrics import Sum, to_scalars
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.on_ray.actor_group import merge_reports
+from gtpo_megatron.orchestration.stages.trainer import merge_reports
 from gtpo_megatron.weights.architecture import read_architecture
 from recipes import tiny_cpu
 

@@ -4,7 +4,10 @@ import pytest
 
 from gtpo_megatron import train as training
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.train import leave_report
 from gtpo_megatron.orchestration.loop.controller import RunSummary
+from gtpo_megatron.report import page
+from tests.unit.report.run_folders import make_run
 
 
 @pytest.mark.parametrize(
@@ -17,5 +20,24 @@ from gtpo_megatron.orchestration.loop.controller import RunSummary
 def test_only_what_was_saved_is_called_saved(monkeypatch, capsys, step, said):
     summary = RunSummary(before=None, after=None, stopped_after=step, stop_reason="time limit")
     monkeypatch.setattr(training, "train", lambda *_, **__: summary)
+    monkeypatch.setattr("gtpo_megatron.cli.train.leave_report", lambda _: None)
     assert dispatch.run(["train", "recipes.tiny_cpu:gtpo"]) == 75
     assert capsys.readouterr().out.strip() == said
+
+
+def test_the_page_is_written_at_the_end(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert leave_report(run) == run / "report.html"
+    assert "</html>" in (run / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), ValueError("a bug")])
+def test_a_page_that_cannot_be_written_is_a_warning_with_the_command_for_later(tmp_path, monkeypatch, caplog, error):
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(page, "write_report", broken)
+    run = make_run(tmp_path / "run")
+    assert leave_report(run) is None
+    assert str(error) in caplog.text
+    assert f"gtpo-megatron report {run}" in caplog.text

@@ -14,8 +14,7 @@ from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.controller import Controller
 from gtpo_megatron.orchestration.loop.inputs import RunInputs
-from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import MemorySharing, Stages
+from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import JsonlSink, read_metrics, truncate_after
@@ -117,9 +116,9 @@ def run(folder, world, checkpoint=None, memory_sharing=None, rollout=None, measu
     stages = Stages(
         engine=world,
         reward=world,
-        actor=world,
+        trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        memory_sharing=memory_sharing or Disaggregated(),
+        memory_sharing=memory_sharing or MemorySharing(None, None, is_colocated=False),
         timers=StageTimers(),
     )
     heldout = HeldOutSet(label="heldout", problems=PROBLEMS[:2], num_contaminated=1)

@@ -12,9 +12,8 @@ from gtpo_megatron.errors import RolloutError, ShapeError
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.sampling import sample_groups
-from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import Stages
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.weights.push.sync import WeightSync
 
 ROLLOUT = RolloutConfig(group_size=2)
@@ -84,9 +83,9 @@ def sample(outcomes, algorithm, num_prompts):
     stages = Stages(
         engine=world,
         reward=world,
-        actor=None,
+        trainer=None,
         weight_sync=WeightSync(None, None),
-        memory_sharing=Disaggregated(),
+        memory_sharing=MemorySharing(None, None, is_colocated=False),
         timers=StageTimers(),
     )
     return sample_groups(draw, stages, ROLLOUT, algorithm, num_prompts=num_prompts, seed=0), world

@@ -10,8 +10,7 @@ from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.pipeline import rollout_pipeline
 from gtpo_megatron.orchestration.loop.training_step import training_step
-from gtpo_megatron.orchestration.stages.colocation import Disaggregated
-from gtpo_megatron.orchestration.stages.protocols import Stages
+from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.weights.push.sync import WeightSync
 from recipes import tiny_cpu
 from tests.unit.orchestration.gaps import check_of, gaps
@@ -59,9 +58,9 @@ def one_step(source, gap=0.0, version=0):
     stages = Stages(
         engine=world,
         reward=world,
-        actor=world,
+        trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        memory_sharing=Disaggregated(),
+        memory_sharing=MemorySharing(None, None, is_colocated=False),
         timers=StageTimers(),
     )
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.orchestration.on_ray.group_slices import RayGroupSampler
-from gtpo_megatron.orchestration.stages.protocols import SliceEnd
+from gtpo_megatron.orchestration.stages.engine import SliceEnd
 
 
 class Engine:

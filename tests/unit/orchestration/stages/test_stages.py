@@ -1,6 +1,6 @@
-"""What is on shared GPUs in which turn."""
+"""The turns of engines and trainer on shared GPUs."""
 
-from gtpo_megatron.orchestration.stages.colocation import Colocated
+from gtpo_megatron.orchestration.stages.stages import MemorySharing
 
 
 class Recorder:
@@ -15,7 +15,7 @@ class Recorder:
 
 def test_a_step_s_turns():
     recorder = Recorder()
-    turns = Colocated(recorder, recorder)
+    turns = MemorySharing(recorder, recorder, is_colocated=True)
     turns.to_trainer()
     assert recorder.told == [("sleep", False), ("onload",)]
     recorder.told.clear()

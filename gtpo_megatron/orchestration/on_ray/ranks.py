@@ -1,0 +1,86 @@
+"""Megatron ranks, the reward process and pushes over Ray: remote calls that return handles and small numbers."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.batch import PromptBatch, RewardBatch
+from gtpo_megatron.orchestration.on_ray.collect import collect
+from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.weights.push.link import merged_checksums
+from gtpo_megatron.weights.push.sender import Checksums
+
+if TYPE_CHECKING:
+    from gtpo_megatron.actor.actor import MegatronActor
+
+REWARD_NAME = "reward process"
+
+Answer = TypeVar("Answer")
+
+
+class RayRanks:
+    """``stages.trainer.Ranks`` as Ray actors.
+
+    Args:
+        processes: remote ``RankProcess`` objects, by global rank.
+        places: place of each in the parallel layout.
+        hosts: host of each.
+        deadline_s: longest time for one call.
+    """
+
+    def __init__(
+        self, processes: Sequence[Any], places: Sequence[RankPlace], *, hosts: Sequence[str], deadline_s: float
+    ) -> None:
+        self.places = list(places)
+        self.hosts = list(hosts)
+        self._processes = list(processes)
+        self._deadline_s = deadline_s
+
+    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Answer]]") -> list[Answer]:
+        """See ``Ranks``."""
+        calls = self.begin(functions)
+        answers = collect(calls, stage=stage, deadline_s=self._deadline_s)
+        return [answers[name] for name in calls]
+
+    def begin(self, functions: "Sequence[Callable[[MegatronActor], Any]]") -> dict[str, Any]:
+        """Starts a call on each rank; returns the calls by name of the rank."""
+        return {
+            str(place): process.answer.remote(function)
+            for place, process, function in zip(self.places, self._processes, functions, strict=False)
+        }
+
+
+class RayRewards:
+    """Decoding and grading in the reward process."""
+
+    def __init__(self, process: Any, *, deadline_s: float) -> None:
+        self._process = process
+        self._deadline_s = deadline_s
+
+    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        """Grades every response."""
+        reference = self._process.grade.remote(rollouts, prompts)
+        rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]
+        assert isinstance(rewards, RewardBatch)
+        return rewards
+
+
+class RayTransfer:
+    """Runs both sides of a push."""
+
+    def __init__(self, ranks: RayRanks, fleet: EngineFleet, *, deadline_s: float) -> None:
+        self._ranks, self._fleet, self._deadline_s = ranks, fleet, deadline_s
+
+    def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
+        """Sends and receives the weights of ``version``; returns the checksums of both sides."""
+
+        def send(actor: "MegatronActor") -> Checksums:
+            return actor.send_weights(version, with_checksums)
+
+        sending = self._ranks.begin([send] * len(self._ranks.places))
+        receiving = self._fleet.receiving(version, with_checksums=with_checksums)
+        answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
+        self._fleet.mark_received()
+        sent = merged_checksums([answers[name] for name in sending])
+        return sent, merged_checksums([answers[name] for name in receiving])

@@ -1,0 +1,178 @@
+"""(4) to (9), the trainer: what each stage asks of all Megatron ranks, and how their answers become one.
+
+A stage is a call of ``MegatronActor`` on every rank at once, since it may contain collectives. Where the ranks are is
+no concern here: :class:`Ranks` reaches them over Ray (``on_ray/ranks.py``) or in this process (``in_process.py``).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.batch import RewardBatch, TokenRecord
+from gtpo_megatron.mismatch.gap_report import GapReport, merged
+from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, ShardHandle, shards
+from gtpo_megatron.weights.push.link import WeightLink
+
+if TYPE_CHECKING:
+    from gtpo_megatron.actor.actor import MegatronActor
+
+Metrics = dict[str, Metric]
+Answer = TypeVar("Answer")
+
+
+class Ranks(Protocol):
+    """Calls the Megatron ranks."""
+
+    @property
+    def places(self) -> Sequence[RankPlace]:
+        """The place of each rank in the parallel layout, by global rank."""
+        ...
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The host of each rank."""
+        ...
+
+    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Answer]]") -> list[Answer]:
+        """Calls a function on each rank, all of them at once; returns their answers.
+
+        Args:
+            stage: for messages.
+            functions: by global rank; fewer than there are ranks: the first ones only.
+
+        Raises:
+            WorkerError: a rank died, raised, or has not answered in time; the message names it and the stage.
+            GTPOError: the error that a rank raised.
+        """
+        ...
+
+
+class Trainer:
+    """All Megatron ranks.
+
+    The ranks hold one batch from scoring until it is released. Every stage works on it and returns merged metrics. A
+    stage that is called out of order raises StageOrderError.
+
+    Args:
+        ranks: calls them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._data_parallel_size = 1 + max(place.data_index for place in ranks.places)
+
+    # ----------------------------------------------------------------------------------------------- stages of a step
+    def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
+        """Old log-probs and entropies: each replica scores its responses; a rank fetches the groups that have any."""
+
+        def score(shard: ShardHandle) -> "Callable[[MegatronActor], Metrics]":
+            return lambda actor: actor.score_tokens(shard.fetch())
+
+        return self._merged(self._ranks.call("score", [score(shard) for shard in self._shards(rollouts)]))
+
+    def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
+        """Takes the sampler's log-probs and entropies as the old policy's, without a forward pass."""
+
+        def take(shard: ShardHandle) -> "Callable[[MegatronActor], Metrics]":
+            return lambda actor: actor.use_sampler_scores(shard.fetch())
+
+        return self._merged(self._ranks.call("score", [take(shard) for shard in self._shards(rollouts)]))
+
+    def assign_credit(self, rewards: RewardBatch) -> Metrics:
+        """Shaped rewards and advantages of the scored batch; they do not depend on the sharding."""
+        return self._merged(self._all("credit", lambda actor: actor.assign_credit(rewards)))
+
+    def update(self, *, step: int) -> Metrics:
+        """The optimizer updates of a step."""
+        return self._merged(self._all("update", lambda actor: actor.update(step)))
+
+    # -------------------------------------------------------------------------------------- looking at the held batch
+    def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
+        """The responses of the chosen groups with entropies and credit, in the order of the batch."""
+        chosen = list(group_ids)
+        rows = self._all("sampled texts", lambda actor: actor.sample_records(chosen))
+        found = [row for part in self._reporting(rows) for row in part]
+        return [record for _, record in sorted(found, key=lambda row: row[0])]
+
+    def explain_gap(self, typical_nats: float) -> GapReport:
+        """Where the log-prob gaps of the held responses are; after scoring, or after an update without it."""
+        return merged(self._reporting(self._all("score", lambda actor: actor.explain_gap(typical_nats))))
+
+    def expert_load(self) -> dict[int, list[int]]:
+        """Tokens that each expert got at the last step, by layer, of all ranks; empty for a dense model."""
+        return self._all("sampled texts", lambda actor: actor.expert_load())[0]
+
+    def release_batch(self) -> None:
+        """Frees the batch; the next scoring does so too."""
+        self._all("sampled texts", lambda actor: actor.release_batch())
+
+    # --------------------------------------------------------------------------------------------------------- memory
+    def offload(self) -> None:
+        """Moves gradients and optimizer state to the host."""
+        self._all("memory", lambda actor: actor.offload())
+
+    def onload(self) -> None:
+        """Moves gradients and optimizer state back to the GPU."""
+        self._all("memory", lambda actor: actor.onload())
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+    def begin_save(self, folder: Path, *, in_background: bool) -> None:
+        """Every rank takes a snapshot and starts to write its part of a checkpoint."""
+        self._all("checkpoint", lambda actor: actor.begin_save(str(folder), in_background))
+
+    def is_save_written(self) -> bool:
+        """Whether every rank has written its part, or failed to."""
+        return all(self._all("checkpoint", lambda actor: actor.is_save_written()))
+
+    def finish_save(self) -> dict[str, str]:
+        """Waits until every rank has written its part; returns the checksum of every file, by name."""
+        parts = self._all("checkpoint", lambda actor: actor.finish_save())
+        return {name: checksum for part in parts for name, checksum in part.items()}
+
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
+        """Every rank compares the files with the checksums and restores its part of a checkpoint."""
+        expected = dict(checksums)
+        self._all("checkpoint", lambda actor: actor.load(str(folder), expected))
+
+    # ------------------------------------------------------------------------------------ the trainer's end of a push
+    def places(self) -> list[tuple[RankPlace, str]]:
+        """Place and host of every rank."""
+        return list(zip(self._ranks.places, self._ranks.hosts, strict=True))
+
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding over all tensor-parallel ranks."""
+        return self._all("weight_sync", lambda actor: actor.padded_vocab_size())[0]
+
+    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
+        """Opens a store on rank 0's host that both sides of a push can reach; returns host and port."""
+        return self._ranks.call("weight_sync", [lambda actor: actor.open_weight_store(deadline_s)])[0]
+
+    def connect_weights(self, link: WeightLink) -> None:
+        """Opens the transport in every rank."""
+        self._all("weight_sync", lambda actor: actor.connect_weights(link))
+
+    # -------------------------------------------------------------------------------------------------------- answers
+    def _all(self, stage: str, function: "Callable[[MegatronActor], Answer]") -> list[Answer]:
+        return self._ranks.call(stage, [function] * len(self._ranks.places))
+
+    def _shards(self, rollouts: RolloutHandle) -> list[ShardHandle]:
+        """The shard of each rank."""
+        parts = shards(rollouts, self._data_parallel_size)
+        return [parts[place.data_index] for place in self._ranks.places]
+
+    def _reporting(self, answers: Sequence[Answer]) -> list[Answer]:
+        """The answers of one rank of each group of equal ones."""
+        return [answer for answer, place in zip(answers, self._ranks.places, strict=True) if place.reports]
+
+    def _merged(self, reports: Sequence[Metrics]) -> Metrics:
+        return merge_reports(reports, self._ranks.places)
+
+
+def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Metrics:
+    """Merges machine metrics of all ranks, and the other metrics of one rank of each group of equal ones."""
+    return merge(
+        report if place.reports else {name: metric for name, metric in report.items() if not is_deterministic(name)}
+        for report, place in zip(reports, places, strict=True)
+    )
