@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from collections.abc import Set as AnySet
 from dataclasses import dataclass
 from functools import partial
@@ -199,7 +199,7 @@ def _as_many(returned: Any, num: int) -> list[Any]:
         raise DataError(f"{what}; expected a list of {num} rewards, in the order of the completions")
     values = list(islice(returned, num + 1))  # a generator may have no end
     if len(values) != num:
-        found = len(returned) if hasattr(returned, "__len__") else f"more than {num}" if values[num:] else len(values)
+        found = len(returned) if isinstance(returned, Sized) else f"more than {num}" if values[num:] else len(values)
         raise DataError(f"the reward function returned {found} values for {num} completions; expected one each")
     return values
 

@@ -44,10 +44,9 @@ def program_in(response: str, language: str = "python") -> str:
     blocks = _blocks(answer, language) or (_blocks(thought, language) if end else [])
     if not blocks:
         return _trimmed(answer)
-    for fits in (lambda mark: bool(_MARKS[language].fullmatch(mark)), lambda mark: not mark, lambda _: True):
-        if found := [block for block in blocks if fits(block.mark)]:
-            return _trimmed(found[-1].text)
-    raise AssertionError
+    named = [block for block in blocks if _MARKS[language].fullmatch(block.mark)]
+    unnamed = [block for block in blocks if not block.mark]
+    return _trimmed((named or unnamed or blocks)[-1].text)
 
 
 def _trimmed(text: str) -> str:
