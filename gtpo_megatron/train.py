@@ -213,7 +213,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     rewards = run_rewards(config.reward)
     check_threshold(rewards, config.algorithm.success_threshold, option="--algorithm.success-threshold")
     if any(one.statement.needs_sandbox for one in rewards):
-        check_sandbox(config.reward.sandbox)
+        check_sandbox(config.reward.sandbox, config.reward.packages)
     check_weights(model, architecture)
     if config.reference.path:
         reference = Path(config.reference.path)

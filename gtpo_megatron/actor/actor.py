@@ -448,19 +448,13 @@ class MegatronActor:
         return self._balance.loads_by_layer()
 
     def release_batch(self) -> None:
-        """Lets the step's responses go, with all that the stages made of them.
-
-        Communication: none.
-        """
+        """Lets the step's responses go, with all that the stages made of them. Communication: none."""
         self.held.release()
         if self._replay is not None:
             self._replay.release()
 
     def offload(self) -> None:
-        """Gradients and optimizer state leave the GPU, so that an engine can have it; without a GPU nothing happens.
-
-        Communication: none.
-        """
+        """Moves gradients and optimizer state to the host; without a GPU nothing happens. Communication: none."""
         if cpu_platform.is_cpu():
             logger.info("gradients and optimizer stay where they are: there is no GPU to share")
             return
@@ -473,10 +467,7 @@ class MegatronActor:
         logger.info("%.1f GiB of optimizer state are on the host", parked / 2**30)
 
     def onload(self) -> None:
-        """They come back.
-
-        Communication: none.
-        """
+        """Moves them back to the GPU. Communication: none."""
         if cpu_platform.is_cpu():
             return
         self._host_copies.fetch()

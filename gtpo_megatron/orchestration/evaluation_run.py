@@ -80,7 +80,7 @@ def evaluate_model(
     rewards = run_rewards(config.reward)
     check_threshold(rewards, config.success_threshold, option="--success-threshold")
     if any(one.statement.needs_sandbox for one in rewards):
-        check_sandbox(config.reward.sandbox)
+        check_sandbox(config.reward.sandbox, config.reward.packages)
     judged_by = check_judge(config.reward.judge) if any(one.statement.needs_judge for one in rewards) else ""
     check_model_folder(model.folder)
     architecture = read_architecture(model.folder)

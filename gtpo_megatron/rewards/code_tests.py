@@ -4,10 +4,12 @@
 that passes. In both, a response is correct if all pass. docs/rewards.md has the shapes of tests.
 """
 
+import ast
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 from gtpo_megatron.errors import DataError
@@ -16,6 +18,7 @@ from gtpo_megatron.rewards.program_block import program_in
 from gtpo_megatron.rewards.program_tests import ProgramTest, ProgramTests, tests_of
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits
+from gtpo_megatron.untrusted.text import printable
 
 RELATIVE_TOLERANCE = ABSOLUTE_TOLERANCE = 1e-6
 """Of floating-point numbers, in outputs and returned values."""
@@ -26,6 +29,12 @@ SHARE_OF_LIMIT = 0.8
 SHOWN_TESTS = 24
 """Tests whose verdicts the report shows."""
 
+SKIPPED = "skipped"
+
+READ_ROWS = 16
+"""Rows whose tests are kept; the responses of a group follow one another and share their row."""
+
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
@@ -58,21 +67,53 @@ def share_of_tests(request: RewardRequest) -> Reward:
         DataError: the row has no tests.
         SandboxError: the program could not be run.
     """
-    tests = tests_of(request.columns)
+    tests = _tests_of(request.columns_json)
     program = program_in(request.response, tests.language)
     if not program:
         return _reward(0.0, has_code=False, runs=False, info={"program": "the response has none"})
     outcome = request.sandbox.run(_job(program, tests, request.limit_s))
     if outcome.compile_error:
         return _reward(0.0, has_code=True, runs=False, info={"compiler": outcome.compile_error})
-    verdicts = [verdict(test, result) for test, result in zip(tests.tests, outcome.results, strict=True)]
-    share = sum(one == "passed" for one in verdicts) / len(verdicts)
+    verdicts = _verdicts(tests, outcome.results)
+    counted = [one for one in verdicts if one != SKIPPED]
+    if not counted:
+        raise DataError("all tests of the row are skipped: no program could earn it")
+    share = sum(one == "passed" for one in counted) / len(counted)
     runs = any(result.status == "ok" for result in outcome.results)
-    return _reward(share, has_code=True, runs=runs, info={"tests": verdicts[:SHOWN_TESTS]})
+    info = {"tests": verdicts[:SHOWN_TESTS]} | _missing(outcome.results)
+    return _reward(share, has_code=True, runs=runs, info=info)
+
+
+@lru_cache(maxsize=READ_ROWS)
+def _tests_of(columns_json: str) -> ProgramTests:
+    """The tests of a row; nobody changes them, so the responses of a group share them."""
+    return tests_of(json.loads(columns_json))
+
+
+def _verdicts(tests: ProgramTests, results: Sequence[CaseResult]) -> list[str]:
+    """``passed``, ``skipped``, or why not, per test.
+
+    A test in Python that used nothing of the program has passed only if others have used it: else none has tested it.
+    """
+    pairs = list(zip(tests.tests, results, strict=True))
+    is_tested = any(result.status == "ok" for test, result in pairs if test.case.code)
+    return ["passed" if result.status == "unused" and is_tested else verdict(test, result) for test, result in pairs]
+
+
+def _missing(results: Sequence[CaseResult]) -> dict[str, str]:
+    """What the report says of a package that the sandbox lacks."""
+    for result in results:
+        if result.status != "ok" and (found := _NO_MODULE.search(result.detail)):
+            return {"packages": f"{printable(found[1])} is not in the sandbox; reward.packages says what is"}
+    return {}
 
 
 def verdict(test: ProgramTest, result: CaseResult) -> str:
     """``passed``, or why not."""
+    if result.status == "skipped":
+        return SKIPPED if test.case.code else "error"  # only tests themselves skip
+    if result.status == "unused":
+        return "the test used nothing of the program"
     if result.status != "ok":
         return f"{result.status}: {result.detail[:120]}" if result.detail else result.status
     if test.output is not None:
@@ -139,19 +180,39 @@ def _equal(expected: Any, given: Any) -> bool:
 
 
 def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:
-    """The program with its stub if it lacks it, and the tests' cases; limits are within the row's."""
-    if tests.stub and tests.entry_point and f"def {tests.entry_point}" not in program:
-        program = f"{tests.stub.rstrip()}\n{program}"
-    elif tests.stub:
-        imports = [line for line in tests.stub.splitlines() if line.startswith(("import ", "from "))]
-        program = "\n".join([*imports, program])
+    """The program with what it lacks of its stub, and the tests' cases; limits are within the row's."""
+    program, before = _completed(program, tests)
     share = SHARE_OF_LIMIT * limit_s
     total_s = share if tests.language == "python" else share / 2
     limits = Limits(
         case_s=min(tests.case_s or Limits().case_s, total_s), total_s=total_s, compile_s=share - total_s or 1.0
     )
     language = cast("Literal['python', 'cpp']", tests.language)
-    return Job(source=program, language=language, cases=tuple(test.case for test in tests.tests), limits=limits)
+    cases = tuple(test.case for test in tests.tests)
+    return Job(source=program, language=language, cases=cases, limits=limits, before=before, prelude=tests.prelude)
+
+
+def _completed(program: str, tests: ProgramTests) -> tuple[str, str]:
+    """The program, behind its stub if it is the body only; and what of the stub is run before it, so that it has it."""
+    if not tests.stub.strip() or tests.language != "python":
+        return program, ""
+    if program[:1] in (" ", "\t"):
+        return f"{tests.stub.rstrip()}\n{program}", ""
+    for end in ("", "\n    pass", "\n        pass"):
+        try:
+            tree = ast.parse(tests.stub.rstrip() + end)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        names = {tests.entry_point.partition("(")[0], tests.entry_point.rpartition(".")[2]}
+        tree.body = [one for one in tree.body if not ({getattr(one, "name", "")} | _methods(one)) & names]
+        return program, ast.unparse(tree)
+    return program, "\n".join(one for one in tests.stub.splitlines() if one.startswith(("import ", "from ")))
+
+
+def _methods(node: ast.stmt) -> set[str]:
+    return (
+        {one.name for one in node.body if isinstance(one, ast.FunctionDef)} if isinstance(node, ast.ClassDef) else set()
+    )
 
 
 def _reward(share: float, *, has_code: bool, runs: bool, info: Mapping[str, Any]) -> Reward:

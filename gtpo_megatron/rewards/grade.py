@@ -61,6 +61,7 @@ class RewardCaller:
         functions: at least one.
         timeout_s: limit per row of functions that are async; those that are not must be interrupted from outside.
         sandbox: as in ``RewardConfig.sandbox``.
+        packages: as in ``RewardConfig.packages``.
         judge: as in ``RewardConfig.judge``.
     """
 
@@ -70,10 +71,11 @@ class RewardCaller:
         *,
         timeout_s: float,
         sandbox: str = "bubblewrap",
+        packages: str = "",
         judge: JudgeSetup | None = None,
     ) -> None:
         self._functions = functions
-        self._sandbox = LazySandbox(sandbox)
+        self._sandbox = LazySandbox(sandbox, packages)
         self._judge = JudgeClient(judge or JudgeSetup())
         self._timeout_s = timeout_s
         self._runner = asyncio.Runner()  # one event loop for all calls, so that a function may keep connections
@@ -199,7 +201,9 @@ def _as_many(returned: Any, num: int) -> list[Any]:
         raise DataError(f"{what}; expected a list of {num} rewards, in the order of the completions")
     values = list(islice(returned, num + 1))  # a generator may have no end
     if len(values) != num:
-        found = len(returned) if isinstance(returned, Sized) else f"more than {num}" if values[num:] else len(values)
+        found = f"more than {num}" if values[num:] else len(values)
+        if isinstance(returned, Sized):
+            found = len(returned)
         raise DataError(f"the reward function returned {found} values for {num} completions; expected one each")
     return values
 

@@ -44,9 +44,9 @@ def program_in(response: str, language: str = "python") -> str:
     blocks = _blocks(answer, language) or (_blocks(thought, language) if end else [])
     if not blocks:
         return _trimmed(answer)
-    named = [block for block in blocks if _MARKS[language].fullmatch(block.mark)]
-    unnamed = [block for block in blocks if not block.mark]
-    return _trimmed((named or unnamed or blocks)[-1].text)
+    of_language = [block for block in blocks if _MARKS[language].fullmatch(block.mark)]
+    unmarked = [block for block in blocks if not block.mark]
+    return _trimmed((of_language or unmarked or blocks)[-1].text)
 
 
 def _trimmed(text: str) -> str:

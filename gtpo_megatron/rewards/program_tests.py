@@ -13,6 +13,8 @@ column                                  shape
 ``test_list`` (with ``test_imports``,   assertions (MBPP)
 ``test_setup_code``)
 ``test`` with ``entry_point``           a function ``check`` (HumanEval)
+``tests`` and its like                  a text of Python: assertions, functions ``test_...``, cases of unittest
+                                        (KodCode); also under a key: ``{"functional": ...}``
 ======================================  ===================================================================
 """
 
@@ -20,12 +22,14 @@ import base64
 import binascii
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.written_tests import cases_of_text
 from gtpo_megatron.sandbox.protocol import Case
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
@@ -33,7 +37,24 @@ from gtpo_megatron.untrusted.text import printable, shown
 COLUMNS = ("tests", "test_cases", "input_output", "ground_truth")
 GROUPS = ("public_tests", "private_tests", "generated_tests", "public_test_cases", "private_test_cases")
 
+TEXTS = (
+    "functional",
+    "unit_tests",
+    "unittest",
+    "assertions",
+    "asserts",
+    "assert",
+    "tests",
+    "test_code",
+    "test",
+    "code",
+)
+"""Keys under which a column of tests has a text or a list of texts."""
+
 MAX_UNPACKED_BYTES = 256 << 20
+
+_CODE = re.compile(r"\bassert|^\s*(?:def|class|import|from)\s|\w\(", re.MULTILINE)
+"""What tells a text of Python from a packed one."""
 
 _LANGUAGES = {"python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp", "cc": "cpp"}
 
@@ -63,6 +84,7 @@ class ProgramTests:
         entry_point: function that the tests call; "" if they use standard input.
         stub: beginning of a program that the problem gives, for programs that lack it.
         case_s: seconds per test; 0: not stated.
+        prelude: as in ``Job``.
     """
 
     tests: tuple[ProgramTest, ...]
@@ -70,6 +92,7 @@ class ProgramTests:
     entry_point: str = ""
     stub: str = ""
     case_s: float = 0.0
+    prelude: str | None = None
 
 
 def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
@@ -79,7 +102,7 @@ def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
         DataError: there are none, or they have another shape, or a language is unknown.
     """
     function = _function_name(columns)
-    found = _of_columns(columns, function)
+    found = _of_columns(columns, _Asked(function, _entry_point(columns, function)))
     if not found:
         raise DataError(
             f"no tests: expected one of the columns {', '.join((*COLUMNS, *GROUPS))}, test_list or test; the row has "
@@ -98,46 +121,75 @@ def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
         entry_point=called or str(columns.get("entry_point") or ""),
         stub=str(columns.get("stub") or columns.get("starter_code") or ""),
         case_s=float(limit) if isinstance(limit, int | float) and limit > 0 else 0.0,
+        prelude=_prelude(columns.get("prelude")),
     )
 
 
-def _of_columns(columns: Mapping[str, Any], function: str) -> list[ProgramTest]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a row's program must have.
+
+    Attributes:
+        function: name of the function that calls are made of; "" if none is named.
+        entry_point: an expression for what ``check`` is called with; "" if nothing is named.
+    """
+
+    function: str
+    entry_point: str
+
+
+def _prelude(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        compile(str(value), "prelude", "exec")
+    except (SyntaxError, ValueError) as error:
+        raise DataError(f"prelude is no Python: {printable(error)}; expected imports and definitions") from error
+    return str(value)
+
+
+def _of_columns(columns: Mapping[str, Any], asked: _Asked) -> list[ProgramTest]:
     model = columns.get("reward_model")
     truth = model.get("ground_truth") if isinstance(model, Mapping) else None
-    for name in COLUMNS:
-        if columns.get(name) not in (None, "", [], {}):
-            return _parsed(columns[name], name, function)
-    if truth is not None:
-        return _parsed(truth, "reward_model.ground_truth", function)
+    if isinstance(columns.get("test"), str) and columns["test"].strip() and columns.get("entry_point"):
+        return _of_code(columns["test"], "test", asked)  # beside it LeetCodeDataset has examples that are no input
+    for name, value in (*((name, columns.get(name)) for name in COLUMNS), ("reward_model.ground_truth", truth)):
+        if found := _parsed(value, name, asked):
+            return found
     if columns.get("test_list"):
         before = [*_texts(columns.get("test_imports"), "test_imports"), str(columns.get("test_setup_code") or "")]
         setup = "\n".join(line for line in before if line)
-        return [_assertion(f"{setup}\n{code}") for code in _texts(columns["test_list"], "test_list")]
-    if isinstance(columns.get("test"), str) and columns.get("entry_point"):
-        return [_assertion(f"{columns['test']}\ncheck({columns['entry_point']})")]
-    return [test for name in GROUPS if columns.get(name) for test in _parsed(columns[name], name, function)]
+        codes = _texts(columns["test_list"], "test_list")
+        return [test for code in codes for test in _of_code(f"{setup}\n{code}", "test_list", asked)]
+    if isinstance(columns.get("test"), str) and columns["test"].strip():
+        return _of_code(columns["test"], "test", asked)
+    return [test for name in GROUPS for test in _parsed(columns.get(name), name, asked)]
 
 
-def _parsed(value: Any, name: str, function: str) -> list[ProgramTest]:
-    """The tests in one column."""
+def _parsed(value: Any, name: str, asked: _Asked) -> list[ProgramTest]:
+    """The tests in one column; none if it is empty in any way."""
     if isinstance(value, str):
         value = _from_text(value, name)
+    if value in (None, "", [], {}):
+        return []
     if isinstance(value, Mapping):
-        return _of_lists(value, name, function)
-    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        return [_assertion(one) for one in value]
-    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-        return [_of_pair(one, f"{name}[{index}]", function) for index, one in enumerate(value)]
+        return _of_lists(value, name, asked)
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return [test for one in value if one.strip() for test in _of_code(one, name, asked)]
+    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        return [_of_pair(one, f"{name}[{index}]", asked.function) for index, one in enumerate(value)]
     raise DataError(f"{name} is {shown(value)}; expected inputs with outputs, or assertions")
 
 
 def _from_text(text: str, name: str) -> Any:
     """JSON, or assertions, or JSON that is packed as LiveCodeBench does."""
-    text = text.strip()
+    given, text = text, text.strip()
+    if text in ("", "null", "None"):
+        return None
     if text[:1] in ("[", "{"):
         return parse_json(text, name, half_pairs=True)
-    if "assert" in text:
-        return [text]
+    if _CODE.search(text):
+        return [given]
     try:
         unpacker = zlib.decompressobj()
         packed = unpacker.decompress(base64.b64decode(text, validate=True), MAX_UNPACKED_BYTES)
@@ -148,11 +200,17 @@ def _from_text(text: str, name: str) -> Any:
         raise DataError(f"{name} is {shown(text)}; expected JSON or assertions") from error
 
 
-def _of_lists(value: Mapping[str, Any], name: str, function: str) -> list[ProgramTest]:
-    """``{"inputs": [...], "outputs": [...]}`` and its relatives."""
-    function = str(value.get("fn_name") or value.get("function") or function)
+def _of_lists(value: Mapping[str, Any], name: str, asked: _Asked) -> list[ProgramTest]:
+    """``{"inputs": [...], "outputs": [...]}`` and its relatives, or a text of tests under a key."""
+    function = str(value.get("fn_name") or value.get("function") or asked.function)
     inputs = value.get("inputs", value.get("input"))
     outputs = value.get("outputs", value.get("output"))
+    if inputs is None and outputs is None:
+        texts = {key: value[key] for key in TEXTS if value.get(key) not in (None, "", [], {})}
+        if texts:
+            return [test for key, text in texts.items() for test in _parsed(text, f"{name}.{key}", asked)]
+        if {"inputs", "outputs", "input", "output", *TEXTS} & value.keys():
+            return []
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise DataError(f"{name} has the keys {shown(', '.join(value))}; expected lists of inputs and outputs")
     if len(inputs) != len(outputs):
@@ -204,8 +262,16 @@ def _texts(value: Any, name: str) -> Sequence[str]:
     return value
 
 
-def _assertion(code: str) -> ProgramTest:
-    return ProgramTest(case=Case(code=code))
+def _of_code(code: str, name: str, asked: _Asked) -> list[ProgramTest]:
+    return [ProgramTest(case=case) for case in cases_of_text(code, name, entry_point=asked.entry_point)]
+
+
+def _entry_point(columns: Mapping[str, Any], function: str) -> str:
+    """What ``check`` is called with: ``entry_point`` or the function, of ``Solution`` if the starter code says so."""
+    named = str(columns.get("entry_point") or function)
+    starter = str(columns.get("starter_code") or columns.get("stub") or "")
+    in_class = re.search(rf"^class Solution\b.*\n[ \t]+def {re.escape(named)}\b", starter, re.MULTILINE | re.DOTALL)
+    return f"Solution().{named}" if named.isidentifier() and in_class else named
 
 
 def _function_name(columns: Mapping[str, Any]) -> str:

@@ -63,12 +63,19 @@ class RewardScorer:
                 memory_limit_mib=config.memory_limit_mib,
                 most_rows=config.rows_per_call,
                 sandbox=config.sandbox,
+                packages=config.packages,
                 judge=judge,
             )
         else:
             functions = resolve_rewards(config.function)
             self._rows_per_call = config.rows_per_call if takes_several(functions) else 1
-            self._caller = RewardCaller(functions, timeout_s=config.timeout_s, sandbox=config.sandbox, judge=judge)
+            self._caller = RewardCaller(
+                functions,
+                timeout_s=config.timeout_s,
+                sandbox=config.sandbox,
+                packages=config.packages,
+                judge=judge,
+            )
 
     def submit(self, request: RewardRequest) -> "Future[Verdict]":
         """Queues one response for the child processes; without them it is graded at once."""

@@ -3,12 +3,14 @@
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from gtpo_megatron.errors import SandboxError
 from gtpo_megatron.sandbox import seccomp
-from gtpo_megatron.sandbox.keeper import NOBODY, Keeper
+from gtpo_megatron.sandbox.keeper import ENVIRONMENT, NOBODY, Keeper
+from gtpo_megatron.sandbox.packages import is_open_to_all, packages_for
 from gtpo_megatron.sandbox.protocol import Case, Job, Outcome
 
 INSTALL = (
@@ -17,6 +19,7 @@ INSTALL = (
 )
 
 FOLDER = "/tmp"
+PACKAGES = "/packages"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM = ("/bin", "/lib", "/lib64", "/lib32", "/sbin")
 _INSIDE_ID = "1000"
@@ -25,18 +28,22 @@ _INSIDE_ID = "1000"
 class BubblewrapSandbox:
     """Runs programs under bubblewrap, with one warm process between jobs.
 
+    Args:
+        packages: as in ``RewardConfig.packages``.
+
     Raises:
-        SandboxError: bubblewrap, or an interpreter that the sandbox may run, is not there.
+        SandboxError: bubblewrap, an interpreter that the sandbox may run, or the folder of packages is not there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, packages: str = "") -> None:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxError(f"bubblewrap is not installed: {INSTALL}")
         if os.uname().machine != seccomp.MACHINE:
             raise SandboxError(f"no seccomp filter for {os.uname().machine}, only for {seccomp.MACHINE}")
         python = _interpreter()
-        self._keeper = Keeper([bwrap, *_options(python)], python=str(python), is_isolated=True, folder=FOLDER)
+        command = [bwrap, *_options(python, packages_for(packages, python))]
+        self._keeper = Keeper(command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,))
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
@@ -48,13 +55,16 @@ class BubblewrapSandbox:
 
 
 @lru_cache(maxsize=1)
-def check_bubblewrap() -> None:
+def check_bubblewrap(packages: str = "") -> None:
     """Runs an empty program.
+
+    Args:
+        packages: as in ``RewardConfig.packages``.
 
     Raises:
         SandboxError: programs cannot be run so on this machine; the message says how to change that.
     """
-    sandbox = BubblewrapSandbox()
+    sandbox = BubblewrapSandbox(packages)
     try:
         [result] = sandbox.run(Job(source="", language="python", cases=(Case(stdin=""),))).results
     except SandboxError as error:
@@ -68,11 +78,11 @@ def check_bubblewrap() -> None:
         raise SandboxError(f"bubblewrap ran an empty program, which ended with {result.status}: {result.detail}")
 
 
-def _options(python: Path) -> list[str]:
+def _options(python: Path, packages: Mapping[str, Path]) -> list[str]:
     """Options of bwrap: what of the machine is there, read-only, and what is not."""
     options = [
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
-        *("--setenv", "PATH", "/usr/bin:/bin", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME", FOLDER),
+        *(part for name, value in {**ENVIRONMENT, "HOME": FOLDER}.items() for part in ("--setenv", name, value)),
         *("--uid", _INSIDE_ID, "--gid", _INSIDE_ID),
         # the keeper makes process namespaces; programs have no capabilities
         *("--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"),
@@ -90,6 +100,8 @@ def _options(python: Path) -> list[str]:
     prefix = Path(sys.base_prefix)
     if python.is_relative_to(prefix) and not prefix.is_relative_to("/usr"):
         options += ["--ro-bind", str(prefix), str(prefix)]
+    for name, path in packages.items():
+        options += ["--ro-bind", str(path), f"{PACKAGES}/{name}"]
     return [*options, "--dir", FOLDER, "--remount-ro", "/", "--chdir", "/"]
 
 
@@ -101,14 +113,9 @@ def _interpreter() -> Path:
         *(Path(found).resolve() for name in ("python3",) if (found := shutil.which(name, path="/usr/bin"))),
     ]
     for path in candidates:
-        if os.geteuid() != 0 or _is_open_to_all(path):
+        if os.geteuid() != 0 or is_open_to_all(path):
             return path
     raise SandboxError(
         f"no interpreter that user {NOBODY} may run: {', '.join(map(str, candidates))} lie in folders that only their "
         f"owner may read; install Debian's python3, or do not run as root"
     )
-
-
-def _is_open_to_all(path: Path) -> bool:
-    """Whether every user may run a file, and enter the folders above it."""
-    return all(one.stat().st_mode & 0o005 == 0o005 for one in (path, *path.parents))

@@ -1,30 +1,36 @@
 """The sandbox that ``reward.sandbox`` names, opened when the first program comes."""
 
+import sys
+from pathlib import Path
+
 from gtpo_megatron.errors import ConfigError, SandboxError
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox, check_bubblewrap
 from gtpo_megatron.sandbox.http_service import HttpSandbox
+from gtpo_megatron.sandbox.packages import packages_for
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
 from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
 
 
-def open_sandbox(name: str) -> Sandbox:
+def open_sandbox(name: str, packages: str = "") -> Sandbox:
     """Opens ``bubblewrap``, ``unsafe``, or the service at a URL.
 
     Raises:
-        SandboxError: bubblewrap is not installed.
+        SandboxError: bubblewrap is not installed, or there is no such folder of packages.
     """
     if name == "bubblewrap":
-        return BubblewrapSandbox()
-    return UnsafeSandbox() if name == "unsafe" else HttpSandbox(name)
+        return BubblewrapSandbox(packages)
+    return UnsafeSandbox(packages) if name == "unsafe" else HttpSandbox(name)
 
 
-def check_sandbox(name: str) -> None:
-    """Raises ConfigError if programs cannot be run so on this machine."""
-    if name == "bubblewrap":
-        try:
-            check_bubblewrap()
-        except SandboxError as error:
-            raise ConfigError(f"reward.sandbox={name!r}: {error}") from error
+def check_sandbox(name: str, packages: str = "") -> None:
+    """Raises ConfigError if programs cannot be run so, with these packages, on this machine."""
+    try:
+        if name == "bubblewrap":
+            check_bubblewrap(packages)
+        elif name == "unsafe":
+            packages_for(packages, Path(sys.executable))
+    except SandboxError as error:
+        raise ConfigError(f"reward.sandbox={name!r}: {error}") from error
 
 
 class LazySandbox:
@@ -32,16 +38,18 @@ class LazySandbox:
 
     Args:
         name: as in :func:`open_sandbox`.
+        packages: as in ``RewardConfig.packages``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, packages: str = "") -> None:
         self._name = name
+        self._packages = packages
         self._sandbox: Sandbox | None = None
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
         if self._sandbox is None:
-            self._sandbox = open_sandbox(self._name)
+            self._sandbox = open_sandbox(self._name, self._packages)
         return self._sandbox.run(job)
 
     def close(self) -> None:

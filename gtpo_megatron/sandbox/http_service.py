@@ -1,6 +1,6 @@
 """A SandboxFusion service, or one with its interface: ``POST URL/run_code``, one request per case of standard input.
 
-Cases without standard input become one program: the source, then calls that print what they return after a mark.
+Each becomes one program, which does what ``alone.py`` says, and prints what became of the case after a mark.
 """
 
 import json
@@ -8,10 +8,12 @@ import secrets
 import time
 import urllib.error
 import urllib.request
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast, get_args
 
 from gtpo_megatron.errors import DataError, SandboxError
-from gtpo_megatron.sandbox.protocol import Case, CaseResult, Job, Outcome
+from gtpo_megatron.sandbox.keeper import INSIDE, MODULES
+from gtpo_megatron.sandbox.protocol import Case, CaseResult, Job, Outcome, Status
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
@@ -21,6 +23,7 @@ FIRST_WAIT_S = 0.5
 PATIENCE_S = 15.0
 """Time beyond the service's own limits after which a request has failed."""
 MAX_ANSWER_BYTES = 64 << 20
+DETAIL_CHARACTERS = 500
 
 _LANGUAGES = {"python": "python", "cpp": "cpp"}
 
@@ -44,7 +47,7 @@ class HttpSandbox:
                 results.append(CaseResult(status="not run"))
                 continue
             mark = secrets.token_hex(16)
-            source = job.source if case.stdin is not None else f"{job.source}\n{_driver(case, mark)}"
+            source = _wrapped(job, case, mark) if job.language == "python" else job.source
             answer = self._asked(
                 {
                     "code": source,
@@ -102,16 +105,21 @@ class HttpSandbox:
         raise SandboxError(f"the sandbox service {self._url} gave no result: {reason}")
 
 
-def _driver(case: Case, mark: str) -> str:
-    """Code behind the program that does what a case says, and prints the result after a mark."""
-    if not case.function:
-        return f"{case.code}\nprint({mark!r})"
+def _wrapped(job: Job, case: Case, mark: str) -> str:
+    """A program of its own that does what a case says, as :mod:`.alone` does."""
+    modules = MODULES | {"alone": (INSIDE / "alone.py").read_text(encoding="utf-8")}
+    given = {"source": job.source, "before": job.before, "prelude": job.prelude, "mark": mark, "case": asdict(case)}
     return (
-        f"import json as _json\n"
-        f"_it = globals().get({case.function!r}) or getattr(Solution(), {case.function!r})\n"
-        f"_out = _it(*_json.loads({case.arguments!r}))\n"
-        f"print({mark!r} + _json.dumps(_out, default=lambda one: sorted(one) if isinstance(one, (set, frozenset)) "
-        f"else repr(one)))"
+        f"import json, sys, types\n"
+        f"_package = 'gtpo_megatron.sandbox.inside.'\n"
+        f"for _name in ('gtpo_megatron', 'gtpo_megatron.sandbox', 'gtpo_megatron.sandbox.inside'):\n"
+        f"    sys.modules[_name] = types.ModuleType(_name)\n"
+        f"    sys.modules[_name].__path__ = []\n"
+        f"for _name, _text in json.loads({json.dumps(modules)!r}).items():\n"
+        f"    _made = sys.modules[_package + _name] = types.ModuleType(_package + _name)\n"
+        f"    setattr(sys.modules[_package[:-1]], _name, _made)\n"
+        f"    exec(compile(_text, _name + '.py of the sandbox', 'exec'), vars(_made))\n"
+        f"_made.main(json.loads({json.dumps(given)!r}))\n"
     )
 
 
@@ -121,11 +129,22 @@ def _result(ran: dict[str, Any], case: Case, mark: str, output_bytes: int) -> Ca
         return CaseResult(status="timeout", detail=detail)
     if len(output) > output_bytes:
         return CaseResult(status="output")
-    if ran.get("status") != "Finished" or ran.get("return_code"):
-        return CaseResult(status="error", output=output, detail=detail or f"left with {shown(ran.get('return_code'))}")
     if case.stdin is not None:
+        if ran.get("status") != "Finished" or ran.get("return_code"):
+            why = detail or f"left with {shown(ran.get('return_code'))}"
+            return CaseResult(status="error", output=output, detail=why)
         return CaseResult(status="ok", output=output, detail=detail)
-    before, found, returned = output.rpartition(mark)
-    if not found:
-        return CaseResult(status="error", detail="the program ended before its tests")
-    return CaseResult(status="ok", output=returned.strip() if case.function else before)
+    _, found, said = output.rpartition(mark)
+    try:
+        report = parse_json(said.partition("\n")[0], "the report of a program", half_pairs=True) if found else {}
+    except DataError:
+        report = {}
+    report = report if isinstance(report, dict) else {}
+    status = "error" if report.get("status") == "unloaded" else report.get("status")
+    if status not in get_args(Status):
+        return CaseResult(status="error", detail=detail or "the program ended before its tests")
+    return CaseResult(
+        status=cast("Status", status),
+        output=str(report.get("output", "")),
+        detail=printable(report.get("detail", ""))[:DETAIL_CHARACTERS],
+    )

@@ -1,4 +1,4 @@
-"""The outer end of a keeper (``inside.py``): starts it, gives it jobs, and replaces it when it fails."""
+"""The outer end of a keeper (``inside/main.py``): starts it, gives it jobs, and replaces it when it fails."""
 
 import base64
 import contextlib
@@ -31,24 +31,45 @@ ANSWER_PATIENCE_S = 15.0
 
 MAX_ANSWER_BYTES = 64 << 20
 
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Of programs; a pool of threads in each would take longer to start than most programs run."""
+
 NOBODY = 65534
 """User that the sandbox runs as if this process is root, whose processes no limit would count."""
 
-SOURCE = (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
+INSIDE = Path(__file__).parent / "inside"
+
+SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
+
+MODULES = {
+    name: (INSIDE / f"{name}.py").read_text(encoding="utf-8")
+    for name in ("confined", "prelude", "values", "remotes", "link", "program", "pytest_shapes", "exam")
+}
+"""What ``main.py`` imports, in that order."""
 
 
 class Keeper:
     """A keeper process, started with the first job and replaced after a failure.
 
     Args:
-        command: what to start before ``PYTHON -c SOURCE SETTINGS``, such as bubblewrap with its options; given the
+        command: what to start before ``PYTHON -c SOURCE``, such as bubblewrap with its options; given the
             folder of programs.
         python: the interpreter, as the keeper sees it.
         is_isolated: the keeper has its own namespaces.
         folder: where programs may write, as the keeper sees it; "": a temporary one of this process.
+        packages: folders from which programs may import, as the keeper sees them.
     """
 
-    def __init__(self, command: Sequence[str], *, python: str, is_isolated: bool, folder: str = "") -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        python: str,
+        is_isolated: bool,
+        folder: str = "",
+        packages: Sequence[str] = (),
+    ) -> None:
+        self._packages = list(packages)
         self._command = command
         self._python = python
         self._is_isolated = is_isolated
@@ -66,11 +87,8 @@ class Keeper:
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
-        plain = asdict(job)
-        limits = plain.pop("limits")
-        line = json.dumps(plain | limits).encode() + b"\n"
         try:
-            self._process.stdin.write(line)
+            self._process.stdin.write(_as_bytes(job))
             self._process.stdin.flush()
             answer = self._answer(job.limits.total_s + job.limits.compile_s + ANSWER_PATIENCE_S)
         except OSError as error:
@@ -90,10 +108,12 @@ class Keeper:
             "is_isolated": self._is_isolated,
             "folder": self._folder,
             "file_mib": Limits().file_mib,
+            "packages": self._packages,
+            "modules": MODULES,
             "program_filter": base64.b64encode(seccomp.build_filter(may_fork=False)).decode(),
             "compiler_filter": base64.b64encode(seccomp.build_filter(may_fork=True)).decode(),
         }
-        command = [*self._command, self._python, "-I", "-S", "-B", "-c", SOURCE, json.dumps(settings)]
+        command = [*self._command, self._python, "-I", "-S", "-B", "-c", SOURCE]
         is_root = self._is_isolated and os.geteuid() == 0
         user = NOBODY if is_root else None
         with tempfile.TemporaryFile() as said:
@@ -104,7 +124,7 @@ class Keeper:
                     stdout=subprocess.PIPE,
                     stderr=said,
                     cwd="/",
-                    env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                    env=ENVIRONMENT,
                     start_new_session=True,
                     user=user,
                     group=user,
@@ -113,6 +133,10 @@ class Keeper:
             except OSError as error:
                 raise SandboxError(f"the sandbox does not start: {printable(error)}") from error
             try:
+                assert self._process.stdin is not None
+                text = json.dumps(settings).encode()
+                self._process.stdin.write(len(text).to_bytes(8, "big") + text)
+                self._process.stdin.flush()
                 answer = self._answer(START_LIMIT_S)
             except (SandboxError, OSError) as error:
                 said.seek(0)
@@ -157,6 +181,23 @@ class Keeper:
                 if pipe is not None:
                     pipe.close()
         process.wait()
+
+
+def _as_bytes(job: Job) -> bytes:
+    """A job for the keeper: two lengths, the job without the text of its tests, and that text."""
+    texts = list(dict.fromkeys(case.code for case in job.cases if case.code))
+    places = {text: place for place, text in enumerate(texts)}
+    coded = [[places[case.code], case.test, case.own] for case in job.cases if case.code]
+    cases: list[dict[str, Any]] = []
+    num_coded = 0
+    for case in job.cases:
+        plain: dict[str, Any] = {"stdin": case.stdin, "function": case.function, "arguments": case.arguments}
+        cases.append(plain | {"is_call": bool(case.function), "place": num_coded})
+        num_coded += bool(case.code)
+    said = {"source": job.source, "language": job.language, "before": job.before, "prelude": job.prelude}
+    told = [{**said, "cases": cases, **asdict(job.limits)}, {"texts": texts, "cases": coded}]
+    parts = [json.dumps(one).encode() for one in told]
+    return b"".join([*(len(part).to_bytes(8, "big") for part in parts), *parts])
 
 
 def _outcome(answer: Any, num_cases: int) -> Outcome:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Status = Literal["ok", "error", "timeout", "output", "not run"]
+Status = Literal["ok", "error", "timeout", "output", "not run", "skipped", "unused"]
 """How a case ended: ``ok``; ``error``: it raised, was killed or left with a status; ``timeout``; ``output``: it wrote
-more than it may; ``not run``: an earlier one used up the time."""
+more than it may; ``not run``: an earlier one used up the time; ``skipped``: tests in Python say so; ``unused``: tests
+in Python passed and used nothing of the program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,13 +17,18 @@ class Case:
         stdin: text on its standard input; None: the program is loaded, and the attributes below say what to do with it.
         function: name of a function or of a method of its class ``Solution``, to be called.
         arguments: of the call, as a JSON list.
-        code: Python to be run after the program, such as assertions.
+        code: tests in Python, such as assertions; they are run in a process of their own, beside the program.
+        test: name of a function, a class or a method ``CLASS.METHOD`` in the code, which is the test; "": the code.
+        own: names of Python or of the prelude that mean the program's in these tests, such as ``sum`` where that is
+            the function to be written.
     """
 
     stdin: str | None = None
     function: str = ""
     arguments: str = "[]"
     code: str = ""
+    test: str = ""
+    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +61,16 @@ class Job:
         language: of the program; C++ has cases of standard input only.
         cases: run in order; the first one that takes too long ends the job.
         limits: of all cases.
+        before: Python that is run before the program, among its names; its lines are not counted.
+        prelude: Python that binds the names which the program may use without an import; None: those of ``prelude.py``.
     """
 
     source: str
     language: Literal["python", "cpp"]
     cases: tuple[Case, ...]
     limits: Limits = Limits()
+    before: str = ""
+    prelude: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

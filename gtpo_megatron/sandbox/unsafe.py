@@ -1,16 +1,30 @@
 """No sandbox: programs run as this user, with limits of time and memory only; for trusted programs and debugging."""
 
 import sys
+import tempfile
+from pathlib import Path
 
 from gtpo_megatron.sandbox.keeper import Keeper
+from gtpo_megatron.sandbox.packages import packages_for
 from gtpo_megatron.sandbox.protocol import Job, Outcome
 
 
 class UnsafeSandbox:
-    """Runs programs as this user; they can read and write what the user can."""
+    """Runs programs as this user; they can read and write what the user can.
 
-    def __init__(self) -> None:
-        self._keeper = Keeper([], python=sys.executable, is_isolated=False)
+    Args:
+        packages: as in ``RewardConfig.packages``.
+
+    Raises:
+        SandboxError: the folder of packages is not there.
+    """
+
+    def __init__(self, packages: str = "") -> None:
+        found = packages_for(packages, Path(sys.executable))
+        self._packages = tempfile.TemporaryDirectory(prefix="packages-")
+        for name, path in found.items():
+            (Path(self._packages.name) / name).symlink_to(path)
+        self._keeper = Keeper([], python=sys.executable, is_isolated=False, packages=(self._packages.name,))
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
@@ -19,3 +33,4 @@ class UnsafeSandbox:
     def close(self) -> None:
         """Ends all of its processes."""
         self._keeper.close()
+        self._packages.cleanup()

@@ -23,6 +23,8 @@ class RewardConfig:
             same time, per process.
         sandbox: where programs in responses are run: ``bubblewrap``, the URL of a SandboxFusion service, or ``unsafe``:
             as this user, without protection.
+        packages: folder of packages that programs may import (``pip install --target FOLDER numpy ...``), read-only in
+            the sandbox; "": numpy and sortedcontainers of this installation. A service has its own.
         judge: the model that ``gtpo_megatron.rewards.judge:judge`` and ``reward_model`` ask.
     """
 
@@ -32,6 +34,7 @@ class RewardConfig:
     memory_limit_mib: int = 4096
     rows_per_call: int = 16
     sandbox: str = "bubblewrap"
+    packages: str = ""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class RewardPool:
             verdict. 0: no limit.
         most_rows: rows that a batched or async function is given at once.
         sandbox: as in ``RewardConfig.sandbox``.
+        packages: as in ``RewardConfig.packages``.
         judge: as in ``RewardConfig.judge``.
 
     Raises:
@@ -48,6 +49,7 @@ class RewardPool:
         memory_limit_mib: int = DEFAULT_MEMORY_LIMIT_MIB,
         most_rows: int = DEFAULT_ROWS_PER_CALL,
         sandbox: str = "bubblewrap",
+        packages: str = "",
         judge: JudgeSetup | None = None,
     ) -> None:
         if num_workers < 1 or timeout_s <= 0 or memory_limit_mib < 0:
@@ -60,6 +62,7 @@ class RewardPool:
             timeout_s=timeout_s,
             memory_limit_mib=memory_limit_mib,
             sandbox=sandbox,
+            packages=packages,
             judge=judge or JudgeSetup(),
         )
         self._waiting: deque[_Waiting] = deque()

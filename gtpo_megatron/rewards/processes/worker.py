@@ -63,7 +63,9 @@ def main() -> None:
         connection.send(("unusable", str(error)))
         return
     judge = JudgeSetup(**told["judge"] | {"config": JudgeConfig(**told["judge"]["config"])})
-    caller = RewardCaller(functions, timeout_s=told["timeout_s"], sandbox=told["sandbox"], judge=judge)
+    caller = RewardCaller(
+        functions, timeout_s=told["timeout_s"], sandbox=told["sandbox"], packages=told["packages"], judge=judge
+    )
     if told["memory_limit_mib"]:
         limit_memory(told["memory_limit_mib"])
     connection.send(("ready", Ready(os.getpid(), takes_several(functions), any(one.is_async for one in functions))))

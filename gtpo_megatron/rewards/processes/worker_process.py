@@ -95,6 +95,7 @@ class Limits:
         timeout_s: seconds per row, or per call of several rows.
         memory_limit_mib: per row, or per call, beyond the memory after import.
         sandbox: as in ``RewardConfig.sandbox``.
+        packages: as in ``RewardConfig.packages``.
         judge: as in ``RewardConfig.judge``.
     """
 
@@ -102,6 +103,7 @@ class Limits:
     timeout_s: float
     memory_limit_mib: int
     sandbox: str = "bubblewrap"
+    packages: str = ""
     judge: JudgeSetup = field(default_factory=JudgeSetup)
 
 
@@ -273,6 +275,7 @@ class WorkerProcess:
                 "timeout_s": self._limits.timeout_s,
                 "memory_limit_mib": self._limits.memory_limit_mib,
                 "sandbox": self._limits.sandbox,
+                "packages": self._limits.packages,
                 "judge": asdict(self._limits.judge),
             }
             try:

@@ -96,6 +96,8 @@ def test_standard_input_calls_and_assertions(service):
 
 def test_a_program_that_leaves_early_has_not_passed(service):
     [found] = run(service, "raise SystemExit(0)", Case(code="assert False")).results
+    assert (found.status, found.detail) == ("error", "SystemExit: 0 (line 1)")
+    [found] = run(service, "import os; os._exit(0)", Case(function="f")).results
     assert (found.status, found.detail) == ("error", "the program ended before its tests")
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.errors import ConfigError, SandboxError
-from gtpo_megatron.sandbox import bubblewrap, inside, keeper, seccomp
+from gtpo_megatron.sandbox import bubblewrap, keeper, seccomp
 from gtpo_megatron.sandbox.choose import check_sandbox, open_sandbox
+from gtpo_megatron.sandbox.inside import main as inside
 from gtpo_megatron.sandbox.protocol import Case, Job
 from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
 
@@ -112,7 +113,7 @@ def test_a_language_without_its_compiler_is_an_error_with_how_to_install_it(monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inside.shutil, "which", lambda *_, **__: None)
     job = {"language": "cpp", "source": "", "cases": [], "total_s": 1.0}
-    answer = inside.Reaper(job, {"folder": str(tmp_path), "is_isolated": False}).answer()
+    answer = inside.Reaper(job, bytearray(), {"folder": str(tmp_path), "is_isolated": False}).answer()
     with pytest.raises(SandboxError, match=r"no C\+\+ compiler: install g\+\+"):
         keeper._outcome(answer, 0)
 

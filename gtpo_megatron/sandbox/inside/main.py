@@ -4,20 +4,18 @@ Three kinds of processes::
 
     keeper   reads jobs from a pipe, one line of JSON each; nothing of a job runs in it
     reaper   per job: process 1 of a process namespace of its own, so that all that the job starts ends with it
-    program  per case, or per run of calls: limits, no capabilities, seccomp, then the untrusted code
+    program  per case, or per run of calls or tests: limits, no capabilities, seccomp, then the untrusted code
+    exam     beside a program that has tests in Python: likewise, and the tests (see exam.py and link.py)
 
 The keeper and the reaper read what a program writes, and do not act on it. What a case returned is compared outside,
-so a program does not learn what is expected of it.
+and the text of tests is in no memory that a program has, so a program does not learn what is expected of it.
 """
 
-import base64
 import contextlib
 import ctypes
 import gc
-import io
 import json
 import os
-import resource
 import select
 import shutil
 import signal
@@ -32,17 +30,17 @@ PRELOADED = (
 """Modules that short programs import; loaded once, before any fork."""
 
 CLONE_NEWPID, CLONE_NEWIPC, SIGCHLD = 0x20000000, 0x08000000, 17
-SYS_CLONE, SYS_CAPSET = 56, 126
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
+SYS_CLONE = 56
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 MS_NOSUID, MS_NODEV = 2, 4
 
 MAX_INODES = 4096
-MAX_THREADS = 64
-MAX_OPEN_FILES = 64
 COMPILER_MIB = 4096
 DETAIL_BYTES = 2000
 """Bytes kept of standard error."""
-STACK_MIB = 256
+LINK = 60
+"""First of the descriptors by which a program and its tests are connected."""
+PACKAGE = "gtpo_megatron.sandbox.inside"
 GRACE_S = 5.0
 """Time after a job's limits in which the reaper must have answered."""
 
@@ -58,12 +56,20 @@ def called(returned, what):
 
 def main():
     """The keeper: answers every job with one line."""
-    settings = json.loads(sys.argv[1])
+    jobs, answers = os.dup(0), os.fdopen(os.dup(1), "wb")
+    settings = json.loads(taken(jobs, int.from_bytes(taken(jobs, 8), "big")))
     for name in PRELOADED:
         __import__(name)
+    sys.path += settings["packages"]
+    parts = PACKAGE.split(".")
+    for name in (".".join(parts[:number]) for number in (1, 2, 3)):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = []
+    for name, text in settings["modules"].items():
+        load(name, text)
+    settings["supplied"] = module("prelude").names()
     gc.disable()  # a collection in a fork would copy every page; programs enable it
     gc.freeze()
-    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -76,13 +82,43 @@ def main():
         )
     answers.write(b'{"ready": true}\n')
     answers.flush()
-    while line := jobs.readline():
-        answers.write(run_job(json.loads(line), settings).strip() + b"\n")
+    while sizes := taken(jobs, 16):
+        job = json.loads(taken(jobs, int.from_bytes(sizes[:8], "big")))
+        tests = taken(jobs, int.from_bytes(sizes[8:], "big"))
+        answers.write(run_job(job, tests, settings).strip() + b"\n")
         answers.flush()
+        forget(tests)
         clean(settings["folder"])
 
 
-def run_job(job, settings):
+def load(name, text):
+    """Makes a module of its text."""
+    made = types.ModuleType(f"{PACKAGE}.{name}")
+    sys.modules[made.__name__] = made
+    setattr(sys.modules[PACKAGE], name, made)
+    exec(compile(text, f"{name}.py of the sandbox", "exec", dont_inherit=True), vars(made))
+
+
+def module(name):
+    """A module of this folder, which is loaded."""
+    return sys.modules[f"{PACKAGE}.{name}"]
+
+
+def taken(descriptor, size):
+    """So many bytes, in one place of the memory; none at the end of the file."""
+    found = bytearray(size)
+    view = memoryview(found)
+    while view and (count := os.readv(descriptor, [view])):
+        view = view[count:]
+    return found if not view else bytearray()
+
+
+def forget(tests):
+    """Overwrites the text of tests."""
+    tests[:] = bytes(len(tests))
+
+
+def run_job(job, tests, settings):
     """Runs a job in a reaper; its answer as JSON."""
     reading, writing = os.pipe()
     flags = CLONE_NEWPID | CLONE_NEWIPC if settings["is_isolated"] else 0
@@ -92,7 +128,7 @@ def run_job(job, settings):
             os.close(reading)
             if settings["is_isolated"]:
                 called(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
-            answer = Reaper(job, settings).answer()
+            answer = Reaper(job, tests, settings).answer()
             with os.fdopen(writing, "wb") as pipe:
                 pipe.write(json.dumps(answer).encode())
         finally:
@@ -124,8 +160,9 @@ def clean(folder):
 class Reaper:
     """Runs the cases of one job."""
 
-    def __init__(self, job, settings):
+    def __init__(self, job, tests, settings):
         self.job = job
+        self.tests = tests
         self.settings = settings
         os.chdir(settings["folder"])
         self.deadline = time.monotonic() + job["total_s"]
@@ -143,11 +180,20 @@ class Reaper:
     def python(self):
         """Cases of a Python program, which is compiled once."""
         try:
-            with memory_limited(self.job["memory_mib"]):
-                code = compile(self.job["source"], "program.py", "exec", dont_inherit=True)
+            with module("confined").memory_limited(self.job["memory_mib"]):
+                before = compile(self.job["before"], "stub.py", "exec", dont_inherit=True)
+                code = before, compile(self.job["source"], "program.py", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise CompileError(f"{type(error).__name__}: {error}") from error
-        return self.cases(lambda: run_as_main(code), lambda run, nonce: lambda: load_and_do(code, run, nonce))
+        program = module("program")
+        supplied = self.settings["supplied"]
+        if self.job["prelude"] is not None:
+            supplied = module("prelude").names(self.job["prelude"])
+        self.supplied, self.code = supplied, code
+        return self.cases(
+            lambda: program.run_as_main(code, supplied),
+            lambda run, nonce: lambda: program.load_and_do(code, run, program.reporter(nonce), supplied),
+        )
 
     def cpp(self):
         """Cases of a C++ program, which is compiled once."""
@@ -178,16 +224,52 @@ class Reaper:
                 results += self.watch(as_main, [""], stdin=case["stdin"])
                 continue
             run = []
-            while len(results) + len(run) < len(cases) and cases[len(results) + len(run)]["stdin"] is None:
-                run.append(cases[len(results) + len(run)])
+            for following in cases[len(results) :]:
+                if following["stdin"] is not None or following["is_call"] != case["is_call"]:
+                    break
+                run.append(following)
             nonce = os.urandom(16).hex()
-            results += self.watch(loaded(run, nonce), run, stdin="", nonce=nonce)
+            if case["is_call"]:
+                results += self.watch(loaded(run, nonce), run, stdin="", nonce=nonce)
+            else:
+                results += self.exam(run, nonce)
         return results
 
-    def watch(self, body, run, *, stdin, nonce=None, may_fork=False, limits=None):
+    def exam(self, run, nonce):
+        """The results of tests in Python, in a process beside the program's."""
+        pipes = [os.pipe(), os.pipe()]
+        tests = self.tests
+
+        def offered():
+            forget(tests)
+            module("program").offer(self.code, self.supplied, LINK, LINK + 1)
+
+        def examined():
+            given = json.loads(tests)
+            cases = [{"code": given["texts"][at], "test": test, "own": own} for at, test, own in given["cases"]]
+            module("program").fresh_main()
+            report = module("program").reporter(nonce)
+            supplied = module("prelude").for_tests(self.supplied)
+            module("exam").examine([cases[one["place"]] for one in run], supplied, LINK, LINK + 1, report)
+            os._exit(0)
+
+        theirs, ours = (pipes[0][0], pipes[1][1]), (pipes[1][0], pipes[0][1])
+        return self.watch(examined, run, stdin="", nonce=nonce, link=ours, beside=(offered, theirs))
+
+    def watch(self, body, run, *, stdin, nonce=None, may_fork=False, limits=None, link=(), beside=None):
         """Runs a process; the results of at least one case, up to the one at which it ended.
 
         With a nonce, the process reports each case by a line on descriptor 3; else its exit is the only result.
+
+        Args:
+            body: what it does.
+            run: the cases.
+            stdin: its standard input.
+            nonce: see above.
+            may_fork: it is a compiler.
+            limits: other ones than the job's.
+            link: its descriptors from ``LINK`` on.
+            beside: body and link of a second process, which ends with it.
         """
         limits = self.job | (limits or {})
         given = os.memfd_create("stdin")
@@ -195,31 +277,45 @@ class Reaper:
             file.write(stdin.encode("utf-8", "surrogatepass"))
         os.lseek(given, 0, os.SEEK_SET)
         pipes = {name: os.pipe() for name in ("out", "err", "reports")}
-        process = os.fork()
-        if process == 0:
-            try:
-                for number, descriptor in enumerate((given, *(pipes[name][1] for name in pipes))):
-                    os.dup2(descriptor, 90 + number)
-                for number in range(4):
-                    os.dup2(90 + number, number)
-                os.closerange(4, 256)
-                confine(limits, self.settings, num_cases=len(run), may_fork=may_fork)
-                body()
-            except BaseException as error:
-                os.write(2, f"{type(error).__name__}: {error}"[:DETAIL_BYTES].encode("utf-8", "replace"))
-            finally:
-                os._exit(1)
-        os.close(given)
-        for _, writing in pipes.values():
-            os.close(writing)
+        streams = [given, *(pipes[name][1] for name in pipes)]
+        processes = []
+        for what, ends, number in ((body, link, 4), *([(*beside, 3)] if beside else [])):
+            process = os.fork()
+            if process == 0:
+                try:
+                    # a second process has no descriptor 3: it reports nothing
+                    self.enter([*streams[:number], *ends], [*range(number), *range(LINK, LINK + len(ends))])
+                    module("confined").confine(limits, self.settings, num_cases=len(run), may_fork=may_fork)
+                    what()
+                except BaseException as error:
+                    os.write(2, f"{type(error).__name__}: {error}"[:DETAIL_BYTES].encode("utf-8", "replace"))
+                finally:
+                    os._exit(1)
+            processes.append(process)
+        for descriptor in (*streams, *link, *(beside[1] if beside else ())):
+            os.close(descriptor)
         seen = Watched({name: reading for name, (reading, _) in pipes.items()}, self.job["output_bytes"], nonce)
-        ended = seen.until_end(case_s=limits["case_s"], deadline=self.deadline)
+        ended = seen.until_end(case_s=limits["case_s"], deadline=self.deadline, last="reports" if beside else "")
         if ended is not None:
+            os.kill(processes[0], signal.SIGKILL)
+        _, status = os.waitpid(processes[0], 0)
+        for process in processes[1:]:
             os.kill(process, signal.SIGKILL)
-        _, status = os.waitpid(process, 0)
+            os.waitpid(process, 0)
         for reading, _ in pipes.values():
             os.close(reading)
         return seen.results(ended, os.waitstatus_to_exitcode(status), num=len(run))
+
+    def enter(self, descriptors, numbers):
+        """Gives this process these descriptors by these numbers, and no others."""
+        for at, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, 90 + at)
+        for at, number in enumerate(numbers):
+            os.dup2(90 + at, number)
+        kept = sorted(numbers)
+        for low, high in zip([-1, *kept], [*kept, 256], strict=True):
+            if low + 1 < high:  # an empty range may close all
+                os.closerange(low + 1, high)
 
 
 class Watched:
@@ -232,8 +328,8 @@ class Watched:
         self.written = {"out": [], "err": [], "reports": []}
         self.reports = []
 
-    def until_end(self, *, case_s, deadline):
-        """None once the process has closed its pipes; else the status of the limit that it broke."""
+    def until_end(self, *, case_s, deadline, last=""):
+        """None once the process has closed its pipes, or the last one; else the status of the limit that it broke."""
         poll = select.poll()
         for descriptor in self.names:
             poll.register(descriptor, select.POLLIN)
@@ -245,11 +341,11 @@ class Watched:
                 return "timeout"
             for descriptor, _ in poll.poll(left * 1000 + 1):
                 part = os.read(descriptor, 1 << 16)
+                name = self.names[descriptor]
                 if not part:
                     poll.unregister(descriptor)
-                    num_open -= 1
+                    num_open = 0 if name == last else num_open - 1
                     continue
-                name = self.names[descriptor]
                 self.left -= len(part)
                 if self.left < 0:
                     return "output"
@@ -309,147 +405,6 @@ def left_with(status):
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-status).name}"
     return f"left with status {status}"
-
-
-@contextlib.contextmanager
-def memory_limited(mib):
-    """Limits the address space for a while."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    hard = before[1]
-    soft = mib << 20 if hard == resource.RLIM_INFINITY else min(mib << 20, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def confine(limits, settings, *, num_cases, may_fork):
-    """Limits this process for good: it holds untrusted code from here on."""
-    seconds = int(limits["compile_s"] if may_fork else min(limits["case_s"] * num_cases, limits["total_s"])) + 2
-    for kind, value in (
-        (resource.RLIMIT_AS, limits["memory_mib"] << 20),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, settings["file_mib"] << 20),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        (resource.RLIMIT_NPROC, MAX_THREADS),
-        (resource.RLIMIT_STACK, STACK_MIB << 20),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        if kind != resource.RLIMIT_NPROC or settings["is_isolated"]:  # counts all of the user's processes outside
-            resource.setrlimit(kind, (most, most))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit is an error that a program can see
-    called(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
-    if settings["is_isolated"]:
-        drop_capabilities()
-        use_filter(base64.b64decode(settings["compiler_filter" if may_fork else "program_filter"]))
-
-
-def drop_capabilities():
-    """Gives up all capabilities; no_new_privs is set, so that none comes back."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    called(libc.syscall(SYS_CAPSET, header, (ctypes.c_uint32 * 6)()), "capset")
-
-
-def use_filter(code):
-    """Installs a seccomp filter."""
-
-    class Filter(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-
-    mode_filter = 2
-    called(libc.prctl(PR_SET_SECCOMP, mode_filter, ctypes.byref(Filter(len(code) // 8, code)), 0, 0), "seccomp")
-
-
-def fresh_main():
-    """A new module ``__main__`` and new standard streams."""
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), encoding="utf-8", errors="replace")
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), encoding="utf-8", errors="replace")
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), encoding="utf-8", errors="replace", write_through=True)
-    sys.argv = ["program.py"]
-    gc.enable()
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module
-    return module
-
-
-def run_as_main(code):
-    """Runs a program as Python does, and leaves."""
-    module = fresh_main()
-    status = 0
-    try:
-        exec(code, module.__dict__)
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:
-        status = 1
-        sys.stderr.write(last_line(error))
-    try:
-        sys.modules["threading"]._shutdown()
-        sys.stdout.flush()
-    except BaseException as error:
-        status = status or 1
-        sys.stderr.write(last_line(error))
-    os._exit(status & 0xFF)
-
-
-def load_and_do(code, cases, nonce):
-    """Loads a program and reports on each case."""
-    module = fresh_main()
-    module.__name__ = "program"
-
-    def report(status, output="", detail=""):
-        line = json.dumps({"nonce": nonce, "status": status, "output": output, "detail": detail})
-        os.write(3, line.encode("utf-8", "replace") + b"\n")
-
-    try:
-        exec(code, module.__dict__)
-    except BaseException as error:
-        report("unloaded", detail=last_line(error))
-        os._exit(1)
-    for case in cases:
-        try:
-            if case["function"]:
-                output = as_json(found(module, case["function"])(*json.loads(case["arguments"])))
-            else:
-                exec(compile(case["code"], "tests.py", "exec", dont_inherit=True), module.__dict__)
-                output = ""
-        except BaseException as error:
-            report("error", detail=last_line(error))
-        else:
-            report("ok", output)
-    os._exit(0)
-
-
-def found(module, name):
-    """A function of the program, or a method of its class Solution."""
-    if not hasattr(module, name) and hasattr(module, "Solution"):
-        return getattr(module.Solution(), name)
-    return getattr(module, name)
-
-
-def as_json(value):
-    """A returned value as JSON; sets are sorted, tuples are lists, other objects are their text."""
-
-    def plain(one):
-        if isinstance(one, set | frozenset):
-            return sorted(one)
-        return list(one) if isinstance(one, collections_of_values) else repr(one)
-
-    collections_of_values: tuple = (type({}.keys()), type({}.values()), range, sys.modules["collections"].deque)
-    return json.dumps(value, default=plain)
-
-
-def last_line(error):
-    """An exception in a line, with the line of the program."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "program.py":
-            place = f" (line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{type(error).__name__}: {error}{place}"[:DETAIL_BYTES]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,198 @@
+"""Objects of the other process of the sandbox, with their operators, and what it may ask of ours (see :mod:`.link`).
+
+Runs inside the sandbox; needs the standard library only.
+"""
+
+import abc
+import copy
+import sys
+import types
+from typing import Any
+
+from gtpo_megatron.sandbox.inside.values import plain_of
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor")
+ARITHMETIC = frozenset(
+    [f"__{side}{name}__" for name in (*BINARY, "divmod") for side in ("", "r", "i")],
+)
+COMPARISONS = frozenset(["__lt__", "__le__", "__gt__", "__ge__"])
+OTHER = (
+    "call", "len", "length_hint", "iter", "next", "getitem", "setitem", "delitem", "contains", "reversed", "missing",
+    "bool", "int", "float", "index", "complex", "bytes", "round", "trunc", "floor", "ceil", "abs", "neg", "pos",
+    "invert", "enter", "exit", "format", "aiter", "anext", "aenter", "aexit",
+)  # fmt: skip
+SPECIALS = ARITHMETIC | COMPARISONS | {f"__{name}__" for name in OTHER}
+"""Operators that a remote has if its class has them; ``==``, ``hash`` and ``await`` are its own."""
+READABLE = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__", "__defaults__")
+
+
+class Mirror(abc.ABCMeta):
+    """The class of classes of remotes: calls and attributes are requests."""
+
+    def __call__(cls, *args, **kwargs):
+        return cls._link.call(cls._key, args, kwargs)
+
+    def __getattr__(cls, name):
+        if name.startswith("_") and name not in READABLE:
+            raise AttributeError(name)
+        return cls._link.ask("get", of=cls._key, name=name)
+
+    def __setattr__(cls, name, value):
+        if name.startswith("_"):  # Python's own bookkeeping
+            super().__setattr__(name, value)
+        else:
+            cls._link.ask("set", of=cls._key, name=name, args=(value,))
+
+    def __iter__(cls):
+        return iter(cls._link.ask("special", of=cls._key, name="__iter__", args=()))
+
+    def __len__(cls):
+        return cls._link.ask("special", of=cls._key, name="__len__", args=())
+
+    def __bool__(cls):
+        return True
+
+    def __getitem__(cls, item):
+        return cls._link.ask("special", of=cls._key, name="__getitem__", args=(item,))
+
+
+class Remote:
+    """An object of the other process."""
+
+    __slots__ = ("__weakref__", "_number")
+    _link = None
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in READABLE:
+            raise AttributeError(name)
+        return self._link.ask("get", of=self._number, name=name)
+
+    def __setattr__(self, name, value):
+        self._link.ask("set", of=self._number, name=name, args=(value,))
+
+    def __delattr__(self, name):
+        self._link.ask("delete", of=self._number, name=name)
+
+    def __repr__(self):
+        return self._link.ask("text", of=self._number, name="repr")
+
+    def __str__(self):
+        return self._link.ask("text", of=self._number, name="str")
+
+    def __dir__(self):
+        return self._link.ask("text", of=self._number, name="dir")
+
+    def __eq__(self, other):
+        if self is other:
+            return True
+        if is_remote(other):
+            return self._link.ask("equal", of=self._number, args=(other,)) is True
+        plain = self._link.plain(self)
+        return NotImplemented if plain is self else plain == other
+
+    def __hash__(self):
+        return self._link.hash_of(self)
+
+    def __copy__(self):
+        return self._link.ask("copy", of=self._number, name="copy")
+
+    def __deepcopy__(self, _):
+        return self._link.ask("copy", of=self._number, name="deepcopy")
+
+
+def is_remote(value):
+    """Whether a value is an object or a class of the other process."""
+    return isinstance(type(value), Mirror) or isinstance(value, Mirror)
+
+
+def special(name):
+    """A method that asks the other process for an operator."""
+    if name == "__exit__":
+
+        def leave(self, kind, error, _trace):
+            swallowed = self._link.ask("special", of=self._number, name=name, args=(kind, error, None))
+            # what the tests raise, such as a failed assertion, a program can not swallow
+            return bool(swallowed) and self._link.is_theirs(error)
+
+        return leave
+
+    def operate(self, *args, **kwargs):
+        return self._link.operate(self, name, args, kwargs)
+
+    return operate
+
+
+class Awaited:
+    """Methods of what can be awaited: the other process runs it to its end."""
+
+    def __await__(self):
+        return self._link.ask("await", of=self._number)
+        yield
+
+    def send(self, _):
+        """Runs it; its result ends the coroutine."""
+        raise StopIteration(self._link.ask("await", of=self._number))
+
+    def throw(self, *error):
+        """Nothing can be thrown into it."""
+        raise error[0]
+
+    def close(self):
+        """Does nothing."""
+
+
+def attribute_of_error(error, name):
+    """An attribute of an exception of the program."""
+    if name.startswith("_") or error._remote is None:
+        raise AttributeError(name)
+    return error._link.ask("get", of=error._remote, name=name)
+
+
+TEXTS: dict[str, Any] = {"str": str, "repr": repr, "dir": dir}
+
+OPERATIONS: dict[str, Any] = {
+    "call": lambda it, _, args, kwargs: it(*args, **kwargs),
+    "get": lambda it, name, *_: getattr(it, name),
+    "set": lambda it, name, args, _: setattr(it, name, *args),
+    "delete": lambda it, name, *_: delattr(it, name),
+    "special": lambda it, name, args, kwargs: getattr(type(it), name)(it, *args, **kwargs),
+    "equal": lambda it, _, args, __: bool(it == args[0]),
+    "hash": lambda it, *_: hash(it),
+    "text": lambda it, name, *_: TEXTS[name](it),
+    "plain": lambda it, *_: plain_of(it),
+    "copy": lambda it, name, *_: {"copy": copy.copy, "deepcopy": copy.deepcopy}[name](it),
+    "await": lambda it, *_: awaited(it),
+}
+"""What the other side may ask of an object."""
+
+
+def check_allowed(op, name, it):
+    """Raises AttributeError for what an untrusted side may not do with an object of this one."""
+    is_code = isinstance(it, types.FunctionType | types.BuiltinFunctionType | types.MethodType | types.ModuleType)
+    fine = {
+        "call": callable(it),
+        "get": not name.startswith("_") and not is_code,
+        "set": not name.startswith("_") and not is_code and not isinstance(it, type),
+        "special": name in SPECIALS and not isinstance(it, types.ModuleType),
+        "plain": True,
+        "equal": True,
+        "hash": True,
+        "text": True,
+        "copy": not isinstance(it, types.ModuleType),
+        "await": True,
+    }
+    if not fine.get(op):
+        raise AttributeError(f"{op} {name}")
+
+
+def awaited(it):
+    """The result of what can be awaited."""
+    import asyncio  # here, because it is slow, and rare
+
+    async def wait():
+        return await it
+
+    loops = sys.modules["asyncio"].__dict__.setdefault("_loop_of_link", [])
+    if not loops:
+        loops.append(asyncio.new_event_loop())
+    return loops[0].run_until_complete(wait())

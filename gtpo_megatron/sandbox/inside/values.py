@@ -1,0 +1,187 @@
+"""Values that cross between two processes of the sandbox as JSON (see :mod:`.link`), and what is looked up by a name.
+
+Runs inside the sandbox; needs the standard library only.
+"""
+
+import builtins
+import collections
+import contextlib
+import copy
+import datetime
+import decimal
+import fractions
+import pathlib
+import sys
+import uuid
+
+EXACT = (bool, float, str, type(None))
+LARGEST = 1 << 63
+"""Integers from here on cross in hexadecimal, whose length Python does not limit."""
+
+MUTABLE = {
+    list: "list", dict: "dict", set: "set", collections.deque: "deque", collections.Counter: "Counter",
+    collections.OrderedDict: "OrderedDict", collections.defaultdict: "defaultdict", bytearray: "bytearray",
+}  # fmt: skip
+IMMUTABLE = {tuple: "tuple", frozenset: "frozenset"}
+KINDS = {name: kind for kind, name in (MUTABLE | IMMUTABLE).items()}
+PLAIN_BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
+
+TO_TEXT = {
+    bytes: bytes.hex,
+    complex: lambda one: [one.real, one.imag],
+    range: lambda one: [one.start, one.stop, one.step],
+    decimal.Decimal: str,
+    fractions.Fraction: lambda one: [hex(one.numerator), hex(one.denominator)],
+    datetime.datetime: datetime.datetime.isoformat,
+    datetime.date: datetime.date.isoformat,
+    datetime.time: datetime.time.isoformat,
+    datetime.timedelta: lambda one: [one.days, one.seconds, one.microseconds],
+    pathlib.PosixPath: str,
+    pathlib.PurePosixPath: str,
+    uuid.UUID: str,
+    type(Ellipsis): lambda _: "",
+    type(NotImplemented): lambda _: "",
+    type({}.keys()): None,
+    type({}.values()): None,
+    type({}.items()): None,
+}
+"""Values that cross by a text of their own; the views of a dict cross by their values."""
+FROM_TEXT = {
+    "bytes": bytes.fromhex,
+    "complex": lambda given: complex(*given),
+    "range": lambda given: range(*given),
+    "Decimal": decimal.Decimal,
+    "Fraction": lambda given: fractions.Fraction(*(int(one, 16) for one in given)),
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "timedelta": lambda given: datetime.timedelta(*given),
+    "PosixPath": pathlib.PosixPath,
+    "PurePosixPath": pathlib.PurePosixPath,
+    "UUID": uuid.UUID,
+    "ellipsis": lambda _: ...,
+    "NotImplementedType": lambda _: NotImplemented,
+    "dict_keys": lambda given: dict.fromkeys(given).keys(),
+    "dict_values": lambda given: dict(enumerate(given)).values(),
+    "dict_items": lambda given: dict(given).items(),  # type: ignore[arg-type]
+}
+VIEWS = ("dict_keys", "dict_values", "dict_items")
+
+
+class EndedError(Exception):
+    """The other process has ended, or does not answer as it should."""
+
+
+class Memo:
+    """The collections of one request and its answer, by numbers that both sides use."""
+
+    def __init__(self):
+        self.keys = {}
+        self.objects = {}
+        self.before = {}
+
+    def add(self, value, key=None):
+        """Numbers a collection."""
+        key = len(self.objects) if key is None else key
+        self.keys[id(value)] = key
+        self.objects[key] = value
+        return key
+
+    def watch(self):
+        """Remembers what is in the collections so far."""
+        self.before = {key: copy.copy(value) for key, value in self.objects.items()}
+
+    def changed(self):
+        """Numbers of the watched collections with other contents."""
+        return [key for key, before in self.before.items() if not _is_same(before, self.objects[key])]
+
+
+def _is_same(one, other):
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(
+            a is c and b is d for (a, b), (c, d) in zip(one.items(), other.items(), strict=True)
+        )
+    if isinstance(one, set | bytearray):
+        return one == other
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def plain_of(value):
+    """An object of a class that is made of ``list``, ``int`` or the like, as one of those."""
+    for kind in PLAIN_BASES:
+        if isinstance(value, kind):
+            if isinstance(value, dict):
+                return dict(dict.items(value))
+            if issubclass(kind, list | tuple | set | frozenset):
+                return kind(kind.__iter__(value))
+            if kind is str:
+                return str.__str__(value)
+            return {int: int.__int__, float: float.__float__}.get(kind, kind)(value)
+    return value
+
+
+def extra_of(value):
+    """The length of a deque, or the name of a default dict's factory."""
+    if isinstance(value, collections.deque):
+        return value.maxlen
+    factory = getattr(value, "default_factory", None)
+    return factory.__name__ if isinstance(factory, type) else None
+
+
+def made_empty(kind, extra):
+    """An empty collection."""
+    if kind == "deque":
+        return collections.deque(maxlen=extra)
+    if kind == "defaultdict":
+        return collections.defaultdict(builtin_type(extra) if extra else None)
+    return KINDS[kind]()
+
+
+def is_builtin(kind):
+    """Whether a class is Python's own; the names of a prelude lie there too."""
+    return kind.__module__ == "builtins" and getattr(builtins, kind.__name__, None) is kind
+
+
+def builtin_type(name):
+    """A class of Python's own."""
+    found = getattr(builtins, str(name), None)
+    if not isinstance(found, type):
+        raise EndedError("it wrote into its connection")
+    return found
+
+
+def stdlib_module(name):
+    """A module of the standard library, or one that is loaded here."""
+    name = str(name)
+    if name in ("__main__", "program") or name.partition(".")[0] not in sys.stdlib_module_names | {"numpy"}:
+        raise AttributeError(f"no module {name}")
+    __import__(name)
+    return sys.modules[name]
+
+
+def known_error(given):
+    """An exception class of the standard library, which is one class on both sides; None if it is none.
+
+    That tests are skipped is for the tests to say: their modules are left out.
+    """
+    with contextlib.suppress(Exception):
+        if str(given["module"]).partition(".")[0] not in ("unittest", "doctest", "builtins"):
+            found = getattr(stdlib_module(given["module"]), str(given["name"]))
+            return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return None
+
+
+def place_of(function):
+    """Module and name of a function of the standard library."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
+    if isinstance(module, str) and isinstance(name, str) and module.partition(".")[0] in sys.stdlib_module_names:
+        found = getattr(sys.modules.get(module), name, None)
+        return [module, name] if found is function and module != "__main__" else None
+    return None
+
+
+def array_of(given):
+    """An array of numpy."""
+    import numpy  # here, because only some programs have it
+
+    return numpy.frombuffer(bytearray.fromhex(given["v"]), dtype=numpy.dtype(given["d"])).reshape(given["s"])
