@@ -27,6 +27,7 @@ STEPS_OF_ABORTED = 8
 def main(folder: Path, sampler_tp: int) -> None:
     from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
     from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
+    from gtpo_megatron.weights.architecture import read_architecture
 
     config = RolloutConfig(
         dtype="float32",
@@ -35,6 +36,7 @@ def main(folder: Path, sampler_tp: int) -> None:
         max_concurrent_sequences=NUM_CONCURRENT,
         max_staleness=1,
         partial=True,
+        returns_routing=read_architecture(folder).experts is not None,
     )
     os.environ.update(engine_environment(config, has_gpus=False) | CPU_ENVIRONMENT)
     import torch
@@ -43,7 +45,6 @@ def main(folder: Path, sampler_tp: int) -> None:
     from gtpo_megatron.errors import RolloutError, WeightSyncError
     from gtpo_megatron.rollout.requests import SampleRequest
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
-    from gtpo_megatron.weights.architecture import read_architecture
     from tests.integration.push_probe import BUCKET_BYTES, Link
     from tests.unit.weights.push.test_plan import push_layout
 
@@ -78,6 +79,11 @@ def main(folder: Path, sampler_tp: int) -> None:
     rows = [row for batch in batches for row in compared(batch, old, new)]
     found = {name: max(row[name] for row in rows) for name in ("gap_before", "gap_after")}
     found["other_weights_gap"] = min(row["other_weights_gap"] for row in rows)
+    lengths = torch.cat([batch.response_lengths for batch in batches])
+    found |= {"lengths": lengths.tolist(), "budget": RESPONSE_TOKENS}
+    if config.returns_routing:
+        found["routed"] = torch.cat([batch.routed_lengths for batch in batches]).tolist()
+        found["tokens"] = (torch.cat([batch.prompt_lengths for batch in batches]) + lengths).tolist()
     found |= {"same_checksums": sent == received, "oldest": [batch.policy_version for batch in batches]}
     print(json.dumps(found | {"switches": [row["switch"] for row in rows]}), flush=True)
 

@@ -155,10 +155,11 @@ class ContinuousSampling:
     def load_state_dict(self, state: dict[str, Any], *, step: int) -> None:
         """Continues after a step from a ``state_dict``."""
         self._scheduler.load_state_dict(state["scheduled"], step=step)
-        self._ready = {label: from_plain(plain, self._stages.engine.hold) for label, plain in state["ready"].items()}
+        saved = {label: from_plain(plain, self._stages.engine.hold) for label, plain in state["ready"].items()}
         self._problems = {label: problem_from_plain(plain) for label, plain in state["problems"].items()} | {
-            label: group.prompts.problems[0] for label, group in self._ready.items()
+            label: group.prompts.problems[0] for label, group in saved.items()
         }
+        self._ready = {label: saved[label] for label in self._scheduler.ready_labels()}
 
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
         """Waits until a condition holds; raises what the threads raised; replaces engines that died."""

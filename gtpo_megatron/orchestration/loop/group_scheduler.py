@@ -315,16 +315,23 @@ class GroupScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Continues after a step, whose weights the engines have."""
+        """Continues after a step, whose weights the engines have.
+
+        Groups that were ready by a wider bound, and are too old by the one of now, are sampled again.
+        """
         self._drawn, self._trained = state["drawn"], state["trained"]
         self._dropped, self._dropped_since_take = state["dropped"], state["dropped_since_take"]
         self._closed_sum = state["closed_sum"]
         self.version = self.num_taken = step
-        self._waiting = [Attempt(label, 0) for label in state["waiting"]]
+        oldest = step - self.rules.max_staleness
         self._groups = {
             label: _Group(attempt=Attempt(label, 0), place="ready", version=version)
             for label, version in state["ready"].items()
+            if version >= oldest
         }
+        self._waiting = sorted(
+            Attempt(label, 0) for label in {*state["waiting"], *state["ready"]} - self._groups.keys()
+        )
 
     def _close(self, labels: Iterable[int]) -> None:
         self._closed_sum = (self._closed_sum + labels_sum(labels)) % (1 << 64)

@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there; the last and the best are kept."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,44 @@ def test_a_full_disk_at_the_last_moment_leaves_the_last_good_one(folder, monkeyp
     with pytest.raises(CheckpointError, match="No space left on device; the last good one stays valid"):
         save(folder, 2)
     assert folder.latest().state.step == 1
+
+
+class KilledError(BaseException):
+    """In the place of SIGKILL: no code of ours runs after it."""
+
+
+@pytest.mark.parametrize("earlier", [(), (1,), (1, 2)], ids=["the first", "the second", "one that is saved again"])
+def test_a_kill_at_any_moment_of_a_save_leaves_one_to_go_on_from(folder, monkeypatch, earlier):
+    """Between the checkpoint and the pointer to it too; the next save is whole again, and points to itself."""
+    for step in earlier:
+        save(folder, step)
+    moments = 0
+    for last_call in range(20):
+        calls = iter(range(20))
+
+        def or_killed(operation, calls=calls, last_call=last_call):
+            def call(*arguments):
+                if next(calls) == last_call:
+                    raise KilledError
+                return operation(*arguments)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for name in ("write_file", "_sync_folder"):
+                patched.setattr(checkpoint_folder, name, or_killed(getattr(checkpoint_folder, name)))
+            patched.setattr(Path, "rename", or_killed(Path.rename))
+            try:
+                save(folder, 2)
+            except KilledError:
+                moments += 1
+            else:
+                break
+        found = folder.latest()
+        assert (found is None and not earlier) or found.state.step in {*earlier, 2}
+    assert moments >= 6
+    assert folder.latest().path.name == (folder.path / "latest").read_text().strip() == "step_2"
+    assert not list(folder.path.glob(".*.partial"))
 
 
 def test_a_rank_on_another_file_system_is_noticed(folder):

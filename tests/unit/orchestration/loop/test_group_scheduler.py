@@ -262,6 +262,9 @@ class RandomRun:
     def resumes(self, _engine, step):
         if self.chance.random() < 0.1:
             state = self.found.state_dict()
+            if self.chance.random() < 0.3:  # resumed with a tighter bound than before
+                self.max_staleness = self.chance.randint(0, self.max_staleness)
+                self.rules |= {"max_staleness": self.max_staleness, "stragglers": "abort"}
             self.found = self.prompts.scheduler = scheduler(self.num_engines, **self.rules)
             self.found.load_state_dict(state, step=step - 1)
             self.nothing_inside()
