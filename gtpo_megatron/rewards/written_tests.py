@@ -148,15 +148,16 @@ def _own_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
     """
     loaded = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
     free = loaded - _bound_names(tree)
-    imported = {
-        alias.name
-        for one in ast.walk(tree)
-        if isinstance(one, ast.ImportFrom) and one.module in MODULES
-        for alias in one.names
-    }
+    imported = {alias.name for alias in _of_program(tree)}
     asked = {entry_point.partition(".")[0], *imported} & _KNOWN
     is_clear = bool(imported) or bool(free - _KNOWN) or entry_point in free
     return tuple(sorted(asked | (set() if is_clear else free & _KNOWN - {"print", "__name__"})))
+
+
+def _of_program(tree: ast.Module) -> list[ast.alias]:
+    """What the text imports from the program."""
+    found = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module in MODULES)
+    return [alias for one in found for alias in one.names]
 
 
 def _bound_names(tree: ast.Module) -> set[str]:
@@ -177,7 +178,7 @@ def _bound_names(tree: ast.Module) -> set[str]:
 
 def _check_usable(tree: ast.Module, where: str) -> None:
     """Raises DataError for what tests in another process than the program's can not do, or the sandbox lacks."""
-    bound = _bound_names(tree)
+    bound = _bound_names(tree) - {alias.asname or alias.name for alias in _of_program(tree)}
     imports = {
         (alias.asname or alias.name): alias.name
         for one in ast.walk(tree)

@@ -6,6 +6,7 @@ program changes changes a test. Runs inside the sandbox; needs the standard libr
 
 import builtins
 import os
+import re
 import sys
 import types
 import unittest
@@ -91,6 +92,7 @@ class Exam:
     def __init__(self, link, supplied):
         self.link, self.supplied = link, supplied
         self.program_names, self.own = set(), ()
+        self.words = set()
         self.texts = {}
         input_here = builtins.input
         link.served = {
@@ -112,9 +114,9 @@ class Exam:
         return ""
 
     def named(self, name):
-        """What the program calls so."""
+        """What the program calls so; a class is known as one that the tests name, but for what only holds functions."""
         value = self.link.ask("global", name=name)
-        if isinstance(value, Mirror) and name[:1].isupper():
+        if isinstance(value, Mirror) and name in self.words - {"Solution"}:
             self.link.named.add(value._key)
         return value
 
@@ -155,6 +157,7 @@ class Exam:
 
     def executed(self, text):
         """The names of a text of tests."""
+        self.words.update(re.findall(r"\w+", text))
         names = Names(self, self.own)
         sys.modules["__main__"] = Main(names)
         try:

@@ -168,8 +168,9 @@ class Link:
     def operate(self, remote, name, args, kwargs):
         """An operator of a remote.
 
-        Between a remote and a value of this side the other side decides nothing that it could know the answer of: a
-        comparison is made here, and arithmetic gives an object of the other side or fails.
+        Between a remote and a value of this side the other side decides nothing: a comparison is made here, or fails,
+        and so does arithmetic, whose result could be near to everything. An object of a class that the tests name has
+        arithmetic of its own, which gives such an object.
         """
         if name == "__call__":
             return self.call(remote._number, args, kwargs)
@@ -178,7 +179,7 @@ class Link:
             plain = self.plain(remote)
             if plain is not remote:
                 return getattr(plain, name, lambda *_: NotImplemented)(*args)
-            if name in COMPARISONS:
+            if name in COMPARISONS or type(remote)._key not in self.named:
                 return NotImplemented
             found = self.ask("special", of=remote._number, name=name, args=args)
             return found if is_remote(found) else NotImplemented
@@ -263,17 +264,13 @@ class Link:
 
     def _encode_array(self, value, memo):
         """An array or a number of numpy; None for its other objects."""
-        if type(value).__name__ == "ndarray":
-            if value.dtype.hasobject:
-                return self.encode(value.tolist(), memo)
-            return {"t": "array", "d": value.dtype.str, "s": list(value.shape), "v": value.tobytes().hex()}
-        if (
-            hasattr(value, "item")
-            and getattr(value, "ndim", None) == 0
-            and type(plain := value.item()) is not type(value)
-        ):
-            return self.encode(plain, memo) if plain is not None else None
-        return None
+        is_array = type(value).__name__ == "ndarray"
+        if not is_array and not (hasattr(value, "dtype") and getattr(value, "ndim", None) == 0):
+            return None
+        if value.dtype.hasobject:
+            return self.encode(value.tolist(), memo)
+        said = {"d": value.dtype.str, "s": list(value.shape), "v": value.tobytes().hex()}
+        return {"t": "array" if is_array else "scalar"} | said
 
     def _contents(self, value, memo):
         if isinstance(value, dict):
@@ -307,13 +304,14 @@ class Link:
             "slice": lambda: slice(*(self.decode(one, memo) for one in given["v"])),
             "type": lambda: builtin_type(given["v"]),
             "class": lambda: self._mirror(given["c"]),
-            "module": lambda: stdlib_module(given["v"]),
+            "module": lambda: stdlib_module(given["v"], may_import=not self.is_guarded),
             "error": lambda: self._error(given["v"]),
             "array": lambda: array_of(given),
+            "scalar": lambda: array_of(given)[()],
             "mine": lambda: self._remote(given),
         }
         if not self.is_guarded:
-            makers["place"] = lambda: getattr(stdlib_module(given["v"][0]), given["v"][1])
+            makers["place"] = lambda: getattr(stdlib_module(given["v"][0], may_import=True), given["v"][1])
         if kind not in makers:
             raise EndedError("it wrote into its connection")
         return makers[kind]()
@@ -372,7 +370,7 @@ class Link:
         bases = [self._mirror(one) if isinstance(one, dict) else builtin_type(one) for one in given["bases"]]
         errors = [one for one in bases if issubclass(one, BaseException)]
         name = str(given["name"])
-        if errors and (known := known_error(given)):
+        if errors and (known := known_error(given, may_import=not self.is_guarded)):
             made = known
         elif errors:
             made = type(

@@ -23,6 +23,13 @@ OTHER = (
 )  # fmt: skip
 SPECIALS = ARITHMETIC | COMPARISONS | {f"__{name}__" for name in OTHER}
 """Operators that a remote has if its class has them; ``==``, ``hash`` and ``await`` are its own."""
+STEPPED = types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType
+STEPS = tuple(side + name for side in ("", "a") for name in ("send", "throw", "close"))
+"""What there is to do with a generator; its frame would tell what the tests' names are."""
+CODE = (
+    types.FunctionType | types.BuiltinFunctionType | types.MethodType | types.ModuleType
+    | types.FrameType | types.CodeType | types.TracebackType | STEPPED
+)  # fmt: skip
 READABLE = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__", "__defaults__")
 
 
@@ -168,12 +175,14 @@ OPERATIONS: dict[str, Any] = {
 
 def check_allowed(op, name, it):
     """Raises AttributeError for what an untrusted side may not do with an object of this one."""
-    is_code = isinstance(it, types.FunctionType | types.BuiltinFunctionType | types.MethodType | types.ModuleType)
+    is_code = isinstance(it, CODE)
+    # of classes it makes objects only if the tests wrote them: one of io opens this process's descriptors
+    may_call = callable(it) and (not isinstance(it, type) or it.__module__ == "__main__")
     fine = {
-        "call": callable(it),
-        "get": not name.startswith("_") and not is_code,
+        "call": may_call,
+        "get": not name.startswith("_") and (not is_code or (isinstance(it, STEPPED) and name in STEPS)),
         "set": not name.startswith("_") and not is_code and not isinstance(it, type),
-        "special": name in SPECIALS and not isinstance(it, types.ModuleType),
+        "special": name in SPECIALS and not isinstance(it, types.ModuleType) and (name != "__call__" or may_call),
         "plain": True,
         "equal": True,
         "hash": True,

@@ -26,7 +26,7 @@ IMMUTABLE = {tuple: "tuple", frozenset: "frozenset"}
 KINDS = {name: kind for kind, name in (MUTABLE | IMMUTABLE).items()}
 PLAIN_BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
 
-TO_TEXT = {
+TO_TEXT: dict = {
     bytes: bytes.hex,
     complex: lambda one: [one.real, one.imag],
     range: lambda one: [one.start, one.stop, one.step],
@@ -46,7 +46,7 @@ TO_TEXT = {
     type({}.items()): None,
 }
 """Values that cross by a text of their own; the views of a dict cross by their values."""
-FROM_TEXT = {
+FROM_TEXT: dict = {
     "bytes": bytes.fromhex,
     "complex": lambda given: complex(*given),
     "range": lambda given: range(*given),
@@ -63,7 +63,7 @@ FROM_TEXT = {
     "NotImplementedType": lambda _: NotImplemented,
     "dict_keys": lambda given: dict.fromkeys(given).keys(),
     "dict_values": lambda given: dict(enumerate(given)).values(),
-    "dict_items": lambda given: dict(given).items(),  # type: ignore[arg-type]
+    "dict_items": lambda given: dict(given).items(),
 }
 VIEWS = ("dict_keys", "dict_values", "dict_items")
 
@@ -150,24 +150,30 @@ def builtin_type(name):
     return found
 
 
-def stdlib_module(name):
-    """A module of the standard library, or one that is loaded here."""
+def stdlib_module(name, *, may_import):
+    """A module of the standard library.
+
+    Args:
+        name: of it.
+        may_import: else it must be loaded: to import a module is to run it, and some run what lies in the folder.
+    """
     name = str(name)
     if name in ("__main__", "program") or name.partition(".")[0] not in sys.stdlib_module_names | {"numpy"}:
         raise AttributeError(f"no module {name}")
-    __import__(name)
+    if may_import:
+        __import__(name)
     return sys.modules[name]
 
 
-def known_error(given):
+def known_error(given, *, may_import):
     """An exception class of the standard library, which is one class on both sides; None if it is none.
 
-    That tests are skipped is for the tests to say: their modules are left out.
+    That tests are skipped is for the tests to say: their modules' classes are left out.
     """
     with contextlib.suppress(Exception):
-        if str(given["module"]).partition(".")[0] not in ("unittest", "doctest", "builtins"):
-            found = getattr(stdlib_module(given["module"]), str(given["name"]))
-            return found if isinstance(found, type) and issubclass(found, BaseException) else None
+        found = getattr(stdlib_module(given["module"], may_import=may_import), str(given["name"]))
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return None if found.__module__.partition(".")[0] in ("unittest", "doctest", "builtins") else found
     return None
 
 

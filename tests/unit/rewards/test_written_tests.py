@@ -1,0 +1,196 @@
+"""Tests in Python: each shape of public sets tells a right program from a wrong one, or the row is refused."""
+
+import pytest
+
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards import program_tests
+from gtpo_megatron.rewards.code_tests import code_tests, complaint
+from gtpo_megatron.rewards.written_tests import cases_of_text
+from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
+from tests.unit.rewards.test_code_tests import fenced, graded
+
+pytestmark = pytest.mark.xdist_group("sandbox")
+
+RIGHT = """
+def f(x):
+    if x < 0:
+        raise ValueError('negative')
+    return x * x
+
+class Solution:
+    def f(self, x): return f(x)
+
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x)
+    def pop(self): return self.items.pop()
+"""
+WRONG = (
+    "def f(x): return 0\nclass Solution:\n    def f(self, x): return 0\n"
+    "class Stack:\n    def push(self, x): pass\n    def pop(self): return None\n"
+)
+
+SHAPES = {
+    "assertions": "assert f(2) == 4\nassert f(3) == 9",
+    "a loop": "for x, y in [(2, 4), (3, 9)]:\n    assert f(x) == y, (x, y)",
+    "a function": "def test_a():\n    assert f(2) == 4",
+    "an import": "from solution import f\n\ndef test_a():\n    assert f(2) == 4",
+    "an import under another name": "import solution as s\ndef test_a():\n    assert s.f(2) == 4",
+    "all of it": "from solution import *\ndef test_a():\n    assert f(2) == 4",
+    "another module": "from main import f as g\ndef test_a():\n    assert g(2) == 4",
+    "a class": "class TestF:\n    def test_a(self):\n        assert f(2) == 4",
+    "a class with a set-up": "class TestF:\n    def setup_method(self):\n        self.x = 2\n"
+    "    def test_a(self):\n        assert f(self.x) == 4",
+    "unittest": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+    "        self.assertEqual(f(2), 4)",
+    "unittest with a set-up": "from unittest import TestCase, main\nclass T(TestCase):\n    def setUp(self):\n"
+    "        self.s = Stack()\n    def test_a(self):\n        self.s.push(4)\n"
+    "        self.assertEqual(self.s.pop(), 4)\n"
+    "if __name__ == '__main__':\n    main()",
+    "unittest with subtests": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+    "        for x in (1, 2):\n            with self.subTest(x=x):\n                self.assertEqual(f(x), x * x)",
+    "unittest's raises": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n"
+    "        with self.assertRaises(ValueError):\n            f(-1)",
+    "unittest, inherited": "import unittest\nclass Base(unittest.TestCase):\n    def test_a(self):\n"
+    "        self.assertEqual(f(2), 4)\nclass T(Base):\n    pass",
+    "unittest, asynchronous": "import unittest\nclass T(unittest.IsolatedAsyncioTestCase):\n"
+    "    async def test_a(self):\n        self.assertEqual(f(2), 4)",
+    "raises": "import pytest\ndef test_a():\n    with pytest.raises(ValueError, match='nega'):\n        f(-1)",
+    "raises and its value": "import pytest\ndef test_a():\n    with pytest.raises(ValueError) as info:\n        f(-1)\n"
+    "    assert str(info.value) == 'negative'",
+    "parameters": "import pytest\n@pytest.mark.parametrize('x, y', [(2, 4), (3, 9)])\ndef test_a(x, y):\n"
+    "    assert f(x) == y",
+    "parameters twice": "import pytest\n@pytest.mark.parametrize('x', [1, 2])\n@pytest.mark.parametrize('k', [0, 1])\n"
+    "def test_a(x, k):\n    assert f(x) * k == x * x * k",
+    "parameters with marks": "import pytest\n@pytest.mark.parametrize('x', [pytest.param(2, id='two')])\n"
+    "class TestF:\n    def test_a(self, x):\n        assert f(x) == 4",
+    "a fixture": "import pytest\n@pytest.fixture\ndef x():\n    yield 2\ndef test_a(x):\n    assert f(x) == 4",
+    "a fixture of a fixture": "import pytest\n@pytest.fixture()\ndef x():\n    return 2\n"
+    "@pytest.fixture(params=[1, 2])\ndef y(x, request):\n    return x * request.param\n"
+    "def test_a(y):\n    assert f(y) == y * y",
+    "approx": "from pytest import approx\ndef test_a():\n    assert f(2) == approx(4.0)",
+    "built-in fixtures": "def test_a(capsys, monkeypatch, tmp_path):\n    print(f(2))\n"
+    "    assert capsys.readouterr().out == '4\\n'",
+    "asynchronous": "import pytest\n@pytest.mark.asyncio\nasync def test_a():\n    assert f(2) == 4",
+    "check": "def check(candidate):\n    assert candidate(2) == 4\ncheck(f)",
+    "both": "assert f(1) == 1\ndef test_a():\n    assert f(2) == 4",
+    "a runner": "def test_a():\n    assert f(2) == 4\nif __name__ == '__main__':\n    import pytest\n    pytest.main()",
+    "a try": "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError",
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    made = UnsafeSandbox()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("put", [lambda text: {"tests": text}, lambda text: {"test": text}], ids=["tests", "test"])
+def test_each_shape_tells_right_from_wrong(sandbox, name, put):
+    columns = put(SHAPES[name])
+    assert complaint(columns) == ""
+    right = graded(sandbox, fenced(RIGHT), columns, code_tests)
+    assert right.value == 1.0, right.info
+    assert graded(sandbox, fenced(WRONG), columns, code_tests).value == 0.0
+    assert graded(sandbox, fenced("import os\nos._exit(0)"), columns, code_tests).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def helper():\n    assert f(2) == 4",
+        "class Checks:\n    def test_a(self):\n        assert f(2) == 4",
+        "import unittest\nclass T(unittest.TestCase):\n    def check_a(self):\n        self.assertEqual(f(2), 4)",
+        "import unittest\nif __name__ == '__main__':\n    unittest.main()",
+        "from solution import f",
+        "x = 4",
+        "# assert f(2) == 4",
+        "'''assert f(2) == 4'''",
+        "class TestF:\n    __test__ = False\n    def test_a(self):\n        assert f(2) == 4",
+        "print(f(2))",
+        "def check(candidate):\n    assert candidate(2) == 4",
+        "lambda: f(2) == 4",
+    ],
+)
+def test_a_text_that_would_run_no_test_is_refused_when_the_set_is_read(text):
+    said = complaint({"tests": text})
+    assert "\n" not in said
+    assert any(one in said for one in ("would run no test", "never calls it", "expected JSON or assertions")), said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("assert f(2) ==", "are no Python"),
+        ("import pytest\ndef test_a():\n    pytest.deprecated_call(f)", r"uses pytest\.deprecated_call"),
+        ("def test_a(mocker):\n    assert f(2) == 4", "fixture 'mocker'"),
+        ("from solution import Stack\nclass T(Stack): pass\ndef test_a(): T()", "is made of the program's"),
+        (
+            "def test_a(monkeypatch):\n    monkeypatch.setenv('A', '1')\n    assert f(2) == 4",
+            "replaces the environment",
+        ),
+    ],
+)
+def test_what_the_sandbox_cannot_do_is_refused_when_the_set_is_read(text, said):
+    with pytest.raises(DataError, match=said):
+        cases_of_text(text, "tests")
+
+
+@pytest.mark.parametrize("text", ["def test_a():\n    pass", "def test_a():\n    assert True", "assert 2 * 2 == 4"])
+def test_a_test_that_uses_nothing_of_the_program_earns_nothing(sandbox, text):
+    assert graded(sandbox, fenced(WRONG), {"tests": text}, code_tests).value == 0.0
+
+
+def test_each_function_and_method_is_a_test_of_its_own(sandbox):
+    text = "def test_a():\n    assert f(2) == 4\nclass TestF:\n    def test_b(self):\n        assert f(2) == 5\n"
+    found = graded(sandbox, fenced(RIGHT), {"tests": text})
+    assert found.value == 0.5
+    assert [one.partition(":")[0] for one in found.info["tests"]] == ["passed", "error"]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tests": {"functional": "def check(c):\n    assert c(2) == 4\ncheck(f)"}},
+        {"tests": {"functional": ["assert f(2) == 4"]}},
+        {"tests": {"functional": "def check(c):\n    assert c(2) == 4\ncheck(Solution().f)"}},
+        {"tests": {"functional": "def check(c):\n    assert c(2) == 4"}, "entry_point": "f"},
+        {"tests": '{"functional": "assert f(2) == 4"}'},
+        {"tests": {"unittest": "assert f(2) == 4", "inputs": None}},
+        {"tests": '["assert f(2) == 4"]'},
+        {"reward_model": {"ground_truth": '{"functional": "assert f(2) == 4"}'}},
+        {"reward_model": {"ground_truth": "assert f(2) == 4"}, "tests": ""},
+        {"tests": "[]", "test_list": ["assert f(2) == 4"]},
+        {"tests": "{}", "test_cases": None, "test": "def check(c):\n    assert c(2) == 4", "entry_point": "f"},
+    ],
+)
+def test_where_texts_of_tests_are(sandbox, columns):
+    assert complaint(columns) == ""
+    assert graded(sandbox, fenced(RIGHT), columns, code_tests).value == 1.0
+    assert graded(sandbox, fenced(WRONG), columns, code_tests).value == 0.0
+
+
+@pytest.mark.parametrize("empty", ["[]", "", "{}", "null", None, [], {}, "  ", {"input": [], "output": []}])
+def test_one_column_may_be_empty_in_any_way(empty):
+    pairs = [{"input": "1\n", "output": "1\n"}]
+    for name in ("private_test_cases", "private_tests", "generated_tests"):
+        assert len(program_tests.tests_of({"public_test_cases": pairs, name: empty}).tests) == 1
+    assert complaint({"public_test_cases": empty, "private_test_cases": empty}).startswith("no tests: expected")
+    assert complaint({"tests": empty}).startswith("no tests: expected")
+
+
+def test_a_name_of_python_means_the_programs_where_it_is_what_is_tested(sandbox):
+    source = "def sum(a, b): return a + b\ndef gcd(a, b): return 7\ndef Counter(x): return 5"
+    for text in (
+        "assert sum(1, 2) == 3",
+        "from solution import Counter\nassert Counter(1) == 5",
+        "assert gcd(4, 6) == 7",
+    ):
+        assert graded(sandbox, fenced(source), {"tests": text}, code_tests).value == 1.0, text
+    assert graded(sandbox, fenced("x = 1"), {"tests": "assert gcd(4, 6) == 2"}).value == 0.0
+    assert (
+        graded(sandbox, fenced("def f(x): return []\ndef sum(a): return 4"), {"tests": "assert sum(f(2)) == 4"}).value
+        == 0
+    )
