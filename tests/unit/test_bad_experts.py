@@ -38,7 +38,7 @@ def folder_with(tmp_path, **changes):
 
 
 def fuse_experts(folder):
-    """All experts of a layer in one tensor per projection, as transformers 5 may save them."""
+    """All experts of a layer in one tensor per projection, in a form that nobody writes."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     names = [name for name in tensors if ".experts.0." in name]
@@ -110,12 +110,15 @@ def test_a_model_that_cannot_be(capsys, tmp_path, changes, message):
     assert "Traceback" not in text
 
 
-def test_a_folder_of_fused_experts(capsys, tmp_path):
+def test_a_folder_of_experts_fused_in_another_form(capsys, tmp_path):
     folder = folder_with(tmp_path)
     fuse_experts(folder)
     status, text = complaint(capsys, "--model.path", str(folder), recipe=RECIPE)
     assert status == 1
-    assert "holds all experts of a layer in one tensor" in text
+    assert (
+        "may have been renamed to 'model.layers.0.mlp.experts.gate_proj'; config.json and weights must be of one model"
+        in text
+    )
     assert "Traceback" not in text
 
 

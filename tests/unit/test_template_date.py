@@ -31,7 +31,7 @@ def begin(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1+1", "answer": "2"}) + "\n", encoding="utf-8")
     seen = []
 
-    def started(config, *_, take_signals, inspector=None):
+    def started(*_, inspector=None):
         raise StartedError
 
     def read(*arguments, **options):

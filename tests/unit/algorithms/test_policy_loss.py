@@ -350,9 +350,7 @@ def test_a_row_that_is_masked_out_is_in_neither_numerator_nor_denominator(
     def loss_of(arguments: dict[str, Tensor], *matrices: Tensor) -> tuple[LossTerms, Tensor]:
         old, new, sampled = matrices
         logprobs = new.clone().requires_grad_()
-        terms = policy_loss(
-            config, logprobs=logprobs, **prepared(config, arguments, old, sampled).rows(range(len(old)))
-        )
+        terms = update_loss(config, logprobs, prepared(config, arguments, old, sampled).rows(range(len(old))))
         terms.loss_sum.backward()
         assert logprobs.grad is not None
         return terms, logprobs.grad
