@@ -65,11 +65,13 @@ def drop_capabilities():
     called(libc.syscall(SYS_CAPSET, header, (ctypes.c_uint32 * 6)()), "capset")
 
 
+class Filter(ctypes.Structure):
+    """The kernel's ``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
 def use_filter(code):
     """Installs a seccomp filter."""
-
-    class Filter(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-
     mode_filter = 2
     called(libc.prctl(PR_SET_SECCOMP, mode_filter, ctypes.byref(Filter(len(code) // 8, code)), 0, 0), "seccomp")

@@ -22,6 +22,7 @@ from collections.abc import Coroutine
 from gtpo_megatron.sandbox.inside.remotes import (
     ARITHMETIC,
     COMPARISONS,
+    CONVERSIONS,
     OPERATIONS,
     SPECIALS,
     Awaited,
@@ -80,7 +81,7 @@ class Link:
         self.mine, self.keys, self.described = {}, {}, set()
         self.classes, self.theirs = {}, weakref.WeakValueDictionary()
         self.raised_here, self.raised_there = {}, {}
-        self.named = set()
+        self.named, self.mixed = set(), set()
         self.num_asked = 0
         self.served = {}
         self.printed = None
@@ -169,23 +170,35 @@ class Link:
         """An operator of a remote.
 
         Between a remote and a value of this side the other side decides nothing: a comparison is made here, or fails,
-        and so does arithmetic, whose result could be near to everything. An object of a class that the tests name has
-        arithmetic of its own, which gives such an object.
+        and what arithmetic gives is an object there, which is no number here: it could be near to everything. Only
+        objects of a class that the tests name turn into numbers after it.
         """
         if name == "__call__":
             return self.call(remote._number, args, kwargs)
         has_value = any(not is_remote(one) for one in args)
+        is_mixed = any(isinstance(one, Remote) and one._number in self.mixed for one in (remote, *args))
         if self.is_guarded and has_value and (name in COMPARISONS or name in ARITHMETIC):
             plain = self.plain(remote)
             if plain is not remote:
                 return getattr(plain, name, lambda *_: NotImplemented)(*args)
-            if name in COMPARISONS or type(remote)._key not in self.named:
+            if name in COMPARISONS:
                 return NotImplemented
             found = self.ask("special", of=remote._number, name=name, args=args)
-            return found if is_remote(found) else NotImplemented
+            if not isinstance(found, Remote):
+                return NotImplemented
+            if is_mixed or type(remote)._key not in self.named:
+                self.mixed.add(found._number)
+            return found
+        if is_mixed and name in CONVERSIONS:
+            raise TypeError(f"{name} of what arithmetic of {type(remote).__name__} with a value has given")
         if self.is_guarded and name == "__contains__" and has_value and type(remote)._key not in self.named:
             return any(one is args[0] or one == args[0] for one in iter(remote))
-        return self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
+        found = self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
+        if is_mixed and name in ARITHMETIC:
+            if not isinstance(found, Remote):
+                return NotImplemented
+            self.mixed.add(found._number)
+        return found
 
     def plain(self, remote):
         """A remote of a class made of ``list`` or the like, as that; any other as itself."""

@@ -68,6 +68,7 @@ def main():
     for name, text in settings["modules"].items():
         load(name, text)
     settings["supplied"] = module("prelude").names()
+    settings["for_tests"] = module("prelude").for_tests(settings["supplied"])
     gc.disable()  # a collection in a fork would copy every page; programs enable it
     gc.freeze()
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -186,9 +187,10 @@ class Reaper:
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise CompileError(f"{type(error).__name__}: {error}") from error
         program = module("program")
-        supplied = self.settings["supplied"]
+        supplied, self.for_tests = self.settings["supplied"], self.settings["for_tests"]
         if self.job["prelude"] is not None:
             supplied = module("prelude").names(self.job["prelude"])
+            self.for_tests = module("prelude").for_tests(supplied)
         self.supplied, self.code = supplied, code
         return self.cases(
             lambda: program.run_as_main(code, supplied),
@@ -249,8 +251,7 @@ class Reaper:
             cases = [{"code": given["texts"][at], "test": test, "own": own} for at, test, own in given["cases"]]
             module("program").fresh_main()
             report = module("program").reporter(nonce)
-            supplied = module("prelude").for_tests(self.supplied)
-            module("exam").examine([cases[one["place"]] for one in run], supplied, LINK, LINK + 1, report)
+            module("exam").examine([cases[one["place"]] for one in run], self.for_tests, LINK, LINK + 1, report)
             os._exit(0)
 
         theirs, ours = (pipes[0][0], pipes[1][1]), (pipes[1][0], pipes[0][1])

@@ -16,6 +16,23 @@ ARITHMETIC = frozenset(
     [f"__{side}{name}__" for name in (*BINARY, "divmod") for side in ("", "r", "i")],
 )
 COMPARISONS = frozenset(["__lt__", "__le__", "__gt__", "__ge__"])
+CONVERSIONS = frozenset(
+    [
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__complex__",
+        "__round__",
+        "__trunc__",
+        "__floor__",
+        "__ceil__",
+        "__abs__",
+        "__neg__",
+        "__pos__",
+        "__invert__",
+    ]
+)
 OTHER = (
     "call", "len", "length_hint", "iter", "next", "getitem", "setitem", "delitem", "contains", "reversed", "missing",
     "bool", "int", "float", "index", "complex", "bytes", "round", "trunc", "floor", "ceil", "abs", "neg", "pos",

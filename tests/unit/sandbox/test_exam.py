@@ -47,8 +47,9 @@ OPERATORS = (
 ANYTHING += (
     "for _name in " + repr(OPERATORS) + ":\n"
     "    _truth = _name in ('eq', 'lt', 'le', 'gt', 'ge', 'contains')\n"
-    "    setattr(Any, f'__{_name}__', (lambda self, other: True) if _truth else (lambda self, other: self))\n"
+    "    setattr(Any, f'__{_name}__', (lambda self, other: True) if _truth else (lambda self, other: Any()))\n"
     "Any.__ne__ = lambda self, other: False\n"
+    "Any.__neg__ = Any.__pos__ = Any.__invert__ = lambda self: Any()\n"
 )
 OBJECTS = {
     "an object": "def f(x): return Any()",
@@ -72,6 +73,11 @@ ASSERTIONS = (
     "assert abs(f(2) - 4) < 1e-6",
     "assert abs(4 - f(2)) < 1e-6",
     "assert f(2) - 4 == 0",
+    "assert abs(-(f(2) - 4)) < 1e-6",
+    "assert abs((f(2) - 4) * (f(2) - 4)) < 1e-6",
+    "assert max(abs(x - y) for x, y in zip([f(2), 1], [4, 1])) < 1e-6",
+    "assert int(f(2) - 4) == 0 and not (f(2) - 4)",
+    "assert sum([f(2), -4]) == 0",
     "import math\nassert math.isclose(f(2), 4)",
     "import pytest\nassert f(2) == pytest.approx(4)",
     "import unittest\nunittest.TestCase().assertEqual(f(2), 4)",
@@ -257,11 +263,14 @@ class Money:
     def __lt__(self, other): return self.n < other.n
     def __len__(self): return self.n
     def __repr__(self): return f'Money({self.n})'
+
+def make(n): return Money(n)
 """
     tests = [
         "assert Money(1) + Money(2) == Money(3) and Money(1) + 2 == Money(3)",
         "assert {Money(1): 5}[Money(1)] == 5 and 3 in Money(4) and Money(1) < Money(2)",
         "assert max([Money(1), Money(5)]).n == 5 and len(Money(3)) == 3 and repr(Money(1)) == 'Money(1)'",
+        "assert (make(2) + 3).n == 5",
         "class Bigger(Exception): pass\nassert Money(1) != 1 and isinstance(Money(1), Money)",
     ]
     found = ran(sandbox, source, *tests)
