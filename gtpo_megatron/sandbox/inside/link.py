@@ -175,28 +175,30 @@ class Link:
         """
         if name == "__call__":
             return self.call(remote._number, args, kwargs)
-        has_value = any(not is_remote(one) for one in args)
-        is_mixed = any(isinstance(one, Remote) and one._number in self.mixed for one in (remote, *args))
-        if self.is_guarded and has_value and (name in COMPARISONS or name in ARITHMETIC):
+        has_value = self.is_guarded and any(not is_remote(one) for one in args)
+        if has_value and (name in COMPARISONS or name in ARITHMETIC):
             plain = self.plain(remote)
             if plain is not remote:
                 return getattr(plain, name, lambda *_: NotImplemented)(*args)
-            if name in COMPARISONS:
-                return NotImplemented
-            found = self.ask("special", of=remote._number, name=name, args=args)
-            if not isinstance(found, Remote):
-                return NotImplemented
-            if is_mixed or type(remote)._key not in self.named:
-                self.mixed.add(found._number)
-            return found
-        if is_mixed and name in CONVERSIONS:
-            raise TypeError(f"{name} of what arithmetic of {type(remote).__name__} with a value has given")
-        if self.is_guarded and name == "__contains__" and has_value and type(remote)._key not in self.named:
+            return NotImplemented if name in COMPARISONS else self._calculated(remote, name, args)
+        if has_value and name == "__contains__" and type(remote)._key not in self.named:
             return any(one is args[0] or one == args[0] for one in iter(remote))
-        found = self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
-        if is_mixed and name in ARITHMETIC:
-            if not isinstance(found, Remote):
-                return NotImplemented
+        if self._is_mixed(remote, *args) and name in ARITHMETIC:
+            return self._calculated(remote, name, args)
+        if self._is_mixed(remote) and name in CONVERSIONS:
+            raise TypeError(f"{name} of what arithmetic of {type(remote).__name__} with a value has given")
+        return self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
+
+    def _is_mixed(self, *values):
+        """Whether one of them came of arithmetic with a value of this side."""
+        return any(isinstance(one, Remote) and one._number in self.mixed for one in values)
+
+    def _calculated(self, remote, name, args):
+        """An object of the other side, made of one of its own and of what came from this side."""
+        found = self.ask("special", of=remote._number, name=name, args=args)
+        if not isinstance(found, Remote):
+            return NotImplemented
+        if type(remote)._key not in self.named or self._is_mixed(remote, *args):
             self.mixed.add(found._number)
         return found
 

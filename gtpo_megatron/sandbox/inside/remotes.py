@@ -16,29 +16,15 @@ ARITHMETIC = frozenset(
     [f"__{side}{name}__" for name in (*BINARY, "divmod") for side in ("", "r", "i")],
 )
 COMPARISONS = frozenset(["__lt__", "__le__", "__gt__", "__ge__"])
-CONVERSIONS = frozenset(
-    [
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-        "__complex__",
-        "__round__",
-        "__trunc__",
-        "__floor__",
-        "__ceil__",
-        "__abs__",
-        "__neg__",
-        "__pos__",
-        "__invert__",
-    ]
-)
+TO_NUMBERS = (
+    "bool", "int", "float", "index", "complex", "round", "trunc", "floor", "ceil", "abs", "neg", "pos", "invert",
+)  # fmt: skip
+CONVERSIONS = frozenset(f"__{name}__" for name in TO_NUMBERS)
 OTHER = (
     "call", "len", "length_hint", "iter", "next", "getitem", "setitem", "delitem", "contains", "reversed", "missing",
-    "bool", "int", "float", "index", "complex", "bytes", "round", "trunc", "floor", "ceil", "abs", "neg", "pos",
-    "invert", "enter", "exit", "format", "aiter", "anext", "aenter", "aexit",
+    "bytes", "enter", "exit", "format", "aiter", "anext", "aenter", "aexit",
 )  # fmt: skip
-SPECIALS = ARITHMETIC | COMPARISONS | {f"__{name}__" for name in OTHER}
+SPECIALS = ARITHMETIC | COMPARISONS | CONVERSIONS | {f"__{name}__" for name in OTHER}
 """Operators that a remote has if its class has them; ``==``, ``hash`` and ``await`` are its own."""
 STEPPED = types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType
 STEPS = tuple(side + name for side in ("", "a") for name in ("send", "throw", "close"))
