@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from gtpo_megatron.run_folder.stop_request import SHELL_OFFSET, Requests, interrupt, interrupted_by
+from gtpo_megatron.run_folder.stop_request import SHELL_OFFSET, Requests, interrupt, named_signal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_heard: list[signal.Signals] = []
+"""Signals that have interrupted since the handlers were set: Ray raises a KeyboardInterrupt of its own in place of one
+that comes inside its calls, which does not say by which."""
 
 
 @contextmanager
@@ -35,9 +39,11 @@ def interrupt_on_signals() -> dict[signal.Signals, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     requests = Requests()
+    _heard.clear()
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
         if requests.is_new():
+            _heard.append(signal.Signals(number))
             raise interrupt(number)
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -45,6 +51,12 @@ def interrupt_on_signals() -> dict[signal.Signals, Any]:
     for number in replaced:
         signal.signal(number, on_signal)
     return replaced
+
+
+def interrupted_by(error: KeyboardInterrupt) -> signal.Signals:
+    """The signal that raised it."""
+    named = named_signal(error)
+    return named if named is not None else _heard[-1] if _heard else signal.SIGINT
 
 
 def interruption(error: KeyboardInterrupt) -> str:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.cli.interrupts import interrupted_by_signals, interruption, status_of
+from gtpo_megatron.cli.interrupts import interrupted_by, interrupted_by_signals, interruption, status_of
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder import held_locks
-from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED, interrupted_by
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from gtpo_megatron.study.plan import Study

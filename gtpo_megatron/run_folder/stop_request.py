@@ -66,9 +66,9 @@ def interrupt(number: int) -> KeyboardInterrupt:
     return KeyboardInterrupt(signal.Signals(number).name)
 
 
-def interrupted_by(error: KeyboardInterrupt) -> signal.Signals:
-    """The signal that raised it: SIGINT unless ``interrupt`` has made it of another."""
-    return signal.Signals[str(error)] if str(error) in signal.Signals.__members__ else signal.SIGINT
+def named_signal(error: KeyboardInterrupt) -> signal.Signals | None:
+    """The signal that ``interrupt`` has made it of; None if something else has raised it."""
+    return signal.Signals.__members__.get(str(error))
 
 
 class StopRequest:

@@ -36,6 +36,22 @@ def test_a_command_cleans_up_and_says_what_it_leaves(monkeypatch, capsys, number
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_interrupt_that_a_library_has_replaced_by_its_own_keeps_its_signal(monkeypatch, capsys, number):
+    """As Ray does inside its calls."""
+
+    def works(_):
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setitem(dispatch.COMMANDS, "convert", Command(usage="", run=works))
+    with interrupted_by_signals():
+        assert dispatch.run(["convert"]) == 128 + number
+    assert (number.name in capsys.readouterr().err) is (number is not signal.SIGINT)
+
+
 def test_what_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

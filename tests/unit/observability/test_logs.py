@@ -5,7 +5,8 @@ import warnings
 import pytest
 from rich.console import Console
 
-from gtpo_megatron.observability.logs import FILE_ONLY, LOG_FILE, PACKAGES, rank_prefix, set_up_logs
+from gtpo_megatron.observability.known_warnings import FILE_ONLY
+from gtpo_megatron.observability.logs import LOG_FILE, PACKAGES, rank_prefix, set_up_logs
 from gtpo_megatron.run_folder.provenance import log_provenance, logged_provenance, provenance
 from recipes import tiny_cpu
 

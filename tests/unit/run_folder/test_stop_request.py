@@ -17,7 +17,7 @@ from gtpo_megatron.run_folder.stop_request import (
     StopAtOnce,
     StopRequest,
     interrupt,
-    interrupted_by,
+    named_signal,
 )
 
 
@@ -91,8 +91,8 @@ def test_a_request_begins_with_its_first_signal_and_is_over_after_a_while():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_says_by_which_signal(number):
-    assert interrupted_by(interrupt(number)) is number
-    assert interrupted_by(KeyboardInterrupt()) is signal.SIGINT, "Python's own"
+    assert named_signal(interrupt(number)) is number
+    assert named_signal(KeyboardInterrupt()) is None, "Python's own"
 
 
 @pytest.mark.parametrize("becomes", [None, SystemError])
