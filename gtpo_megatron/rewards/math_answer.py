@@ -29,11 +29,15 @@ LIMIT_S = RewardConfig().timeout_s
 
 _PLAIN_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 _SIGNED_E = re.compile(r"(?<![\w.])(\d+)e([-+]\d+)(?![\w.])")
+_FONT = r"\\(?:text|math)(?:bf|rm|it|sf)?\s*\{\s*"
+_GAP = r"(?:\s|\\[ ,;:]|\\q?quad(?![A-Za-z])|~)"
 _LABEL = re.compile(
-    r"(?:\\(?:text|math)(?:bf|rm|it)?\s*\{\s*\(?(?P<font>[A-Z])[).]?\)?\s*\}|\((?P<round>[A-Z])\)|(?P<plain>[A-Z])[.)])"
-    r"(?:\s|\\[ ,;:]|\\q?quad|~)+(?P<content>\S.*)",
+    rf"(?:{_FONT}(?:\((?P<marked>[A-Z])\)|(?P<half>[A-Z])[).:])[.:]?{_GAP}*\}}{_GAP}*"
+    rf"|(?:{_FONT}(?P<bare>[A-Z])\s*\}}|\((?P<round>[A-Z])\)|(?P<plain>[A-Z])[.)]){_GAP}+)(?P<content>\S.*)",
     re.DOTALL,
 )
+_ALL_IN_FONT = re.compile(rf"{_FONT}(?P<inside>(?:\([A-Z]\)|[A-Z][.):]){_GAP}+[^{{}}]*)\}}", re.DOTALL)
+"""A label and what follows it, in one font."""
 
 
 def complaint(answer: str) -> str:
@@ -129,8 +133,12 @@ def _is_equal(reference: str, given: str) -> bool:
 
 def _labelled(text: str) -> tuple[str, str]:
     """The label of a choice, as in ``(C) 5``, and what follows it; the label is empty if there is none."""
-    found = _LABEL.fullmatch(text.strip())
-    return ("", text) if found is None else (found["font"] or found["round"] or found["plain"], found["content"])
+    text = text.strip()
+    in_font = _ALL_IN_FONT.fullmatch(text)
+    found = _LABEL.fullmatch(in_font["inside"] if in_font else text)
+    if found is None:
+        return "", text
+    return next(filter(None, found.group("marked", "half", "bare", "round", "plain"))), found["content"]
 
 
 def _readings(text: str) -> Iterator[str]:

@@ -113,6 +113,11 @@ _SENTENCE = re.compile(
     re.DOTALL,
 )
 _NOTE = re.compile(r"(?<=[\d})\]!])\s+\(\s*(?!mod\b|base\b|in base\b)[A-Za-z]{2,}[A-Za-z .,'-]*\)$")
+_CONDITION = re.compile(
+    r"(?:(?<=[\d})\]!])|(?<=[-+*/= ^][A-Za-z]))\s+(?:\\text\{\s*)?\(\s*"
+    r"(?:(?:for|where|when|if|with|assuming|as|since)\b[^()]*|[^()]*(?:[<>=]|\\(?:leq|geq|neq|in)(?![A-Za-z]))[^()]*)\)$"
+)
+"""A note of signs: ``(x > 0)``, ``(for n \\geq 1)``."""
 _NAME = re.compile(
     r"(?:m\s*)?(?:\\(?:angle|triangle|overline|vec|hat|bar|mathbf|mathbb|mathcal|text|operatorname)\s*)*"
     r"(?:[A-Za-z]|[A-Z]{2,}|[A-Za-z]{4,}|sum|max|min|\\[A-Za-z]+|\{[A-Za-z][A-Za-z .'-]*\}"
@@ -122,13 +127,15 @@ _NAME = re.compile(
 _FUNCTION_OF_ONE = re.compile(
     r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|det|dim|arg)\s*(?:[A-Za-z]|\\[a-z]+|\\angle\s*[A-Z]+|\{[^{}]*\}|\([^()]*\))"
 )
+_SIZE = re.compile(r"\|+\s*(?:[A-Z]+|z|\\(?:vec|overline|overrightarrow|mathbf)\s*\{\s*\w+\s*\})\s*\|+")
+"""A length or a number of elements; ``|x| = 5`` is an equation."""
 _DERIVATIVE = re.compile(r"\\frac\{d\^?\{?\d?\}?\s*[A-Za-z]?\}\{d\s*[A-Za-z](?:\^\{?\d\}?)?\}")
 _NO_NAMES = re.compile(r"\\(?:frac|sqrt|pi|infty|emptyset|pm|times|cdot|sum|int|lim|begin)(?![A-Za-z])")
 
 
 def is_name(text: str) -> bool:
     r"""Whether a left side is one symbol or function, whose value is on the right: ``x``, ``f(x)``, ``\angle A``."""
-    if _DERIVATIVE.fullmatch(text) or _FUNCTION_OF_ONE.fullmatch(text):
+    if _DERIVATIVE.fullmatch(text) or _FUNCTION_OF_ONE.fullmatch(text) or _SIZE.fullmatch(text):
         return True
     return _NAME.fullmatch(text) is not None and _NO_NAMES.search(text) is None
 
@@ -177,6 +184,8 @@ def read(text: str) -> Node:
     """The structure of a normalised answer."""
     text = _without_sentence(text)
     text = _NOTE.sub("", text)
+    if len(split(text, _SEPARATOR)[0]) == 1:  # of several answers each has its condition
+        text = _CONDITION.sub("", text)
     return _listing(_without_thousands(text))
 
 

@@ -42,6 +42,8 @@ _FUNCTIONS = frozenset(
         "det",
     ]
 )
+_NO_UNITS = frozenset("abknpqrvwxyz")
+"""Letters that are symbols in any font."""
 _END = r"(?![A-Za-z])"
 """After a command's name."""
 
@@ -98,7 +100,7 @@ def _of_font(found: re.Match[str]) -> str:
         return "{e}"  # Euler's, also before digits
     if content == "i" or not re.search("[A-Za-z]", content):
         return content
-    if len(content) == 1 and not re.match(r"\\(?:mathrm|text|operatorname|mbox)", found[0]):
+    if len(content) == 1 and (content in _NO_UNITS or not re.match(r"\\(?:mathrm|text|operatorname|mbox)", found[0])):
         return content
     if joined := re.fullmatch(r",?\s*(and|or)\s*,?", content):
         return f" {joined[1]} "
@@ -151,7 +153,7 @@ RULES = (
     _rule("a root as programs write it", r"(?<![A-Za-z\\])sqrt(?=\s*[\d(])", r"\\sqrt "),
     _rule("a root of brackets", rf"\\sqrt\s*(\[\d+\])?\s*{_IN_BRACKETS}", r"\\sqrt\1{\2}"),
     _rule("a root without braces", r"\\sqrt\s*(\[\d+\])?\s*(\d+|[A-Za-z]|\\[A-Za-z]+)", r"\\sqrt\1{\2}"),
-    _rule("names of bars", r"\\(?:[lr]vert|vert|mid)" + _END, "|"),
+    _rule("names of bars", r"\\(?:[lr]?[vV]ert|mid)" + _END + r"|(?<!\\)\\\|", "|"),
     _rule("names of braces", r"\\lbrace" + _END, r"\\{"),
     _rule("names of braces", r"\\rbrace" + _END, r"\\}"),
     _rule("names of brackets", r"\\l(?:brack|paren)" + _END, lambda found: "[" if "k" in found[0] else "("),

@@ -33,6 +33,9 @@ unicode: ∛8 = 2 | x ≠ 2 = x \neq 2
 thousands: 12\,345 = 12345 | 1\,234\,567 = 1234567 | 12{,}345 = 12345 | 12\ 345 = 12345 | 12,345.5 = 12345.5
 thousands: 10,\!000 = 10000 | \$1,000 = 1000
 notes: 9 = 9 (apples) | \frac12 = \frac{1}{2} (of the cake) | 9 (apples) = 9 | 3 \text{ (three)} = 3
+notes: x+1 = x+1 (for x>0) | \ln x = \ln x \quad (x > 0) | n^2 = n^2 \text{ (for } n \ge 1) | 4 = 4 (where n=2)
+fonts: 5x = 5\mathrm{x} | x+y = \mathrm{x}+\mathrm{y} | 5 = 5\,\mathrm{m}
+equations: |AB|=5 = 5 | |S|=12 = 12 | \|\vec{a}\|=2 = 2
 empty: \emptyset = \varnothing | \{\} = \emptyset | \varnothing = ∅
 intervals: x \ge 2 = [2,\infty) | [2,\infty) = x \ge 2 | -1 < x \le 3 = (-1,3]
 intervals: x<-1 \text{ or } x>1 = (-\infty,-1)\cup(1,\infty) | (2,\infty) = x>2
@@ -43,6 +46,8 @@ repeating: 2.\bar{6} = 8/3 | 0.\dot{1}4285\dot{7} = 1/7
 mixed: 1 1/2 = \frac32 | 2\frac13 = \frac73 | -1 1/2 = -\frac32 | -2\frac{1}{3} = -7/3 | 10 3/4 = 10.75
 sentences: The number is 5. = 5 | The answers are 3 and 4 = 3, 4 | \text{The area is } 12\pi = 12\pi
 labels: \textbf{(C)}\ 5 = 5 | (C) 5 = 5 | C. 5 = 5 | 5 = \textbf{(C)}\ 5 | C = \textbf{(C)}\ 5
+labels: 7 = \textbf{(B) }7 | \text{(B)}7 = 7 | \textbf{(B) 7} = 7 | B = \textbf{(B) }7 | \text{B. }7 = 7
+labels: \textbf{(D) }\frac12 = 0.5
 labels: \textbf{(B)}\ \frac12 = 0.5 | \mathrm{(A)}\ 3 = 3
 equations: x=5 = 5 | 5 = x=5 | f(x)=x+1 = x+1 | y=2x+1 = 2x-y+1=0 | 2x+4y=6 = x+2y=3
 equations: \frac{x^2}{4}+\frac{y^2}{9}=1 = 9x^2+4y^2=36
@@ -83,6 +88,10 @@ thousands: 12\,345 = 12 | 12,34 = 1234
 repeating: 0.\overline{3} = 0.3 | 0.\overline{3} = 0.33 | 0.1\overline{6} = 0.16
 mixed: 1 1/2 = 11/2 | 1 1/2 = 1/2 | 2\frac13 = \frac23
 intervals: x \ge 2 = (2,\infty) | x > 2 = [2,\infty) | x<2 = x>2 | y>2 = x>2 | (1,2]\cup(3,4) = (1,2)\cup(3,4)
+labels: 8 = \textbf{(B) }7 | \textbf{(A) }7 = \textbf{(B) }7
+notes: x+2 = x+1 (for x>0) | P (X=1) = P (X=2) | 1 (x>0), -1 (x<0) = 1 (x>0), -1 (x<5) | 3 (x+1) = 3
+fonts: 5 = 5\mathrm{x} | 5 = 5\text{n}
+equations: |x|=12 = 12
 labels: \textbf{(C)}\ 5 = \textbf{(B)}\ 5 | (C) 5 = 6 | C = \textbf{(B)}\ 5 | (A) 5 = B
 decimals: 0.3333 = 1/3 | 0.33 = \frac13 | 3.14 = \pi | 2.9999999 = 3 | 0.33333 = \frac13
 percent: 50\% = 5\% | 0.5\% = 0.5 | 100\% = 1\% | 5000\% = 50\%
