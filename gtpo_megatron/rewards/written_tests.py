@@ -32,6 +32,9 @@ _UNKNOWN_FIXTURES = (
 _STREAMS = ("sys.stdin", "sys.stdout", "sys.stderr", "builtins.input")
 """What tests may replace outside the program: it reads and prints by the tests' streams."""
 
+_RUNNERS = ("unittest.main", "pytest.main", "main", "sys.exit")
+"""Calls that run the tests of a text, which are run one by one here."""
+
 _DOING = (ast.Assert, ast.Raise, ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith)
 
 
@@ -68,6 +71,8 @@ def cases_of_text(code: str, where: str, *, entry_point: str = "") -> list[Case]
             )
         code = f"{code}\ncheck({entry_point})"
         tree = ast.parse(code)
+    if reason := _vain(tree, named):
+        raise DataError(f"{where} would test nothing: {reason}; no program could earn it, or every one would")
     own = _own_names(tree, entry_point)
     return [Case(code=code, test=test, own=own) for test in named or [""]]
 
@@ -91,7 +96,46 @@ def _is_doing(statement: ast.stmt) -> bool:
         return True
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
-    return ast.unparse(statement.value.func) not in ("unittest.main", "pytest.main", "main", "sys.exit", "print")
+    return ast.unparse(statement.value.func) not in (*_RUNNERS, "print")
+
+
+def _vain(tree: ast.Module, named: list[str]) -> str:
+    """Why tests that are run test no program; "" if they may."""
+    walked = list(ast.walk(tree))
+    decorators = {id(part) for one in walked for part in ast.walk(one) if part in getattr(one, "decorator_list", [])}
+    calls = [one for one in walked if isinstance(one, ast.Call) and id(one) not in decorators]
+    defined = {one.name for one in walked if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    checks = any(isinstance(one, ast.Assert | ast.Raise) for one in walked)
+    if not checks and not any(_is_called_for_result(one, defined) for one in calls):
+        return "it has no assertion and no call of a program"
+    texts = {one.value.partition(".")[0] for one in walked if isinstance(one, ast.Constant) and type(one.value) is str}
+    modules = {alias.name for one in walked if isinstance(one, ast.Import) for alias in one.names}
+    loaded = {one.id for one in walked if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    free = loaded - _bound_names(tree) - {"print", "__name__"}
+    if not (free or _of_program(tree) or set(MODULES) & (texts | modules)):
+        return "it names nothing that a program could define"
+    skipped = {name for name in named if _is_skipped(tree, name)}
+    return "all of its tests are skipped" if named and skipped == set(named) else ""
+
+
+def _is_called_for_result(call: ast.Call, defined: set[str]) -> bool:
+    name = ast.unparse(call.func)
+    return name not in (*_RUNNERS, "print", "super") and name not in defined and not name.startswith("super()")
+
+
+def _is_skipped(tree: ast.Module, test: str) -> bool:
+    """Whether a test, or its class, has a mark that skips it always."""
+    owner, _, name = test.rpartition(".")
+    marked = [
+        one
+        for one in ast.walk(tree)
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and one.name in (owner, name)
+    ]
+    return any(
+        ast.unparse(mark).partition("(")[0] in ("pytest.mark.skip", "unittest.skip", "mark.skip", "skip")
+        for one in marked
+        for mark in one.decorator_list
+    )
 
 
 def _named_tests(tree: ast.Module) -> Iterator[str]:
@@ -112,7 +156,7 @@ def _named_tests(tree: ast.Module) -> Iterator[str]:
                 if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and _is_test(part)
             )
             yield from (f"{one.name}.{name}" for name in methods)
-            if is_unit and not methods and any(isinstance(part, ast.Expr) for part in tree.body):
+            if is_unit and not methods and any(_is_doing(part) for part in tree.body):
                 yield one.name  # methods that are made when it runs
 
 

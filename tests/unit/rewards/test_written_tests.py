@@ -104,6 +104,8 @@ def test_each_shape_tells_right_from_wrong(sandbox, name, put):
         "class Checks:\n    def test_a(self):\n        assert f(2) == 4",
         "import unittest\nclass T(unittest.TestCase):\n    def check_a(self):\n        self.assertEqual(f(2), 4)",
         "import unittest\nif __name__ == '__main__':\n    unittest.main()",
+        "import unittest\nclass T(unittest.TestCase):\n    def check_a(self):\n        self.assertEqual(f(2), 4)\n"
+        "unittest.main()",
         "from solution import f",
         "x = 4",
         "# assert f(2) == 4",
@@ -138,7 +140,49 @@ def test_what_the_sandbox_cannot_do_is_refused_when_the_set_is_read(text, said):
         cases_of_text(text, "tests")
 
 
-@pytest.mark.parametrize("text", ["def test_a():\n    pass", "def test_a():\n    assert True", "assert 2 * 2 == 4"])
+VAIN = {
+    "an empty test": "def test_a():\n    pass",
+    "a constant": "def test_a():\n    assert True",
+    "arithmetic": "assert 2 * 2 == 4",
+    "its own function": "def g(x):\n    return x\ndef test_a():\n    assert g(2) == 2",
+    "a module's function": "import math\ndef test_a():\n    assert math.sqrt(4) == 2",
+    "an empty method": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        pass\n"
+    "unittest.main()",
+    "an empty check": "def check(candidate):\n    pass\ncheck(f)",
+    "skipped": "import pytest\n@pytest.mark.skip\ndef test_a():\n    assert f(2) == 4",
+    "skipped for a reason": "import pytest\n@pytest.mark.skip(reason='x')\ndef test_a():\n    assert f(2) == 4",
+    "a class that is skipped": "import unittest\n@unittest.skip('x')\nclass T(unittest.TestCase):\n"
+    "    def test_a(self):\n        self.assertEqual(f(2), 4)",
+}
+
+
+@pytest.mark.parametrize("text", VAIN.values(), ids=VAIN)
+def test_tests_that_test_nothing_are_refused_when_the_set_is_read(text):
+    assert "would test nothing" in complaint({"tests": text})
+    assert "would test nothing" in complaint({"test": f"{text}\n", "entry_point": "f"})
+
+
+def test_a_check_that_checks_nothing_is_refused():
+    assert "would test nothing" in complaint({"test": "def check(candidate):\n    pass", "entry_point": "f"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import importlib\nassert importlib.import_module('solution').f(2) == 4",
+        "import solution\nassert solution.f(2) == 4",
+        "assert sum([1, 2]) == 3",
+        "import pytest\n@pytest.mark.skipif(False, reason='x')\ndef test_a():\n    assert f(2) == 4",
+        "import pytest\n@pytest.mark.skip\ndef test_a():\n    assert f(2) == 5\ndef test_b():\n    assert f(2) == 4",
+        "import numpy as np\ndef test_a():\n    np.testing.assert_allclose(f(2), 4)",
+        "def test_a():\n    f(2)",
+    ],
+)
+def test_tests_that_may_test_something_are_read(text):
+    assert complaint({"tests": text}) == ""
+
+
+@pytest.mark.parametrize("text", ["def test_a():\n    assert len('ab') == 2", "assert max(1, 2) == 2"])
 def test_a_test_that_uses_nothing_of_the_program_earns_nothing(sandbox, text):
     assert graded(sandbox, fenced(WRONG), {"tests": text}, code_tests).value == 0.0
 
