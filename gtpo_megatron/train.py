@@ -132,15 +132,15 @@ def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig,
 
 
 def _check_memory(config: RunConfig, architecture: Architecture) -> None:
-    """Warns where a run on this machine's CPUs takes more memory than is free.
+    """Says what a run on this machine's CPUs will take of the memory that is free; warns if that is too little.
 
     Raises:
         ConfigError: the engines' caches alone do.
     """
     if is_cpu_build() and not config.cluster.address:
         needed = memory_needed(config, architecture, free_bytes=memory()[1])
-        if too_little := check_free(config.rollout, needed, where="rollout"):
-            logger.warning("%s", too_little)
+        said, is_enough = check_free(config.rollout, needed, where="rollout")
+        logger.log(logging.INFO if is_enough else logging.WARNING, "the run %s", said)
 
 
 def _export(config: RunConfig, folder: RunFolder) -> None:

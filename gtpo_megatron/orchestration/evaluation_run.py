@@ -295,15 +295,21 @@ def _measure(
 
 
 def _check_memory(folder: Path, config: EvaluateConfig, console: Console) -> None:
-    """Says in one line if memory may run out.
+    """Says in one line what the engine will take of the memory that is free.
 
     Raises:
         ConfigError: the cache that was asked for does not fit into what is free.
     """
     rollout, free = config.engine.rollout(config.sampling), memory()[1]
-    needed = engines_need(rollout, read_architecture(folder), max_tokens=config.max_sequence_tokens, free_bytes=free)
-    if too_little := check_free(rollout, needed, where="engine"):
-        print_sentence(console, f"warning: {too_little}")
+    needed = engines_need(
+        rollout,
+        read_architecture(folder),
+        max_tokens=config.max_sequence_tokens,
+        free_bytes=free,
+        where="engine",
+    )
+    said, is_enough = check_free(rollout, needed, where="engine")
+    print_sentence(console, f"{'' if is_enough else 'warning: '}the evaluation {said}")
 
 
 def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseSource:

@@ -1,6 +1,7 @@
 """Checks that this machine can run the engines on its CPUs, and has the memory for a run, before any process starts."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -94,8 +95,23 @@ TRAINED_BYTES = {"float32": 16, "bfloat16": 18}
 """Of a parameter of each dtype in the trainer: weights, float32 gradients, two moments of Adam, a float32 copy."""
 
 
-def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: int) -> dict[str, int]:
-    """Bytes that a run on this machine's CPUs takes at least, by part; activations are not among them.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """Memory of this machine that some processes will take at least.
+
+    Attributes:
+        by: what takes it.
+        num_bytes: of all of them.
+        lowered_by: options that lower it; "": none does.
+    """
+
+    by: str
+    num_bytes: int
+    lowered_by: str = ""
+
+
+def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: int) -> list[Taken]:
+    """What a run on this machine's CPUs takes at least, by part; activations are not among them.
 
     Args:
         config: of the run.
@@ -104,66 +120,94 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
     """
     parallel, elements = config.parallel, shape_of(architecture).num_parameters
     share = elements // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
-    max_tokens = config.model.max_sequence_tokens
-    return {
-        **engines_need(config.rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes),
-        "ranks": parallel.num_ranks * (int(RANK_GIB * _GIB) + share * TRAINED_BYTES[config.model.dtype]),
-        "driver, Ray and rewards": int(RUN_GIB * _GIB),
-    }
+    has_replicas = parallel.data_parallel_size > 1 and parallel.expert_data_parallel_size > 1
+    return [
+        *engines_need(
+            config.rollout,
+            architecture,
+            max_tokens=config.model.max_sequence_tokens,
+            free_bytes=free_bytes,
+            where="rollout",
+        ),
+        Taken(
+            by="ranks",
+            num_bytes=parallel.num_ranks * (int(RANK_GIB * _GIB) + share * TRAINED_BYTES[config.model.dtype]),
+            lowered_by="parallel.num_ranks" if has_replicas else "",
+        ),
+        Taken(by="driver, Ray and rewards", num_bytes=int(RUN_GIB * _GIB)),
+    ]
 
 
 def engines_need(
-    rollout: RolloutConfig, architecture: Architecture, *, max_tokens: int, free_bytes: int
-) -> dict[str, int]:
-    """Bytes that engines on this machine's CPUs take, by part.
+    rollout: RolloutConfig, architecture: Architecture, *, max_tokens: int, free_bytes: int, where: str
+) -> list[Taken]:
+    """What engines on this machine's CPUs take, by part.
 
     Args:
         rollout: the engines.
         architecture: of the model.
         max_tokens: of the longest prompt and response.
         free_bytes: of this machine, for caches that are sized by it.
+        where: prefix of the engines' options.
     """
     workers = rollout.num_engines * rollout.tensor_parallel_size
     cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
     weights = shape_of(architecture).num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
-    return {"engines": workers * int(ENGINE_GIB * _GIB) + weights, "key-value caches": workers * cache << 20}
+    return [
+        Taken(
+            by="engines",
+            num_bytes=workers * int(ENGINE_GIB * _GIB) + weights,
+            lowered_by=f"{where}.num_engines" if rollout.num_engines > 1 else "",
+        ),
+        Taken(
+            by=_CACHES,
+            num_bytes=workers * cache << 20,
+            lowered_by=f"{where}.kv_cache_mib or {where}.max_concurrent_sequences"
+            if rollout.kv_cache_mib is None
+            else f"{where}.kv_cache_mib",
+        ),
+    ]
 
 
-def check_free(rollout: RolloutConfig, needed: Mapping[str, int], *, where: str) -> str:
+_CACHES = "key-value caches"
+
+
+def what_lowers(needed: Sequence[Taken]) -> str:
+    """The options that lower the largest part of those that have any."""
+    return max((one for one in needed if one.lowered_by), key=lambda one: one.num_bytes).lowered_by
+
+
+def check_free(rollout: RolloutConfig, needed: Sequence[Taken], *, where: str) -> tuple[str, bool]:
     """Compares what will be taken with the memory that is free now.
 
     Args:
         rollout: the engines.
-        needed: bytes by part, as ``memory_needed`` has them.
-        where: prefix of the engines' fields in messages.
+        needed: what is taken, such as ``memory_needed`` has it.
+        where: prefix of the engines' options.
 
     Returns:
-        A warning if there is too little; else an empty text.
+        A line that says both and what lowers it; and whether enough is free.
 
     Raises:
         ConfigError: the caches that were asked for are larger than what is free, so that no engine would start.
     """
     total, free = memory()
-    there = f"{free / _GIB:.1f} GiB of this machine's {total / _GIB:.1f} GiB of memory are free"
-    cache = needed["key-value caches"]
+    machine = f"this machine's {total / _GIB:.1f} GiB of memory"
+    cache = sum(one.num_bytes for one in needed if one.by == _CACHES)
     if rollout.kv_cache_mib is not None and cache >= free:
         raise ConfigError(
             f"{where}.kv_cache_mib={rollout.kv_cache_mib}: the caches of all engines are {cache / _GIB:.1f} GiB, and "
-            f"{there}; lower it, or leave it out: then it is sized by what is free"
+            f"{free / _GIB:.1f} GiB of {machine} are free; lower it, or leave it out: then it is sized by what is free"
         )
-    if sum(needed.values()) <= free:
-        return ""
-    if needed["key-value caches"] == max(needed.values()):
-        lower = f"{where}.kv_cache_mib and {where}.max_concurrent_sequences lower it"
-    elif needed.get("ranks", 0) == max(needed.values()):
-        lower = "parallel.num_ranks lowers it"
-    else:
-        lower = "end what else runs here, or take a smaller model"
-    parts = ", ".join(f"{name} {taken / _GIB:.1f}" for name, taken in needed.items())
-    return (
-        f"at least {sum(needed.values()) / _GIB:.1f} GiB of memory will be taken ({parts}), and {there}: the system "
-        f"may end a process of this or of another run; {lower}"
+    taken = sum(one.num_bytes for one in needed)
+    parts = ", ".join(f"{one.by} {one.num_bytes / _GIB:.1f}" for one in needed)
+    said = (
+        f"takes at least {taken / _GIB:.1f} GiB of memory ({parts}); {free / _GIB:.1f} GiB of {machine} are free; a "
+        f"lower {what_lowers(needed)} takes less"
     )
+    if taken <= free:
+        return said, True
+    return f"{said}, as does a smaller model: the system may end a process of this or of another run", False
 
 
 def machine_bytes() -> int:

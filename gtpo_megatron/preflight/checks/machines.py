@@ -8,7 +8,7 @@ from statistics import median
 from packaging.requirements import Requirement
 
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.orchestration.host import is_cpu_build, memory_needed
+from gtpo_megatron.orchestration.host import is_cpu_build, memory_needed, what_lowers
 from gtpo_megatron.planner.phases import node_host, trainer_gpu
 from gtpo_megatron.planner.step_time import HOST_BYTES
 from gtpo_megatron.preflight.expectations import Expectations, gib, rate
@@ -135,14 +135,14 @@ def host_memory(host: str, machine: Mapping[str, int], config: RunConfig, expect
 def cpu_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> Finding:
     """Free memory of the machine, against what a whole run takes on its CPUs."""
     free = machine["available"]
-    needed = sum(memory_needed(config, read_architecture(Path(config.model.path)), free_bytes=free).values())
+    parts = memory_needed(config, read_architecture(Path(config.model.path)), free_bytes=free)
+    needed = sum(one.num_bytes for one in parts)
     return judged(
         f"memory of {host}",
         f"{machine['cores']} cores, {gib(machine['memory'])}, {gib(free)} free",
         is_good=free >= needed,
         expected=f"at least {gib(needed)} free",
-        remedy="end what else runs there; lower rollout.kv_cache_mib, rollout.max_concurrent_sequences or "
-        "parallel.num_ranks",
+        remedy=f"end what else runs there, or lower {what_lowers(parts)}",
         figures={"cores": float(machine["cores"]), "free_bytes": float(free), "needed_bytes": float(needed)},
     )
 

@@ -161,26 +161,45 @@ def needed(free_gib, **rollout):
     return config.rollout, parts
 
 
-def test_a_run_that_fits_says_nothing(free):
-    free(8)
-    assert host.check_free(*needed(8), where="rollout") == ""
+CACHES = "rollout.kv_cache_mib or rollout.max_concurrent_sequences"
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "rollout", "lowers"),
+    ("free_gib", "rollout", "is_enough", "lowered_by"),
     [
-        (3.0, {}, "parallel.num_ranks lowers it"),
-        (3.0, {"num_engines": 3}, "end what else runs here"),
-        (6.0, {"kv_cache_mib": 5000}, "rollout.kv_cache_mib and rollout.max_concurrent_sequences lower it"),
+        (8.0, {}, True, CACHES),  # one replica of the ranks, one engine: only the cache is anybody's to choose
+        (3.0, {}, False, CACHES),
+        (3.0, {"num_engines": 3}, False, "rollout.num_engines"),
+        (6.0, {"kv_cache_mib": 5000}, False, "rollout.kv_cache_mib"),
+        (20.0, {"kv_cache_mib": 5000, "num_engines": 2}, True, "rollout.kv_cache_mib"),
     ],
 )
-def test_too_little_memory_is_one_line_that_names_what_lowers_it(free, free_gib, rollout, lowers):
+def test_what_will_be_taken_and_what_is_free_is_one_line_that_names_what_lowers_it(
+    free, free_gib, rollout, is_enough, lowered_by
+):
     free(free_gib)
-    said = host.check_free(*needed(free_gib, **rollout), where="rollout")
-    assert said.startswith("at least ")
+    said, fits = host.check_free(*needed(free_gib, **rollout), where="rollout")
+    assert fits is is_enough
+    assert "\n" not in said
+    assert said.startswith("takes at least ")
     assert f"(engines {0.9 * rollout.get('num_engines', 1):.1f}, key-value caches " in said
-    assert f"and {free_gib} GiB of this machine's 24.0 GiB of memory are free: " in said
-    assert said.endswith(lowers) or lowers in said
+    assert f"; {free_gib} GiB of this machine's 24.0 GiB of memory are free; a lower {lowered_by} takes less" in said
+    assert ("the system may end a process" in said) is not is_enough
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_lowered"),
+    [
+        ({"num_ranks": 4}, True),
+        ({"num_ranks": 4, "tensor_parallel_size": 2}, True),
+        ({"num_ranks": 4, "tensor_parallel_size": 4}, False),
+        ({"num_ranks": 4, "pipeline_parallel_size": 2, "context_parallel_size": 2}, False),
+    ],
+)
+def test_fewer_ranks_are_advice_only_where_there_are_replicas(layout, is_lowered):
+    config = replace(tiny_cpu.gtpo(), parallel=ParallelConfig(**layout))
+    (ranks,) = (one for one in host.memory_needed(config, read_architecture(TINY), free_bytes=GIB) if one.by == "ranks")
+    assert (ranks.lowered_by == "parallel.num_ranks") is is_lowered
 
 
 @pytest.mark.parametrize("where", ["rollout", "engine"])
