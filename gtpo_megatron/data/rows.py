@@ -2,9 +2,10 @@
 
 A generic row has a prompt in ``prompt`` or ``messages`` (chat messages or text), or a bare question in ``problem`` or
 ``question``; a reference answer in ``answer``, ``ground_truth``, ``reward_model.ground_truth``,
-``verification_info.ground_truth`` or ``solution`` (text or a number, or a list of one), which rewards of other columns
-do not need; and optionally ``id`` and ``source`` (or ``data_source``). Messages, lists and objects may also be JSON or
-Python's literals in a text, as tables of text have them. All columns but the prompt are kept for the reward.
+``verification_info.ground_truth`` or ``solution`` (text or a number, a list of one, or an object that has it as its
+``ground_truth`` or ``answer``), which rewards of other columns do not need; and optionally ``id`` and ``source`` (or
+``data_source``). Messages, lists and objects may also be JSON or Python's literals in a text, as tables of text have
+them. All columns but the prompt are kept for the reward.
 """
 
 import ast
@@ -47,8 +48,17 @@ PROMPT_COLUMNS = ("prompt", "problem", "question", "messages")
 ANSWER_COLUMNS = ("answer", "ground_truth", "reward_model.ground_truth", "verification_info.ground_truth", "solution")
 """Columns of the reference answer; the first one present is used."""
 
-_MEDIA = {"image": "images", "video": "videos", "audio": "audios"}
-"""Kinds of what is no text, by the placeholder in a prompt: ``<image>``; and the names of their columns."""
+_INNER_ANSWERS = ("ground_truth", "answer")
+"""Where an object that stands for the answer has it; an object without either is an answer of its own kind."""
+
+_MEDIA_COLUMN = re.compile(r"(?:decoded_)?(image|video|audio)(s?)(?:_\w+)?", re.IGNORECASE)
+"""Names of columns of what is no text: ``image``, ``images``, ``image_1``, ``decoded_image``, ``image_path``."""
+
+_MEDIA_FILE = re.compile(
+    r"data:(?:image|video|audio)/.*|.+\.(?:png|jpe?g|gif|webp|bmp|svg|tiff?|mp4|webm|mov|avi|mkv|wav|mp3|flac|ogg)(?:\?.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A file, an address or the content of one; a text in such a column may also be a container's image."""
 
 _MEDIA_KEYS = ("bytes", "path", "url", "array")
 """An object with one of these is a file."""
@@ -259,20 +269,23 @@ def _no_text(record: Record, column: str, place: str) -> str:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind not in (None, *_TEXT_PARTS):
                 return f"{place}: {column} has a part of the type {shown(kind)}; models are given text alone"
-    for kind, plural in _MEDIA.items():
-        for name in (plural, kind):
-            if _is_media(record.get(name), is_pointed_at=name == plural or f"<{kind}>" in str(prompt)):
-                return f"{place}: the row has {name}, {shown(record[name])}; models are given text alone"
+    for name, value in record.items():
+        if found := _MEDIA_COLUMN.fullmatch(name):
+            kind, plural = found[1].lower(), found[2]
+            if _is_media(value, is_pointed_at=bool(plural) or f"<{kind}" in str(prompt)):
+                return f"{place}: the row has {printable(name)}, {shown(value)}; models are given text alone"
     return ""
 
 
 def _is_media(value: object, *, is_pointed_at: bool) -> bool:
-    """Whether a column's value is a file; a text is one only if the prompt or the column's name says so."""
+    """Whether a column's value is a file; a text is one only if it, the prompt or the column's name says so."""
     if isinstance(value, Mapping):
         return any(key in value for key in _MEDIA_KEYS)
     if isinstance(value, list | tuple):
         return any(_is_media(one, is_pointed_at=is_pointed_at) for one in value)
-    return isinstance(value, bytes) or (isinstance(value, str) and is_pointed_at and bool(value.strip("[] ")))
+    if isinstance(value, str):
+        return bool(value.strip("[] ")) if is_pointed_at else _MEDIA_FILE.fullmatch(value.strip()) is not None
+    return isinstance(value, bytes)
 
 
 def _literal(value: object, opening: str) -> object:
@@ -335,11 +348,16 @@ def text_field(record: Record, names: Sequence[str], place: str) -> str:
 
 
 def answer_text(value: object, place: str, where: str) -> str:
-    """A reference answer: text, or a finite number; or a list with one of them, which may be written in a text.
+    """A reference answer: text, or a finite number; or a list with one of them, or an object that names it.
+
+    List and object may be written in a text.
 
     Raises:
         DataError: it is missing (also as NaN), empty or of another type, or there are several.
     """
+    named = _literal(value, "{")
+    if isinstance(named, Mapping) and (name := next((one for one in _INNER_ANSWERS if one in named), None)):
+        return answer_text(named[name], place, where)
     listed = _literal(value, "[")
     # ``[2]`` in a text is an answer with brackets, ``["2"]`` a list with an answer
     is_list = listed is not value and isinstance(listed, list) and all(isinstance(one, str) for one in listed)

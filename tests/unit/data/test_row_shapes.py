@@ -71,6 +71,11 @@ def test_a_question_with_brackets_is_a_question(tmp_path, prompt):
         ({"reward_model": "{'ground_truth': ['2']}"}, "2"),
         ({"verification_info": '{"ground_truth": "2"}'}, "2"),
         ({"verification_info": {"ground_truth": 2.5}}, "2.5"),
+        ({"answer": '{"ground_truth": "2"}'}, "2"),
+        ({"answer": "{'answer': ['2']}"}, "2"),
+        ({"answer": {"ground_truth": 2}}, "2"),
+        ({"reward_model": {"ground_truth": '{"answer": "2"}'}}, "2"),
+        ({"answer": '{"name": "f", "arguments": {}}'}, '{"name": "f", "arguments": {}}'),
         ({"answer": "[2]"}, "[2]"),
         ({"answer": "[2, 3]"}, "[2, 3]"),
         ({"answer": "(2, 3)"}, "(2, 3)"),
@@ -103,6 +108,13 @@ PICTURES = [
     ({"problem": "Area?", "image": {"bytes": "x", "path": "a.png"}}, "image"),
     ({"problem": "<image> Area?", "image": "a.png"}, "image"),
     ({"problem": "Area?", "images": ["https://h/a.png"]}, "images"),
+    ({"problem": "Area?", "image": "figures/a.PNG"}, "image"),
+    ({"problem": "Area?", "image": "data:image/jpeg;base64,AAAA"}, "image"),
+    ({"problem": "Area?", "image_url": "https://h/a.webp?size=2"}, "image_url"),
+    ({"problem": "Area of <image 1>?", "image_1": "1"}, "image_1"),
+    ({"problem": "Area?", "image_2": {"bytes": "x", "path": None}, "image_1": None}, "image_2"),
+    ({"problem": "Area?", "decoded_image": {"bytes": "x"}}, "decoded_image"),
+    ({"problem": "Who speaks?", "audio_path": "a.flac"}, "audio_path"),
     ({"problem": "Who?", "videos": [["a.mp4"]]}, "videos"),
     ({"problem": "<audio>What is said?", "audio": {"array": [0.1], "sampling_rate": 1}}, "audio"),
     (message({"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "Area?"}), "'image_url'"),
@@ -122,7 +134,15 @@ def test_what_is_no_text_is_refused_by_name_or_dropped_and_counted(tmp_path, tok
 
 @pytest.mark.parametrize(
     "columns",
-    [{"images": []}, {"images": None}, {"image": "python:3.11"}, {"audio": ""}, {"video": None}, {"images": "[]"}],
+    [
+        {"images": []},
+        {"images": None},
+        {"image": "python:3.11"},
+        {"image_name": "ghcr.io/a/b:1"},
+        {"audio": ""},
+        {"video": None},
+        {"images": "[]"},
+    ],
 )
 def test_columns_of_pictures_without_any_are_text(tmp_path, columns):
     [found] = read(tmp_path, {"problem": "1+1", "answer": "2", **columns})
