@@ -36,6 +36,35 @@ def test_the_snippet_of_the_readme_runs_as_pasted_and_prints_what_it_says():
     assert printed.getvalue() == said
 
 
+def test_the_step_of_the_readme_is_that_of_the_code():
+    [shown] = re.findall(
+        r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    code = (ROOT / "gtpo_megatron/orchestration/loop/training_step.py").read_text(encoding="utf-8")
+    lines = [line.split("  #")[0].strip() for line in shown.splitlines()]
+    places = [code.find(f"    {line}") for line in lines]
+    assert -1 not in places, lines[places.index(-1)]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 6500), ("ARCHITECTURE.md", 8000)])
+def test_a_door_is_short(page, most):
+    assert (ROOT / page).stat().st_size <= most, "what is longer has a page in docs/"
+
+
+def test_pictures_are_small():
+    assert not [path for path in (ROOT / "docs/images").iterdir() if path.stat().st_size > 300_000]
+
+
+def test_the_architecture_names_files_that_are_there():
+    """A name stands for a file of the repository, of the package, or of its rooms that the text is about."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[\w-]+/)*[\w-]+(?:\.(?:py|md|yml)|/))`", text)
+    assert len(named) >= 40
+    places = (ROOT, ROOT / "gtpo_megatron", ROOT / "gtpo_megatron/orchestration", ROOT / "gtpo_megatron/algorithms")
+    assert not [name for name in named if not any((place / name).exists() for place in places)]
+
+
 def anchors(page):
     """Of the headings, as GitHub and mkdocs make them."""
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
@@ -105,6 +134,8 @@ def test_every_page_has_its_place_on_the_site():
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
     placed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(placed) == sorted(pages)
+    listed = LINK.findall((ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    assert pages - set(listed) == {"index.md"}, "docs/index.md says of each page who needs it"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: make setup")

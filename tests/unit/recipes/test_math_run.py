@@ -200,15 +200,20 @@ def test_a_name_that_is_none_lists_those_there_are(capsys):
     assert "it has dapo_16gpu, grpo_16gpu, grpo_s_16gpu, gtpo_16gpu, math_16gpu" in capsys.readouterr().err
 
 
-README_ROW = re.compile(
+RECIPE_ROW = re.compile(
     r"^\| `(?P<name>recipes\.\w+:\w+gpu)` \|.*\| (?P<gpus>\d+)(?:, one node| of 24 GB)? "
     r"\| (?P<gpu>\d+), (?P<host>\d+) \| (?P<s>\d+) \|$",
     re.MULTILINE,
 )
 
 
-def test_the_readme_s_table_says_what_the_planner_says(capsys):
-    rows = list(README_ROW.finditer((Path(recipes.__path__[0]).parent / "README.md").read_text(encoding="utf-8")))
+def test_the_table_of_recipes_says_what_the_planner_says(capsys):
+    root = Path(recipes.__path__[0]).parent
+    readme, table = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/recipes.md"))
+    rows = list(RECIPE_ROW.finditer(table))
+    shown = [row.group() for row in RECIPE_ROW.finditer(readme)]
+    assert shown
+    assert set(shown) <= {row.group() for row in rows}
     assert {row["name"].split(":")[0] for row in rows} == {f"recipes.{module}" for module in MODULES}
     for row in rows:
         assert dispatch.run(["plan", row["name"], "--json", *gpu(row["name"])]) == 0
