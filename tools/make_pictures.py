@@ -162,7 +162,7 @@ class Options:
     """
 
     report: Path | None = None
-    height: int = 1300
+    height: int = 1345
 
 
 def main() -> None:
