@@ -144,10 +144,11 @@ def render_prompt(
         DataError: the tokenizer has no chat template, or the template refuses the messages.
     """
     if isinstance(prompt, str) and verbatim_text:
-        return tuple(tokenizer.encode(prompt))
+        return tuple(tokenizer.encode(prompt, verbose=False))  # the caller judges how long a prompt may be
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     # The template writes every special token itself, so the tokenizer must not add its own.
-    return tuple(tokenizer.encode(_rendered(tokenizer, messages, given or TemplateInputs()), add_special_tokens=False))
+    text = _rendered(tokenizer, messages, given or TemplateInputs())
+    return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
 def _rendered(

@@ -36,13 +36,14 @@ class RowsNeeded:
         answer: a reference answer.
         complaint: takes a row's columns as JSON; why it cannot be graded, or "".
         answer_complaint: takes a reference answer; why no response could earn it, or "".
-        drops: leave out rows that cannot be graded, instead of refusing the data set.
+        drops: leave out rows that cannot be graded, instead of refusing the data set; None: refuse, where no option
+            asks for anything else.
     """
 
     answer: bool = True
     complaint: Callable[[str], str] = lambda _: ""
     answer_complaint: Callable[[str], str] = lambda _: ""
-    drops: bool = False
+    drops: bool | None = False
 
     def refusal(self, row: Row) -> str:
         """Why a row is to be dropped, with its place; "" if it can be given to the model and graded.
@@ -55,7 +56,8 @@ class RowsNeeded:
         if complaint:
             reason = f"{row.place}: {complaint}"
         if reason and not self.drops:
-            raise DataError(f"{reason}; mend the row, or leave such rows out: data.ungradable_rows=drop")
+            choice = "" if self.drops is None else ", or leave such rows out: data.ungradable_rows=drop"
+            raise DataError(f"{reason}; mend the row{choice}")
         return reason
 
 

@@ -195,7 +195,7 @@ def _load(
         max_prompt_tokens=config.max_prompt_tokens,
         verbatim_text=config.verbatim_text,
         template=config.prompt_template,
-        graded_by=rows_needed(run_rewards(config.reward), drops=False),
+        graded_by=rows_needed(run_rewards(config.reward), drops=None),
         given=given,
         vocab_size=vocab_size,
     )

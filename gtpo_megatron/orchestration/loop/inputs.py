@@ -137,8 +137,8 @@ def turn_warning(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
     return "" if config.data.verbatim_text else unstopped_turn(tokenizer, given, stop_ids, sampling.stop_strings)
 
 
-def rows_needed(functions: Sequence[RewardFunction], *, drops: bool) -> RowsNeeded:
-    """What these reward functions need of a row; ``drops`` leaves out rows that they cannot grade."""
+def rows_needed(functions: Sequence[RewardFunction], *, drops: bool | None) -> RowsNeeded:
+    """What these reward functions need of a row; for ``drops`` see ``RowsNeeded``."""
     return RowsNeeded(
         answer=needs_answer(functions),
         complaint=lambda columns_json: complaint(functions, columns_json),

@@ -33,6 +33,13 @@ def test_verbatim_text_meets_no_template(tokenizer):
     assert tokenizer.decode(list(render_prompt(tokenizer, "Compute 1+2.", verbatim_text=True))) == "Compute 1+2."
 
 
+@pytest.mark.parametrize("verbatim_text", [False, True])
+def test_a_prompt_beyond_the_tokenizers_limit_is_judged_by_the_caller_alone(tokenizer, verbatim_text):
+    """transformers would say at a terminal that the model will fail on it, also where the prompt is dropped."""
+    assert len(render_prompt(tokenizer, "1+1 " * tokenizer.model_max_length, verbatim_text=verbatim_text)) > 512
+    assert not tokenizer.deprecation_warnings
+
+
 def test_a_tokenizer_without_a_template_is_an_error_for_chats_alone(tokenizer):
     bare = load_tokenizer(TINY)
     bare.chat_template = None

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gtpo_megatron import train
+from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.problems.dataset import parse_dataset
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompts import RowsNeeded, load_problems
@@ -130,6 +131,21 @@ def test_what_is_no_text_is_refused_by_name_or_dropped_and_counted(tmp_path, tok
         load_problems(path, tokenizer, max_prompt_tokens=96)
     found = load_problems(path, tokenizer, max_prompt_tokens=96, graded_by=RowsNeeded(drops=True))
     assert (len(found.problems), found.num_ungradable) == (1, 1)
+
+
+@pytest.mark.parametrize("row", [{"problem": "1+1"}, {"problem": "Area?", "image": "a.png", "answer": "72"}])
+def test_an_evaluation_is_not_told_of_an_option_that_it_has_not(tmp_path, capsys, row):
+    path = written(tmp_path, row)
+    arguments = [
+        "evaluate",
+        str(tiny_cpu.ASSETS / "tiny_qwen2"),
+        "--benchmarks",
+        f"mine={path}",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    assert dispatch.run(arguments) == 1
+    assert capsys.readouterr().err.endswith("; mend the row\n")
 
 
 @pytest.mark.parametrize(
