@@ -4,8 +4,10 @@ import time
 
 import pytest
 
+from gtpo_megatron.cli import dispatch
 from gtpo_megatron.rewards.function import answer_complaint, resolve_rewards
 from gtpo_megatron.rewards.math_answer import math_answer
+from recipes.tiny_cpu import ASSETS
 from tests.unit.test_bad_input import GOOD, complaint, rows
 
 MATH = "gtpo_megatron.rewards.math_answer:math_answer"
@@ -67,3 +69,18 @@ def test_config_refuses_such_a_row_of_any_set_by_its_place(capsys, tmp_path, opt
     assert status != 0
     assert "rows.jsonl:2: " in text
     assert "--data.ungradable-rows drop" in text or "data.ungradable_rows=drop" in text
+
+
+@pytest.mark.parametrize(("name", "answer"), [(MATH, r"\frac{1}{"), (CHOICE, "2"), (CHOICE, "A C")])
+def test_a_benchmark_with_such_a_row_is_refused_without_an_option_that_is_not_there(capsys, tmp_path, name, answer):
+    path = rows(tmp_path, {"problem": "one", "answer": "B"}, {"problem": "two", "answer": answer})
+    assert (
+        dispatch.run(
+            ["evaluate", str(ASSETS / "tiny_qwen2"), "--benchmarks", f"mine={path}", "--reward.function", name]
+        )
+        != 0
+    )
+    text = " ".join(capsys.readouterr().err.split())
+    assert "rows.jsonl:2: " in text
+    assert "reference answer" in text
+    assert "ungradable" not in text
