@@ -147,9 +147,12 @@ class Controller:
                 # without its checkpoint is written again
                 self._log.write(step, scalars | scores | memory.take())
                 self._saver.poll()
-                is_asked = step < self._config.num_steps and self._is_asked_to_stop()
+                is_last = step == self._config.num_steps
+                is_asked = not is_last and self._is_asked_to_stop()
                 if is_asked or self._is_due(step, self._config.checkpoint.every_steps):
                     self._save(step, scores)
+                    # a request during the save is met by it: another step could be longer than a batch system waits
+                    is_asked = is_asked or (not is_last and self._is_asked_to_stop())
                 if is_asked:
                     return self._stopped(step, before=before)
             if after is None:  # resumed when everything was done

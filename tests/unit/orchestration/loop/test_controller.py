@@ -201,6 +201,15 @@ def test_a_run_that_is_asked_to_stop_is_saved_there_and_goes_on(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
+def test_a_request_during_a_save_is_met_by_it(tmp_path):
+    folder, world = RunFolder(tmp_path), World()
+    summary = run(folder, world, stop_reason=lambda: "time limit" if world.saved else "")
+    assert (summary.stopped_after, world.saved, world.version) == (2, ["step_2"], 2)
+    checkpoint = folder.checkpoints.latest()
+    summary = run(folder, world, checkpoint, stop_reason=lambda: "late" if "step_4" in world.saved else "")
+    assert summary.stopped_after is None, "the last save is the run's end"
+
+
 def test_a_request_while_the_last_set_is_measured_changes_nothing(tmp_path):
     world = World()
     summary = run(RunFolder(tmp_path), world, stop_reason=lambda: "late" if len(world.measured) == 4 else "")
