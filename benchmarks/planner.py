@@ -17,12 +17,12 @@ from pathlib import Path
 
 import tyro
 
-from gtpo_megatron.planner.hardware import GIB, GPUS
-from gtpo_megatron.planner.known_models import KNOWN_MODELS
-from gtpo_megatron.planner.layout import Layout
-from gtpo_megatron.planner.layout_plan import make_plan
-from gtpo_megatron.planner.request import Cluster, PlanRequest, request_from
-from gtpo_megatron.planner.search import judge
+from gtpo_megatron.companions.planner.hardware import GIB, GPUS
+from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
+from gtpo_megatron.companions.planner.layout import Layout
+from gtpo_megatron.companions.planner.layout_plan import make_plan
+from gtpo_megatron.companions.planner.request import Cluster, PlanRequest, request_from
+from gtpo_megatron.companions.planner.search import judge
 from recipes.qwen2_5_32b import gtpo_64gpu
 
 PROMPT_TOKENS = 200

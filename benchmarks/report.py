@@ -25,10 +25,10 @@ from typing import Any
 
 import tyro
 
+from gtpo_megatron.companions.report.page import write_report
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.serialize import to_plain, to_yaml
 from gtpo_megatron.observability.sinks import open_sinks
-from gtpo_megatron.report.page import write_report
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord
 from recipes.tiny_cpu import gtpo
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from gtpo_megatron.companions.planner.request import gpus_of
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement, place
-from gtpo_megatron.planner.request import gpus_of
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.weights.architecture import read_architecture
 from launchers.evaluation_time import evaluation_time

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.companions.planner.layout import Layout
+from gtpo_megatron.companions.planner.request import PlanRequest
+from gtpo_megatron.companions.planner.search import judge
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.adapters import adapter_of
 from gtpo_megatron.data.records import read_records
-from gtpo_megatron.planner.layout import Layout
-from gtpo_megatron.planner.request import PlanRequest
-from gtpo_megatron.planner.search import judge
 
 ESTIMATE_MARGIN = 1.7
 """Factor on estimates: a published run's time over its estimate (docs/planning.md)."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from gtpo_megatron.companions.planner.hardware import GIB, GPUS
+from gtpo_megatron.companions.planner.layout_plan import Plan, make_plan
+from gtpo_megatron.companions.planner.page import print_plan
+from gtpo_megatron.companions.planner.request import Cluster, gpus_of, request_from
+from gtpo_megatron.companions.planner.search import judge
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.planner.hardware import GIB, GPUS
-from gtpo_megatron.planner.layout_plan import Plan, make_plan
-from gtpo_megatron.planner.page import print_plan
-from gtpo_megatron.planner.request import Cluster, gpus_of, request_from
-from gtpo_megatron.planner.search import judge
 from launchers.evaluation_time import estimated_s
 from launchers.options import SlurmOptions
 

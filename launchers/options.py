@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.cli.recipe import RecipeOptions
+from gtpo_megatron.companions.planner.hardware import GIB
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.planner.hardware import GIB
 from launchers.own_settings import check_env, check_sbatch
 from launchers.script_values import check_name, check_options
 

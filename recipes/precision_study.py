@@ -7,10 +7,10 @@ those of ``recipes/study.py``.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gtpo_megatron.companions.study.plan import Arm, Recipe, Study
 from gtpo_megatron.config.algorithm import GTPOConfig, OffPolicyConfig
 from gtpo_megatron.config.mismatch import LearntLimits
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.study.plan import Arm, Recipe, Study
 from recipes.study import NUM_STEPS, study_run
 
 VETO_NATS = 0.1

@@ -6,9 +6,9 @@ those of ``recipes/study.py``; every arm has the same correction, which changes 
 
 from dataclasses import replace
 
+from gtpo_megatron.companions.study.plan import Arm, Recipe, Study
 from gtpo_megatron.config.algorithm import GTPOConfig, OffPolicyConfig
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.study.plan import Arm, Recipe, Study
 from recipes.study import NUM_STEPS, study_run
 
 BOUNDS = (0, 1, 4)

@@ -11,6 +11,7 @@ are the harder half of the arithmetic task (four terms each), so that no arm com
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from gtpo_megatron.companions.study.plan import Arm, Needed, PlannedComparison, Recipe, Study
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
@@ -27,7 +28,6 @@ from gtpo_megatron.config.algorithm import (
 from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.study.plan import Arm, Needed, PlannedComparison, Recipe, Study
 from recipes import tiny_cpu
 
 NUM_STEPS = 24

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 64 << 20
-"""Largest piece; ``planner/hardware.py`` has the same number."""
+"""Largest piece; ``companions/planner/hardware.py`` has the same number."""
 
 LEAST_BYTES = 1 << 20
 """A rest below this is one piece, whatever torch makes of it."""

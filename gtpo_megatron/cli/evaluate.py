@@ -36,8 +36,8 @@ def run(arguments: Sequence[str]) -> int:
     run_config = load_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     defaults = None if run_config is None else replace(defaults_of_run(run_config), checkpoint=checkpoint)
     config = _parse(named, defaults, arguments[1:])
-    from gtpo_megatron.orchestration.evaluated_model import find_model
-    from gtpo_megatron.orchestration.evaluation_run import check_request, evaluate_model  # seconds of imports
+    from gtpo_megatron.companions.evaluate.evaluated_model import find_model
+    from gtpo_megatron.companions.evaluate.evaluation_run import check_request, evaluate_model  # seconds of imports
 
     check_request(config)
     model = find_model(folder, config.checkpoint, run_config, verify="full" if config.verify else "none")

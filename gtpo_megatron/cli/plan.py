@@ -11,14 +11,14 @@ from rich.console import Console
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe, parse
+from gtpo_megatron.companions.planner.correction import read_correction
+from gtpo_megatron.companions.planner.hardware import GIB, GPUS, GPUName
+from gtpo_megatron.companions.planner.layout_plan import make_plan, plan_to_plain
+from gtpo_megatron.companions.planner.model_request import names_model, paper_setting
+from gtpo_megatron.companions.planner.page import print_plan
+from gtpo_megatron.companions.planner.request import EXPERT_IMBALANCE, Cluster, gpus_of, request_from
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.planner.correction import read_correction
-from gtpo_megatron.planner.hardware import GIB, GPUS, GPUName
-from gtpo_megatron.planner.layout_plan import make_plan, plan_to_plain
-from gtpo_megatron.planner.model_request import names_model, paper_setting
-from gtpo_megatron.planner.page import print_plan
-from gtpo_megatron.planner.request import EXPERT_IMBALANCE, Cluster, gpus_of, request_from
 
 EXIT_NOTHING_FITS = 1
 

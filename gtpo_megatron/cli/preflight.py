@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
-from gtpo_megatron.planner.hardware import GPUName
+from gtpo_megatron.companions.planner.hardware import GPUName
 from gtpo_megatron.sentence import print_sentence
 
 EXIT_FAILED = 1
@@ -36,7 +36,7 @@ class PreflightCommandOptions(RecipeOptions):
 def run(arguments: Sequence[str]) -> int:
     """``preflight RECIPE ...``; status 1 unless all has passed."""
     options = parse("preflight", PreflightCommandOptions, arguments)
-    from gtpo_megatron.preflight.run import PAGE_FILE, PreflightOptions, preflight  # takes seconds
+    from gtpo_megatron.companions.preflight.run import PAGE_FILE, PreflightOptions, preflight  # takes seconds
 
     console = Console()
     output = Path(options.output or f"runs/{options.config.name}/preflight")

@@ -32,8 +32,8 @@ class ReportOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``report RUN ...``."""
-    from gtpo_megatron.report.page import write_report
-    from gtpo_megatron.report.response_table import write_responses
+    from gtpo_megatron.companions.report.page import write_report
+    from gtpo_megatron.companions.report.response_table import write_responses
 
     options = parse_options(ReportOptions, arguments, program="gtpo-megatron report")
     folders = [Path(name) for name in options.runs]

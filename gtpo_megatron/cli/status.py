@@ -15,11 +15,11 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.health.judge import in_one_line, judge
-from gtpo_megatron.health.verdict import Level, Verdict, worst
+from gtpo_megatron.companions.health.judge import in_one_line, judge
+from gtpo_megatron.companions.health.verdict import Level, Verdict, worst
+from gtpo_megatron.companions.status import RunStatus, read_status
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.run_folder.finite import finite
-from gtpo_megatron.run_folder.status import RunStatus, read_status
 
 FULL_BYTES = 16 << 20
 """A disk with less free space counts as full."""

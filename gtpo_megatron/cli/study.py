@@ -19,7 +19,7 @@ from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from gtpo_megatron.study.plan import Study
+    from gtpo_megatron.companions.study.plan import Study
 
 DEFAULT_STUDY = "recipes.study:study"
 DEFAULT_OUTPUT = "benchmarks/results/study"
@@ -72,10 +72,10 @@ class StudyOptions:
 def run(arguments: Sequence[str]) -> int:
     """``study``; status 1 if a run failed, 75 if time was up before all were done, 130 after Ctrl-C."""
     options = parse_options(StudyOptions, arguments, program="gtpo-megatron study")
-    from gtpo_megatron.study.finished import progress
-    from gtpo_megatron.study.page import write_results  # before training, since it fails without scipy
-    from gtpo_megatron.study.plan import planned_runs, require_needed
-    from gtpo_megatron.study.session import ProcessTrainer, SessionReport, run_session
+    from gtpo_megatron.companions.study.finished import progress
+    from gtpo_megatron.companions.study.page import write_results  # before training, since it fails without scipy
+    from gtpo_megatron.companions.study.plan import planned_runs, require_needed
+    from gtpo_megatron.companions.study.session import ProcessTrainer, SessionReport, run_session
 
     study = load_study(options.study)
     suffix = ""
@@ -181,7 +181,7 @@ def load_study(name: str) -> "Study":
     Raises:
         ConfigError: no such module or function, or it does not return a Study.
     """
-    from gtpo_megatron.study.plan import Study
+    from gtpo_megatron.companions.study.plan import Study
 
     found = called(named_function(name, what="study", example="recipes.study:study"), name, what="study")
     if not isinstance(found, Study):

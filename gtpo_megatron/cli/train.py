@@ -12,7 +12,7 @@ from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.extras import require_libraries
 from gtpo_megatron.cli.reader import hangs_up
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
-from gtpo_megatron.health.judge import in_one_line, judge
+from gtpo_megatron.companions.health.judge import in_one_line, judge
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 from gtpo_megatron.sentence import print_sentence
@@ -67,7 +67,7 @@ def leave_report(run_dir: Path) -> Path | None:
     Returns:
         The file; None after a failure.
     """
-    from gtpo_megatron.report.page import write_report  # plotly takes a second
+    from gtpo_megatron.companions.report.page import write_report  # plotly takes a second
 
     file = run_dir / "report.html"
     try:

@@ -35,7 +35,10 @@ def run(arguments: Sequence[str]) -> int:
     if folder is not None:
         arguments = [str(folder / "config.yaml"), *arguments[1:]]
     options = parse("verify-resume", VerifyResumeOptions, arguments)
-    from gtpo_megatron.verify_resume.verify import show, verify_resume  # takes seconds, so options are parsed first
+    from gtpo_megatron.companions.verify_resume.verify import (  # takes seconds, so options are parsed first
+        show,
+        verify_resume,
+    )
 
     default = folder / "verify-resume" if folder is not None else Path("runs") / f"{options.config.name}.verify-resume"
     console = Console()

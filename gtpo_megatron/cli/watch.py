@@ -13,9 +13,9 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.report import checked_price
 from gtpo_megatron.cli.status import screen
+from gtpo_megatron.companions.status import RunStatus, read_status
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.observability.timers import duration
-from gtpo_megatron.run_folder.status import RunStatus, read_status
 
 PORT = 8642
 
@@ -37,8 +37,8 @@ class WatchOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """``watch RUN ...``, until interrupted."""
-    from gtpo_megatron.report.run_data import run_names
-    from gtpo_megatron.report.watch import LiveReport, ReportServer
+    from gtpo_megatron.companions.report.run_data import run_names
+    from gtpo_megatron.companions.report.watch import LiveReport, ReportServer
 
     options = parse_options(WatchOptions, arguments, program="gtpo-megatron watch")
     folders = [Path(name) for name in options.runs]

@@ -6,6 +6,9 @@ from typing import Literal
 from gtpo_megatron.config.checks import require_choice, require_positive, require_text, require_types
 from gtpo_megatron.errors import ConfigError
 
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of the weights of a trainer or an engine, by ``dtype``."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.planner.request import ELEMENT_BYTES
-from gtpo_megatron.planner.shape import shape_of
 from gtpo_megatron.proc_files import memory
 from gtpo_megatron.rollout.cache_size import cpu_cache_mib
 from gtpo_megatron.weights.architecture import Architecture
@@ -118,7 +117,7 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
         architecture: of its model.
         free_bytes: of this machine, for caches that are sized by it.
     """
-    parallel, elements = config.parallel, shape_of(architecture).num_parameters
+    parallel, elements = config.parallel, architecture.num_parameters
     share = elements // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
     has_replicas = parallel.data_parallel_size > 1 and parallel.expert_data_parallel_size > 1
     return [
@@ -152,7 +151,7 @@ def engines_need(
     """
     workers = rollout.num_engines * rollout.tensor_parallel_size
     cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
-    weights = shape_of(architecture).num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
+    weights = architecture.num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
     return [
         Taken(
             by="engines",

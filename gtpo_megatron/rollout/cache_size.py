@@ -6,6 +6,7 @@ trainer, with other engines and with whatever else runs there.
 
 import logging
 
+from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.proc_files import memory
 from gtpo_megatron.weights.architecture import Architecture
@@ -28,7 +29,7 @@ _MIB = 1 << 20
 def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: str) -> int:
     """Bytes of a token's keys and values in one worker; heads are copied if workers outnumber them."""
     heads = max(1, architecture.num_query_groups // workers)
-    return 2 * architecture.num_layers * heads * architecture.head_size * (4 if dtype == "float32" else 2)
+    return 2 * architecture.num_layers * heads * architecture.head_size * ELEMENT_BYTES[dtype]
 
 
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:

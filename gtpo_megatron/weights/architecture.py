@@ -15,6 +15,7 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import printable, shown
 from gtpo_megatron.weights.experts import Experts, glm4_moe_experts, qwen3_moe_experts
+from gtpo_megatron.weights.model_shape import ModelShape
 
 VOCAB_MULTIPLE = 128
 """Megatron's vocabulary is padded to a multiple of this times the tensor-parallel size on a GPU, for tiled matmuls."""
@@ -46,41 +47,23 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """What both Megatron and the name tables need to know of a decoder-only transformer.
+class Architecture(ModelShape):
+    """What Megatron and the name tables need to know of a decoder-only transformer besides its shape.
 
     Attributes:
         family: key of the name table.
-        num_query_groups: key-value heads.
-        ffn_size: width of the gated MLP.
-        tied_embeddings: the output layer is the embedding.
-        qkv_bias: query, key and value projections have a bias.
-        qk_norm: every head's query and key pass an RMSNorm.
-        max_positions: longest sequence that the rotary embedding is meant for.
+        norm_eps: added to the mean square in an RMSNorm.
         rope_theta: base of the rotary embedding.
         rope_scaling: of its frequencies; None if they are as in pre-training.
         rotary_fraction: share of every head's elements that is rotated, the first ones; the frequencies are those of a
             head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
-        experts: in the place of some layers' MLP; None for a dense model.
     """
 
     family: str
-    num_layers: int
-    hidden_size: int
-    ffn_size: int
-    num_heads: int
-    num_query_groups: int
-    head_size: int
-    vocab_size: int
-    max_positions: int
     norm_eps: float
     rope_theta: float
-    tied_embeddings: bool
-    qkv_bias: bool
-    qk_norm: bool = False
     rope_scaling: RopeScaling | None = None
     rotary_fraction: float = 1.0
-    experts: Experts | None = None
 
     @property
     def rotary_size(self) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gtpo_megatron.companions.verify_resume.compare import compare_runs
 from gtpo_megatron.errors import GTPOError
-from gtpo_megatron.verify_resume.compare import compare_runs
 from tests.chaos.faults import ENDS_RUN, Fault, is_named
 from tests.chaos.world import BrokenRun
 

@@ -16,7 +16,7 @@ SIZES = dict.fromkeys(("tp", "cp", "dp", "pp", "ep", "etp"), 64 << 10)
 
 def measured(rank, world_size, init_method, parallel, lie):
     from gtpo_megatron.actor import megatron_init
-    from gtpo_megatron.actor.probes import collectives
+    from gtpo_megatron.companions.preflight.probes import collectives
 
     megatron_init.initialize(parallel, global_rank=rank, init_method=init_method, seed=0, collective_timeout_s=60.0)
     if lie and rank == 1:

@@ -12,7 +12,7 @@ from gtpo_megatron.distributed.vocab_parallel import linear_token_scores
 from tests.dist_utils import run_processes
 from tests.distributed.family_models import VOCAB, FamilyModel, make_family_model
 from tests.distributed.tiny_world import dense_scores, make_config
-from tests.unit.planner.test_output_layer import LiveBytes
+from tests.unit.companions.planner.test_output_layer import LiveBytes
 
 LENGTHS = [(8, 34808), (5, 100), (7, 3000), (40, 12)]
 """Tokens of prompt and response."""

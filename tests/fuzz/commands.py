@@ -14,9 +14,9 @@ from pathlib import Path
 from unittest import mock
 
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.companions.report.watch import ReportServer
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.observability.logs import PACKAGES
-from gtpo_megatron.report.watch import ReportServer
 from launchers import local, slurm
 from tools import convert_checkpoint
 
@@ -132,10 +132,10 @@ def _short_of_processes() -> Iterator[None]:
         for name in (
             "gtpo_megatron.train.ray_stages",
             "gtpo_megatron.train.local_stages",
-            "gtpo_megatron.verify_resume.verify.TrainingProcess",
-            "gtpo_megatron.study.session.TrainingProcess",
-            "gtpo_megatron.orchestration.evaluation_run._engine",
-            "gtpo_megatron.orchestration.evaluation_run.RewardScorer",
+            "gtpo_megatron.companions.verify_resume.verify.TrainingProcess",
+            "gtpo_megatron.companions.study.session.TrainingProcess",
+            "gtpo_megatron.companions.evaluate.evaluation_run._engine",
+            "gtpo_megatron.companions.evaluate.evaluation_run.RewardScorer",
             "launchers.local._run",
         ):
             stack.enter_context(mock.patch(name, _reached))

@@ -12,26 +12,26 @@ from unittest import mock
 import torch
 from safetensors.torch import save_file
 
+from gtpo_megatron.companions.evaluate import evaluation_run
+from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse
+from gtpo_megatron.companions.planner.correction import PlanCorrection, write_correction
+from gtpo_megatron.companions.study.plan import planned_runs
+from gtpo_megatron.companions.study.run_summary import write_summary
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
-from gtpo_megatron.evaluation.verdict_file import GradedResponse
-from gtpo_megatron.orchestration import evaluation_run
 from gtpo_megatron.orchestration.loop.inputs import read_inputs
-from gtpo_megatron.planner.correction import PlanCorrection, write_correction
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import DriverState
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.manifest import run_facts
-from gtpo_megatron.study.plan import planned_runs
-from gtpo_megatron.study.run_summary import write_summary
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.file_checksum import file_checksum
 from gtpo_megatron.weights.reshard import hf_shapes
 from recipes.tiny_cpu import ASSETS, gtpo
-from tests.unit.study.makers import STUDY, summaries
+from tests.unit.companions.study.makers import STUDY, summaries
 
 STEPS = 3
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gtpo_megatron.report.run_data import read_runs
+from gtpo_megatron.companions.report.run_data import read_runs
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.run_folder.rollout_log import iter_rollouts, rollout_files
 from recipes.tiny_cpu import ASSETS

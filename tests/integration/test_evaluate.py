@@ -15,7 +15,7 @@ from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import STARTED
-from tests.unit.evaluation.makers import saved_verdicts
+from tests.unit.companions.evaluate.makers import saved_verdicts
 from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]

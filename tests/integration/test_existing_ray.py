@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gtpo_megatron.run_folder.status import read_status
+from gtpo_megatron.companions.status import read_status
 from tests.integration.runs import Run, steps
 
 pytestmark = [

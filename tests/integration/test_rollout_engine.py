@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gtpo_megatron.companions.planner.engine import engine_memory
+from gtpo_megatron.companions.planner.known_models import find_shape
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
-from gtpo_megatron.planner.engine import engine_memory
-from gtpo_megatron.planner.known_models import find_shape
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 from tests.integration.engine_host import MODEL, EngineHost

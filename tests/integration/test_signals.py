@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gtpo_megatron.run_folder.status import read_status
+from gtpo_megatron.companions.status import read_status
 from tests.integration.runs import LEAVINGS, SMALL, start_in_shell, steps
 
 pytestmark = [

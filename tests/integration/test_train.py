@@ -7,12 +7,12 @@ import shutil
 import psutil
 import pytest
 
+from gtpo_megatron.companions.verify_resume.account import check_account
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.run_folder.rollout_log import iter_rollouts
-from gtpo_megatron.verify_resume.account import check_account
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import LEAVINGS, Run, steps
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.run_folder.status import read_status
+from gtpo_megatron.companions.status import read_status
 from tests.slurm.cluster import Slurm, scontrol, steps
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400), pytest.mark.xdist_group("slurm")]

@@ -11,14 +11,14 @@ from rich.console import Console
 from gtpo_megatron import train
 from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.companions.evaluate import evaluation_run
+from gtpo_megatron.companions.evaluate.evaluated_model import find_model
+from gtpo_megatron.companions.verify_resume.compare import compare_runs
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.orchestration import evaluation_run
-from gtpo_megatron.orchestration.evaluated_model import find_model
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import JsonlSink
-from gtpo_megatron.verify_resume.compare import compare_runs
 from recipes import tiny_cpu
 from tests.unit.orchestration.checkpoints import MODEL, flip, save_model
 from tools.convert_checkpoint import main as convert

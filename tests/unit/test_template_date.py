@@ -11,9 +11,9 @@ from rich.console import Console
 from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli import evaluate as evaluate_cli
+from gtpo_megatron.companions.evaluate import evaluation_run
 from gtpo_megatron.config.serialize import load_config, to_yaml
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration import evaluation_run
 from gtpo_megatron.orchestration.loop import inputs
 from recipes import tiny_cpu
 

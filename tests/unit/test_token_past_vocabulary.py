@@ -10,12 +10,12 @@ from rich.console import Console
 
 from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
+from gtpo_megatron.companions.evaluate.evaluation_run import evaluate_model
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.orchestration.evaluated_model import EvaluatedModel
-from gtpo_megatron.orchestration.evaluation_run import evaluate_model
 from recipes import tiny_cpu
 
 VOCAB = 339

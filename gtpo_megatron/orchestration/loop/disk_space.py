@@ -5,6 +5,7 @@ import math
 import shutil
 from pathlib import Path
 
+from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import Architecture
@@ -12,7 +13,6 @@ from gtpo_megatron.weights.reshard import hf_shapes
 
 logger = logging.getLogger(__name__)
 
-_WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 _MOMENT_BYTES = 8
 """Adam's two moments, float32."""
 _MASTER_BYTES = 4
@@ -25,7 +25,7 @@ def checkpoint_bytes(config: RunConfig, architecture: Architecture) -> int:
     parameters = sum(math.prod(shape) for shape in hf_shapes(architecture).values())
     has_masters = config.model.dtype != "float32" or config.parallel.distributed_optimizer
     num_policies = 2 if config.reference.reset_every_steps else 1
-    each = num_policies * _WEIGHT_BYTES[config.model.dtype] + _MOMENT_BYTES + (_MASTER_BYTES if has_masters else 0)
+    each = num_policies * ELEMENT_BYTES[config.model.dtype] + _MOMENT_BYTES + (_MASTER_BYTES if has_masters else 0)
     return parameters * each
 
 
@@ -49,7 +49,7 @@ def check_disk_space(config: RunConfig, architecture: Architecture, run_folder: 
     num_saves = 1 if every == 0 else -(-config.num_steps // every)
     most = min(num_saves, keep + best + 1)
     parameters = sum(math.prod(shape) for shape in hf_shapes(architecture).values())
-    export = parameters * _WEIGHT_BYTES[config.model.dtype] if config.checkpoint.export_hf else 0
+    export = parameters * ELEMENT_BYTES[config.model.dtype] if config.checkpoint.export_hf else 0
     needed = most * one + export
     free = shutil.disk_usage(run_folder).free + used_bytes
     logger.info("a checkpoint takes %.2f GiB; %d at once, %.2f GiB free", one / _GIB, most, free / _GIB)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import read_architecture
@@ -154,7 +155,7 @@ def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
         for engine, host in enumerate(sampler.hosts())
         for index in range(size)
     )
-    itemsize = 4 if wire_dtype(config.model.dtype, config.rollout.dtype) == "float32" else 2
+    itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]
     return PushLayout(
         sources=sources,
         targets=targets,

@@ -2,13 +2,13 @@
 
 import torch
 
+from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.weights.reshard import stays_float32
 
 
 def wire_dtype(trainer: str, sampler: str) -> str:
     """The narrower of both sides' dtypes: rounding before the way or after it gives the same weights."""
-    sizes = {"float32": 4, "bfloat16": 2}
-    return min((trainer, sampler), key=lambda name: sizes[name])
+    return min((trainer, sampler), key=ELEMENT_BYTES.__getitem__)
 
 
 def tensor_dtype(hf_name: str, wire: torch.dtype) -> torch.dtype:

@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.cli import dispatch, evaluate
+from gtpo_megatron.companions.evaluate import evaluation_run
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig, defaults_of_run
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, RolloutError
-from gtpo_megatron.orchestration import evaluation_run
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
-from tests.unit.evaluation.makers import graded
+from tests.unit.companions.evaluate.makers import graded
 from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
@@ -91,7 +91,7 @@ def test_a_folder_in_use_not_writable_or_without_locks_is_said(capsys, tmp_path,
     (tmp_path / "file").write_text("")
     arguments = (MODEL, "--benchmarks", f"aime24={path}", *SHORT, "--output")
     assert "cannot be written" in complaint(capsys, *arguments, str(tmp_path / "file" / "out"))[1]
-    from gtpo_megatron.orchestration.evaluation_run import _locked
+    from gtpo_megatron.companions.evaluate.evaluation_run import _locked
 
     with _locked(tmp_path / "out"):
         assert "is in use by another evaluation" in complaint(capsys, *arguments, str(tmp_path / "out"))[1]
@@ -101,7 +101,7 @@ def test_a_folder_in_use_not_writable_or_without_locks_is_said(capsys, tmp_path,
 
 def test_a_child_that_outlives_an_evaluation_does_not_hold_its_folder(tmp_path):
     """An engine's worker, where the evaluation was killed."""
-    from gtpo_megatron.orchestration.evaluation_run import _locked
+    from gtpo_megatron.companions.evaluate.evaluation_run import _locked
 
     context = multiprocessing.get_context("fork")
     up, leave = context.Event(), context.Event()

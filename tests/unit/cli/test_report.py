@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from gtpo_megatron.cli import dispatch
-from tests.unit.report.run_folders import make_run
+from tests.unit.companions.report.run_folders import make_run
 
 
 @pytest.fixture

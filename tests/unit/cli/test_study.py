@@ -8,11 +8,11 @@ import pytest
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.study import SESSION_LOCK, load_study
+from gtpo_megatron.companions.study import session
+from gtpo_megatron.companions.study.plan import planned_runs
+from gtpo_megatron.companions.study.run_summary import write_summary
 from gtpo_megatron.errors import ConfigError, WorkerError
-from gtpo_megatron.study import session
-from gtpo_megatron.study.plan import planned_runs
-from gtpo_megatron.study.run_summary import write_summary
-from tests.unit.study.makers import STUDY, summaries
+from tests.unit.companions.study.makers import STUDY, summaries
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_reader_that_has_left_is_not_a_folder_in_the_way(folders, monkeypatch)
 
 
 def test_a_table_of_any_number_of_seeds_takes_no_longer(folders, monkeypatch):
-    monkeypatch.setattr("gtpo_megatron.study.plan.planned_runs", lambda *_, **__: pytest.fail("planned"))
+    monkeypatch.setattr("gtpo_megatron.companions.study.plan.planned_runs", lambda *_, **__: pytest.fail("planned"))
     assert dispatch.run(["study", *folders, "--table-only", "--num-steps", "4", "--num-seeds", "100000"]) == 0
 
 

@@ -5,9 +5,9 @@ import pytest
 from gtpo_megatron import train as training
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.train import leave_report
+from gtpo_megatron.companions.report import page
 from gtpo_megatron.orchestration.loop.controller import RunSummary
-from gtpo_megatron.report import page
-from tests.unit.report.run_folders import make_run
+from tests.unit.companions.report.run_folders import make_run
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
+from gtpo_megatron.companions.report import figures as report_figures
+from gtpo_megatron.companions.report import headline as report_headline
 from gtpo_megatron.config.problems.evaluation import HELDOUT, metric_names
 from gtpo_megatron.observability.metrics import check_name
-from gtpo_megatron.report import figures as report_figures
-from gtpo_megatron.report import headline as report_headline
 
 ROOT = Path(__file__).parents[3]
 NAME = re.compile(r"\b(?:rollout|policy|credit|optimizer|sync|eval|timing|throughput|memory)/[a-z0-9_]+")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from gtpo_megatron.cli import status as status_command
+from gtpo_megatron.companions.status import read_status
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.logs import LOG_FILE, set_up_logs
@@ -17,7 +18,6 @@ from gtpo_megatron.run_folder import metrics_file
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import JsonlSink, read_metrics
-from gtpo_megatron.run_folder.status import read_status
 from recipes import tiny_cpu
 
 QUIET = LoggingConfig(tensorboard=False)

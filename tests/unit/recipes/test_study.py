@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from gtpo_megatron.companions.study.plan import fingerprint, planned_runs
 from gtpo_megatron.config.algorithm import GRPOConfig, GTPOConfig
-from gtpo_megatron.study.plan import fingerprint, planned_runs
 from recipes.study import (
     MAIN_ARMS,
     RATE_SEEDS,

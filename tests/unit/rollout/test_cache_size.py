@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gtpo_megatron.companions.planner.engine import engine_memory
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.rollout import GPU_CACHE_MIB, RolloutConfig
-from gtpo_megatron.planner.engine import engine_memory
-from gtpo_megatron.planner.shape import shape_of
 from gtpo_megatron.rollout import cache_size
 from gtpo_megatron.rollout.cache_size import cache_bytes_per_token, cpu_cache_mib, log_cpu_cache
 from gtpo_megatron.weights.architecture import read_architecture
@@ -30,7 +29,7 @@ def size(architecture=TINY, *, free=20 * GIB, max_tokens=512, **rollout):
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_token_takes_what_the_planner_says(architecture, dtype, workers):
     planned = engine_memory(
-        shape_of(architecture),
+        architecture,
         tensor=workers,
         weight_bytes={"float32": 4, "bfloat16": 2}[dtype],
         max_sequences=1,

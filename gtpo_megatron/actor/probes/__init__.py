@@ -1,1 +1,0 @@
-"""What a preflight measures of the trainer, beside the stages of a step."""

@@ -1,0 +1,354 @@
+"""``gtpo-megatron evaluate``: checks the request, starts one vLLM engine and the graders, and measures."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from gtpo_megatron.companions.evaluate.answers import AnswerFinder
+from gtpo_megatron.companions.evaluate.benchmark_run import BenchmarkRun, Timing, WantedResponse, wanted_responses
+from gtpo_megatron.companions.evaluate.display import EvaluationDisplay
+from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
+from gtpo_megatron.companions.evaluate.model_folder import check_length, check_model_folder, model_fingerprint
+from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
+from gtpo_megatron.companions.evaluate.table import results_table
+from gtpo_megatron.companions.evaluate.verdict_file import (
+    TEMPLATE_INPUTS,
+    VERDICTS_FILE,
+    MeasuredSet,
+    VerdictFile,
+    recorded_date,
+)
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.problems.dataset import DatasetRef
+from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, stop_token_ids, today, unstopped_turn
+from gtpo_megatron.data.contamination import Questions, find_contamination
+from gtpo_megatron.data.prompts import ProblemSet, load_problems
+from gtpo_megatron.data.source import check_source
+from gtpo_megatron.data.unique_rows import load_questions
+from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
+from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.observability.known_warnings import known_to_file
+from gtpo_megatron.observability.logs import set_up_logs
+from gtpo_megatron.orchestration.host import check_attention, check_cache, check_free, engines_need, is_cpu_build
+from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
+from gtpo_megatron.orchestration.watch.own_engine import swept_process
+from gtpo_megatron.proc_files import memory
+from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
+from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+from gtpo_megatron.rollout.response_stream import ResponseSource
+from gtpo_megatron.run_folder import held_locks
+from gtpo_megatron.run_folder.provenance import provenance
+from gtpo_megatron.sandbox.choose import check_sandbox
+from gtpo_megatron.sentence import print_sentence
+from gtpo_megatron.weights.architecture import read_architecture
+
+
+def evaluate_model(
+    model: EvaluatedModel,
+    config: EvaluateConfig,
+    *,
+    output: Path,
+    console: Console,
+    needs_training_set: bool = True,
+) -> EvaluationResult:
+    """Samples and grades what is missing in ``output``, and prints a table of all results.
+
+    After an interrupt the graded responses are in the file, and the same call continues.
+
+    Args:
+        model: the model.
+        config: the request.
+        output: folder, created if needed.
+        console: the terminal.
+        needs_training_set: raise if ``config.against`` cannot be read; otherwise print a note.
+
+    Raises:
+        ConfigError, DataError: a model, benchmark, reward or output folder cannot be used; raised before any start.
+        RolloutError, WorkerError: sampling or grading failed.
+    """
+    check_request(config)
+    rewards = run_rewards(config.reward)
+    check_threshold(rewards, config.success_threshold, option="--success-threshold")
+    if any(one.statement.needs_sandbox for one in rewards):
+        check_sandbox(config.reward.sandbox, config.reward.packages)
+    judged_by = check_judge(config.reward.judge) if any(one.statement.needs_judge for one in rewards) else ""
+    check_model_folder(model.folder)
+    architecture = read_architecture(model.folder)
+    check_length(architecture, config.max_sequence_tokens)
+    if is_cpu_build():
+        check_attention(architecture, where=f"model {model.folder}")
+    final_answer = resolve_final_answer(config.reward.function)
+    answer_in = None if final_answer is None else AnswerFinder(final_answer)
+    tokenizer = load_tokenizer(str(model.folder))
+    given = TemplateInputs(
+        options=config.template_options,
+        date=config.template_date or recorded_date(output / VERDICTS_FILE) or today(),
+    )
+    sets = {label: _load(ref, tokenizer, config, given, architecture.vocab_size) for label, ref in config.sets.items()}
+    for note in _template_notes(model, tokenizer, config, given):
+        print_sentence(console, note)
+    training = _training_set(config, console, is_needed=needs_training_set)
+    with ExitStack() as stack:
+        stack.enter_context(_locked(output))
+        set_up_logs(run_folder=output, console=console)
+        fingerprint = model_fingerprint(model.folder)
+        identity_of_prompts = identity(
+            config, fingerprint, judged_by=judged_by, template_inputs=given.read_by(tokenizer)
+        )
+        file = VerdictFile(output / VERDICTS_FILE, identity_of_prompts, answer_in)
+        stack.callback(file.close)
+        for label, problems in sets.items():
+            file.check_content(label, problems.content_sha256)
+        measured = {label: _measured_set(label, one, training, config, console) for label, one in sets.items()}
+        where = {"path": str(model.folder.resolve()), "named": model.named, "checkpoint": model.checkpoint}
+        facts = {"model": where | {"fingerprint": fingerprint}, **provenance(), "config": to_plain(config)}
+        wanted = wanted_responses(
+            {label: problems.head(config.num_problems) for label, problems in sets.items()}, config.samples
+        )
+        is_whole = all(file.has_verdict(one.key) for one in wanted)
+        if not is_whole or any(file.sets.get(label) != one for label, one in measured.items()):
+            file.begin_session(facts, measured)
+        timing = Timing()
+        try:
+            if not is_whole:
+                _measure(model, config, file, wanted, tokenizer, answer_in, console, timing)
+        finally:
+            start = time.perf_counter()
+            result = evaluation_result(file, config, asked_for=sets, has_answers=answer_in is not None)
+            timing.scoring_s = time.perf_counter() - start
+            write_results(
+                result,
+                output / RESULTS_FILE,
+                facts=facts,
+                samples=config.samples,
+                sessions=file.sessions,
+                timing=timing,
+            )
+            title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / RESULTS_FILE}"
+            console.print(results_table(result, samples=config.samples, ks=config.resolved_ks, title=title))
+    return result
+
+
+def check_request(config: EvaluateConfig) -> None:
+    """Raises ConfigError for invalid combinations of settings; fast."""
+    config.check_samples()
+    if is_cpu_build():
+        check_cache(config.engine.rollout(config.sampling), where="engine")
+    for ref in config.sets.values():
+        check_source(ref)  # before a checkpoint is converted
+
+
+SAYS_SCORE = ("template", "score_pattern", "full_score", "temperature", "max_tokens")
+"""Settings of a judge that its scores depend on, besides its model."""
+
+
+def identity(
+    config: EvaluateConfig,
+    fingerprint: str,
+    *,
+    judged_by: str = "",
+    template_inputs: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """All that a response and its verdict depend on besides the problem, as JSON values.
+
+    Args:
+        config: the request.
+        fingerprint: of the model's files.
+        judged_by: name of the judge's model; "": no judge is asked.
+        template_inputs: what the chat template reads besides the messages; empty or None: nothing.
+    """
+    judge = {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}
+    return {
+        "model": fingerprint,
+        "sampling": to_plain(config.sampling),
+        "seed": config.seed,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "prompt_template": config.prompt_template,
+        "verbatim_text": config.verbatim_text,
+        "dtype": config.engine.dtype,
+        "reward": config.reward.function,
+        **({"judge": {"model": judged_by} | judge} if judged_by else {}),
+        **({TEMPLATE_INPUTS: dict(template_inputs)} if template_inputs else {}),
+    }
+
+
+def _load(
+    dataset: DatasetRef,
+    tokenizer: PreTrainedTokenizerBase,
+    config: EvaluateConfig,
+    given: TemplateInputs,
+    vocab_size: int,
+) -> ProblemSet:
+    return load_problems(
+        dataset,
+        tokenizer,
+        max_prompt_tokens=config.max_prompt_tokens,
+        verbatim_text=config.verbatim_text,
+        template=config.prompt_template,
+        graded_by=rows_needed(run_rewards(config.reward), drops=None),
+        given=given,
+        vocab_size=vocab_size,
+    )
+
+
+def _template_notes(
+    model: EvaluatedModel, tokenizer: PreTrainedTokenizerBase, config: EvaluateConfig, given: TemplateInputs
+) -> list[str]:
+    """The date that prompts have, and a warning if responses do not end where the template ends a turn."""
+    if config.verbatim_text:
+        return []
+    stop_ids = (*stop_token_ids(model.folder, tokenizer), *config.sampling.stop_token_ids)
+    warning = unstopped_turn(tokenizer, given, stop_ids, config.sampling.stop_strings)
+    return [*template_notes(tokenizer, given), *([warning] if warning else [])]
+
+
+def _training_set(config: EvaluateConfig, console: Console, *, is_needed: bool) -> Questions | None:
+    """All questions of ``against``; None if it is empty, or cannot be read and is not needed."""
+    if config.training_set is None:
+        return None
+    try:
+        return load_questions(config.training_set)
+    except GTPOError as error:
+        if is_needed:
+            raise
+        note = f"not compared with the run's training set: {error}; or name one by --against"
+        print_sentence(console, note)
+        return None
+
+
+def _measured_set(
+    label: str, problems: ProblemSet, training: Questions | None, config: EvaluateConfig, console: Console
+) -> MeasuredSet:
+    """The record of a benchmark; prints its notes."""
+    head = problems.head(config.num_problems)
+    notes = [*head.notes]
+    contamination = None
+    if training is not None:
+        found = find_contamination(training, head.comparable)
+        notes += contamination_notes(label, found)
+        counts = {"against": config.against, "num_exact": found.num_exact, "num_exact_only": found.num_exact_only}
+        contamination = counts | {"matches": [asdict(match) for match in found.matches]}
+    for note in notes:
+        print_sentence(console, note)
+    return MeasuredSet(
+        dataset=str(problems.dataset),
+        origin=problems.origin,
+        content_sha256=problems.content_sha256,
+        num_rows=problems.num_rows,
+        num_repeated=problems.num_repeated,
+        num_dropped_long=problems.num_dropped_long,
+        problem_ids=tuple(problem.problem_id for problem in problems.problems),
+        contamination=contamination,
+    )
+
+
+def _measure(
+    model: EvaluatedModel,
+    config: EvaluateConfig,
+    file: VerdictFile,
+    wanted: Sequence[WantedResponse],
+    tokenizer: PreTrainedTokenizerBase,
+    answer_in: AnswerFinder | None,
+    console: Console,
+    timing: Timing,
+) -> None:
+    """Samples and grades what has no verdict yet."""
+    missing = [one for one in wanted if one.key not in file.verdicts]
+    known = [file.verdicts[one.key] for one in wanted if one.key in file.verdicts]
+    without_verdict = [one for one in known if one.failure is not None]
+    if known:
+        print_sentence(console, f"{len(known)} of {len(wanted)} responses are in {file.path.parent} already")
+    if without_verdict:
+        print_sentence(console, f"of these, without a verdict and graded again: {len(without_verdict)}")
+    with ExitStack() as stack:
+        scorer = stack.enter_context(RewardScorer(config.reward, folder=file.path.parent))
+        engine = None
+        if missing:
+            if is_cpu_build():
+                _check_memory(model.folder, config, console)
+            print_sentence(console, f"loading {model.folder} into vLLM")
+            engine = _engine(model.folder, config, stack)
+        display = stack.enter_context(
+            EvaluationDisplay(wanted, file, threshold=config.success_threshold, console=console)
+        )
+        BenchmarkRun(
+            config=config,
+            file=file,
+            tokenizer=tokenizer,
+            source=engine,
+            grader=scorer,
+            answer_in=answer_in,
+            problems={(one.benchmark, one.problem.problem_id): one.problem for one in wanted},
+            on_verdict=display.verdict_given,
+            timing=timing,
+        ).run(missing, without_verdict)
+
+
+def _check_memory(folder: Path, config: EvaluateConfig, console: Console) -> None:
+    """Says in one line what the engine will take of the memory that is free.
+
+    Raises:
+        ConfigError: the cache that was asked for does not fit into what is free.
+    """
+    rollout, free = config.engine.rollout(config.sampling), memory()[1]
+    needed = engines_need(
+        rollout,
+        read_architecture(folder),
+        max_tokens=config.max_sequence_tokens,
+        free_bytes=free,
+        where="engine",
+    )
+    said, is_enough = check_free(rollout, needed, where="engine")
+    print_sentence(console, f"{'' if is_enough else 'warning: '}the evaluation {said}")
+
+
+def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseSource:
+    """Starts a vLLM engine in this process; the stack closes it."""
+    import torch
+
+    os.environ.update(ONE_MACHINE | ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT))
+    stack.enter_context(swept_process())  # before the import of vLLM, which reads the temporary folder
+    with known_to_file():
+        from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
+        engine = VllmEngine(
+            str(folder),
+            config.engine.rollout(config.sampling),
+            max_sequence_tokens=config.max_sequence_tokens,
+            seed=config.seed,
+            num_threads=config.engine.num_threads,
+        )
+    stack.callback(engine.close)
+    return engine
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Creates and locks the output folder."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        descriptor = held_locks.acquire(output / ".lock")
+    except held_locks.NoLockError as error:
+        raise ConfigError(
+            f"output folder {output} cannot be locked: {error.strerror}; choose an --output on a file system with locks"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"output folder {output} cannot be written: {error.strerror}; choose another --output"
+        ) from error
+    if descriptor is None:
+        raise ConfigError(f"output folder {output} is in use by another evaluation; wait for it or stop it")
+    try:
+        yield
+    finally:
+        held_locks.let_go(descriptor)

@@ -1,0 +1,215 @@
+"""What autograd keeps of a layer between forward and backward, tensor by tensor.
+
+Two sets of kernels are known. ``te``: Transformer Engine's layers on a GPU, which
+``actor/model/policy_model.py`` builds there.
+``torch``: Megatron's local layers with torch's attention, as on a CPU. They differ: Transformer Engine fuses a norm
+with the projection behind it, rotates in one kernel, keeps no float32 copies, and keeps only the input of a gated MLP's
+activation; torch keeps the two factors of the gate too. docs/planning.md says which of the two has been measured.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from gtpo_megatron.companions.planner.layout import Layout, Recompute
+from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.model_shape import ModelShape
+
+Kernels = Literal["te", "torch"]
+
+FLOAT32_BYTES = 4
+INDEX_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A tensor that is kept for the backward pass.
+
+    Attributes:
+        what: description of the tensor.
+        width: elements per token, over all ranks.
+        element_bytes: of its dtype.
+        split: ``tensor``: over the tensor-parallel ranks; ``sequence``: over them under sequence parallelism only;
+            ``whole``: every rank has all of it; ``expert``: as ``sequence``, of copies that were dispatched to experts;
+            ``gathered``: the same, of copies that every rank of an expert-tensor group has.
+    """
+
+    what: str
+    width: float
+    element_bytes: int
+    split: Literal["tensor", "sequence", "whole", "expert", "gathered"]
+
+    def bytes_per_token(self, layout: Layout, imbalance: float = 1.0) -> float:
+        """Bytes per rank, for a token of the rank's context-parallel share.
+
+        Args:
+            layout: of the ranks.
+            imbalance: see ``Layout.busiest_load``; the rank is the busiest one.
+        """
+        match self.split:
+            case "tensor":
+                share = 1 / layout.tensor
+            case "sequence":
+                share = 1 / layout.sequence_split
+            case "whole":
+                share = 1.0
+            case "expert":
+                share = layout.busiest_load(imbalance) / layout.sequence_split
+            case "gathered":
+                share = layout.busiest_load(imbalance) * layout.expert_tensor / layout.sequence_split
+        return self.width * self.element_bytes * share
+
+
+@lru_cache(maxsize=256)
+def saved_by_layer(
+    shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute, *, has_experts: bool = False
+) -> tuple[Saved, ...]:
+    """Every tensor that one layer keeps.
+
+    Args:
+        shape: of the model.
+        kernels: which implementation of the layer.
+        weight_bytes: per element of weights and activations: 2 or 4.
+        recompute: ``full`` keeps the layer's input only; ``selective`` leaves out what attention would keep besides its
+            inputs and its output, ``experts`` what experts and their router would keep besides their input.
+        has_experts: of a layer with experts instead of one with a dense MLP.
+    """
+    if recompute == "full":
+        return (Saved("layer input", shape.hidden_size, weight_bytes, "sequence"),)
+    attention = _attention(shape, kernels, weight_bytes, recompute)
+    if not has_experts:
+        return (*attention, *_mlp(shape, kernels, weight_bytes))
+    mlp = _expert_input(shape, kernels, weight_bytes)
+    return (*attention, *mlp) if recompute == "experts" else (*attention, *mlp, *_experts(shape, kernels, weight_bytes))
+
+
+def saved_by_final_norm(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+    """Tensors that the norm after the last layer keeps; its output is counted with the output layer."""
+    return _norm("final norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence")
+
+
+def layer_bytes_per_token(layout: Layout, saved: tuple[Saved, ...], imbalance: float = 1.0) -> float:
+    """Bytes per rank and token of all given tensors; arguments as of ``Saved.bytes_per_token``."""
+    return sum(tensor.bytes_per_token(layout, imbalance) for tensor in saved)
+
+
+def _norm(what: str, width: float, rows: float, kernels: Kernels, weight_bytes: int, split: str) -> tuple[Saved, ...]:
+    """Input and factors of an RMSNorm; its output is counted with the module that reads it."""
+    place: Literal["tensor", "sequence"] = "tensor" if split == "tensor" else "sequence"
+    factor = Saved(f"{what}: factors", rows, FLOAT32_BYTES, place)
+    if kernels == "te":
+        return (Saved(f"{what}: input", width, weight_bytes, place), factor)
+    return (
+        Saved(f"{what}: input in float32", width, FLOAT32_BYTES, place),
+        Saved(f"{what}: normalised in float32", width, FLOAT32_BYTES, place),
+        factor,
+    )
+
+
+def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute) -> tuple[Saved, ...]:
+    query, key_value = shape.query_width, shape.key_value_width
+    saved = [
+        *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        Saved("input of the qkv projection", shape.hidden_size, weight_bytes, "sequence"),
+        Saved("queries", query, weight_bytes, "tensor"),
+        Saved("keys", key_value, weight_bytes, "tensor"),
+        Saved("input of the output projection", query, weight_bytes, "tensor"),
+    ]
+    if shape.qk_norm:
+        saved += _norm("query norm", query, shape.num_heads, kernels, weight_bytes, "tensor")
+        key_norm = _norm("key norm", key_value, shape.num_query_groups, kernels, weight_bytes, "tensor")
+        # without a float32 copy, torch keeps the view of qkv itself
+        saved += key_norm[1:] if kernels == "torch" and weight_bytes == FLOAT32_BYTES else key_norm
+    if kernels == "te":
+        saved.append(Saved("values", key_value, weight_bytes, "tensor"))
+    else:
+        saved += [
+            # not fused: cosine and sine, made anew for queries and for keys
+            Saved("rotary factors", 4 * shape.head_size, weight_bytes, "whole"),
+            Saved("qkv, of which values are a view", query + 2 * key_value, weight_bytes, "tensor"),
+        ]
+    if recompute != "selective":
+        saved.append(Saved("attention: log-sum-exp", shape.num_heads, FLOAT32_BYTES, "tensor"))
+        if kernels == "torch":
+            saved.append(Saved("attention: output of each document", query, weight_bytes, "tensor"))
+    return tuple(saved)
+
+
+def _mlp(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+    return (
+        *_norm("MLP norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        Saved("input of gate and up", shape.hidden_size, weight_bytes, "sequence"),
+        *_gated(shape.ffn_size, kernels, weight_bytes, "tensor"),
+    )
+
+
+def _gated(width: float, kernels: Kernels, weight_bytes: int, split: Literal["tensor", "expert"]) -> list[Saved]:
+    """Tensors that a gated MLP keeps besides its input; the input of ``down`` is among them."""
+    saved = [Saved("gate and up", 2 * width, weight_bytes, split)]
+    if kernels == "torch":
+        saved += [
+            Saved("activated gate", width, weight_bytes, split),
+            Saved("up, a copy", width, weight_bytes, split),
+        ]
+    return [*saved, Saved("input of down", width, weight_bytes, split)]
+
+
+def _expert_input(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+    """The norm before router and experts, and what they read."""
+    return (
+        *_norm("MLP norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        Saved("input of router and shared expert", shape.hidden_size, weight_bytes, "sequence"),
+    )
+
+
+def _experts(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+    """Router, dispatch, experts and the shared expert; every token has ``experts_per_token`` copies."""
+    assert shape.experts is not None
+    experts, hidden = shape.experts, shape.hidden_size
+    copies = experts.experts_per_token
+    saved = [
+        *_routing(experts, kernels),
+        Saved("input of gate and up, dispatched", copies * hidden, weight_bytes, "gathered"),
+        Saved("weights of the copies", copies, FLOAT32_BYTES, "gathered"),
+        *_gated(copies * experts.ffn_size, kernels, weight_bytes, "expert"),
+    ]
+    if kernels == "torch":
+        saved.append(Saved("gate times up, before it is weighted", copies * experts.ffn_size, weight_bytes, "expert"))
+    else:
+        saved.append(Saved("order of the copies by expert", copies, INDEX_BYTES // 2, "gathered"))
+    if experts.shared_ffn_size:
+        saved += _gated(experts.shared_ffn_size, kernels, weight_bytes, "tensor")
+    return tuple(saved)
+
+
+def _routing(experts: Experts, kernels: Kernels) -> list[Saved]:
+    """Tensors that routing keeps: float32 scores, the chosen experts' indices and weights, the order of the copies."""
+    copies, num = experts.experts_per_token, experts.num_experts
+    saved = [Saved("chosen experts", copies, INDEX_BYTES, "sequence")]
+    if experts.score == "sigmoid":
+        saved.append(
+            Saved("scores, those of the chosen experts and their sum", num + copies + 1, FLOAT32_BYTES, "sequence")
+        )
+    else:
+        saved.append(Saved("weights of the chosen experts", copies, FLOAT32_BYTES, "sequence"))
+    if kernels == "te":
+        # the fused permutation keeps one table for both directions: positions and experts of a token's copies
+        return [*saved, Saved("permutation", 2 * num + 1, INDEX_BYTES // 2, "sequence")]
+    return [
+        *saved,
+        Saved("mask of the chosen experts", num, 1, "sequence"),
+        Saved("weights of all experts", num, FLOAT32_BYTES, "sequence"),
+        Saved("permutation", copies, INDEX_BYTES, "sequence"),
+    ]
+
+
+def in_flight(layout: Layout, stage: int, num_micro_batches: int) -> int:
+    """Chunks of layers whose activations a stage holds at the peak of Megatron's schedule.
+
+    One forward, one backward: stage ``i`` of ``p`` has run ``p - i - 1`` micro-batches ahead, and one more is in work.
+    Interleaved with ``v`` chunks: ``2 (p - i - 1) + (v - 1) p`` chunks ahead, and one in work.
+    """
+    ahead = layout.pipeline - stage - 1
+    if layout.virtual > 1:
+        ahead = 2 * ahead + (layout.virtual - 1) * layout.pipeline
+    return min(ahead + 1, num_micro_batches * layout.virtual)

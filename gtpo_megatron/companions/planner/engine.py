@@ -1,0 +1,110 @@
+"""vLLM's memory: weights as it splits them, the key-value cache, and its workspace."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gtpo_megatron.weights.model_shape import ModelShape
+
+VOCAB_MULTIPLE = 64
+"""vLLM pads the vocabulary to a multiple of this."""
+
+BLOCK_TOKENS = 16
+"""Tokens of a block of the key-value cache."""
+
+MIN_BATCHED_TOKENS = 8192
+"""Prompt tokens that vLLM runs through the model at once, at least; ``rollout/vllm_engine.py`` has the same number."""
+
+LOGITS_COPIES = 4
+"""Float32 ``[sequences, vocabulary]`` tensors alive while sampling with log-probs: logits, scaled, log-probs, sorted or
+exponentials."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineMemory:
+    """Bytes on one GPU of an engine.
+
+    Attributes:
+        weights: of its share.
+        expert_weights: of those, the experts'.
+        layer: of its share of the largest layer or of the embedding: vLLM reloads piece by piece, and holds a piece
+            twice.
+        layer_experts: of one layer's experts as they arrive in a push, in the shapes of a model folder: vLLM collects
+            them all before it cuts out its share.
+        cache_per_token: keys and values of one token, its share.
+        workspace: activations of one forward pass and the sampler's logits.
+    """
+
+    weights: int
+    expert_weights: int
+    layer: int
+    layer_experts: int
+    cache_per_token: int
+    workspace: int
+
+    def sequences_in_cache(self, cache_bytes: int, sequence_tokens: int) -> int:
+        """Number of sequences of full length that the cache holds."""
+        blocks = -(-sequence_tokens // BLOCK_TOKENS)
+        return cache_bytes // (blocks * BLOCK_TOKENS * self.cache_per_token)
+
+
+@lru_cache(maxsize=64)
+def engine_memory(
+    shape: ModelShape,
+    *,
+    tensor: int,
+    weight_bytes: int,
+    max_sequences: int,
+    sequence_tokens: int,
+    expert_parallel: bool = False,
+) -> EngineMemory:
+    """Memory of one rank of an engine.
+
+    Args:
+        shape: of the model.
+        tensor: ranks of the engine; must divide the query heads and divide, or be divided by, the key-value heads.
+        weight_bytes: of an element of weights, activations and cache.
+        max_sequences: decoded together.
+        sequence_tokens: of the longest prompt and response.
+        expert_parallel: the ranks share a layer's experts, each whole, instead of the matrices of every expert.
+    """
+    groups = max(1, shape.num_query_groups // tensor)  # key-value heads are copied if ranks outnumber them
+    heads = shape.num_heads // tensor
+    qkv = (heads + 2 * groups) * shape.head_size
+    hidden = shape.hidden_size
+    attention = hidden * (qkv + heads * shape.head_size) + qkv * shape.qkv_bias
+    attention += 2 * hidden + 2 * shape.head_size * shape.qk_norm
+    dense_layers, expert_layers = shape.layers_between(0, shape.num_layers)
+    dense = attention + shape.dense_mlp_parameters // tensor
+    width, sparse, experts, arriving = shape.ffn_size // tensor, 0, 0, 0
+    if shape.experts is not None:
+        experts = shape.experts.num_experts * shape.expert_parameters // tensor
+        arriving = shape.experts.num_experts * shape.expert_parameters // (tensor if expert_parallel else 1)
+        shared = 3 * hidden * shape.experts.shared_ffn_size // tensor
+        sparse = attention + shape.experts.num_experts * hidden + shared + experts
+        # buffers for every copy of a token: of its own experts' alone, vLLM does not know how many there will be
+        columns = shape.experts.ffn_size // (1 if expert_parallel else tensor)
+        width = max(width * (dense_layers > 0), shape.experts.experts_per_token * (columns + hidden // 3))
+    rows = -(-shape.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    vocabulary = (1 if shape.tied_embeddings else 2) * (rows // tensor) * hidden
+    workspace = max(MIN_BATCHED_TOKENS, sequence_tokens) * (4 * hidden + qkv + 3 * width) * weight_bytes
+    layers = dense_layers * dense + expert_layers * sparse
+    return EngineMemory(
+        weights=(layers + vocabulary + hidden) * weight_bytes,
+        expert_weights=expert_layers * experts * weight_bytes,
+        layer=max(dense, sparse, (rows // tensor) * hidden) * weight_bytes,
+        layer_experts=arriving * weight_bytes,
+        cache_per_token=2 * shape.num_layers * groups * shape.head_size * weight_bytes,
+        workspace=workspace + LOGITS_COPIES * max_sequences * shape.vocab_size * 4,
+    )
+
+
+def divides_engine(shape: ModelShape, tensor: int, *, expert_parallel: bool = False) -> bool:
+    """Whether vLLM can split the model over so many ranks."""
+    groups = shape.num_query_groups
+    if shape.num_heads % tensor or (groups % tensor and tensor % groups):
+        return False
+    widths = [shape.ffn_size] if shape.num_expert_layers < shape.num_layers else []
+    if shape.experts is not None:
+        shared = shape.experts.num_experts if expert_parallel else shape.experts.ffn_size
+        widths += [shape.experts.shared_ffn_size, shared]
+    return not any(width % tensor for width in widths)

@@ -1,0 +1,107 @@
+"""Shapes of well-known models by their name on the Hugging Face hub, from their public ``config.json``."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.model_shape import ModelShape
+
+
+def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, **more: Any) -> ModelShape:
+    """Heads have 128 columns if nothing else is said."""
+    return ModelShape(
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_size=ffn,
+        num_heads=heads,
+        num_query_groups=groups,
+        vocab_size=vocab,
+        **{"head_size": 128, "max_positions": 131072, **more},
+    )
+
+
+_QWEN2_5_7B = _shape(28, 3584, 18944, 28, 4, 152064, qkv_bias=True)
+_LLAMA_3_1_8B = _shape(32, 4096, 14336, 32, 8, 128256)
+
+
+def _qwen3_experts(ffn: int, layers: int) -> Experts:
+    """Experts in every layer."""
+    return Experts(num_experts=128, experts_per_token=8, ffn_size=ffn, layers=(True,) * layers)
+
+
+def _glm4_5_experts(num: int, ffn: int, dense: int, layers: int, scaling: float) -> Experts:
+    """Dense layers first; one shared expert, which is as wide as a routed one."""
+    return Experts(
+        num_experts=num,
+        experts_per_token=8,
+        ffn_size=ffn,
+        layers=(False,) * dense + (True,) * (layers - dense),
+        shared_ffn_size=ffn,
+        score="sigmoid",
+        scaling=scaling,
+        has_bias=True,
+    )
+
+
+KNOWN_MODELS: dict[str, ModelShape] = {
+    "Qwen/Qwen2.5-0.5B": _shape(
+        24, 896, 4864, 14, 2, 151936, head_size=64, qkv_bias=True, tied_embeddings=True, max_positions=32768
+    ),
+    "Qwen/Qwen2.5-1.5B": _shape(
+        28, 1536, 8960, 12, 2, 151936, qkv_bias=True, tied_embeddings=True, max_positions=32768
+    ),
+    "Qwen/Qwen2.5-3B": _shape(36, 2048, 11008, 16, 2, 151936, qkv_bias=True, tied_embeddings=True, max_positions=32768),
+    "Qwen/Qwen2.5-7B": _QWEN2_5_7B,
+    "Qwen/Qwen2.5-32B": _shape(64, 5120, 27648, 40, 8, 152064, qkv_bias=True),
+    "Qwen/Qwen2.5-72B": _shape(80, 8192, 29568, 64, 8, 152064, qkv_bias=True),
+    "Qwen/Qwen3-32B": _shape(64, 5120, 25600, 64, 8, 151936, qk_norm=True, max_positions=40960),
+    "Qwen/Qwen3-30B-A3B": _shape(
+        48, 2048, 6144, 32, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(768, 48)
+    ),
+    "Qwen/Qwen3-235B-A22B": _shape(
+        94, 4096, 12288, 64, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(1536, 94)
+    ),
+    # without the layer that predicts a second token, which is not trained here
+    "zai-org/GLM-4.5-Air": _shape(
+        46, 4096, 10944, 96, 8, 151552, qkv_bias=True, experts=_glm4_5_experts(128, 1408, 1, 46, 1.0)
+    ),
+    "zai-org/GLM-4.5": _shape(
+        92, 5120, 12288, 96, 8, 151552, qkv_bias=True, qk_norm=True, experts=_glm4_5_experts(160, 1536, 3, 92, 2.5)
+    ),
+    "meta-llama/Llama-3.1-8B": _LLAMA_3_1_8B,
+    "meta-llama/Llama-3.1-70B": _shape(80, 8192, 28672, 64, 8, 128256),
+    # distilled from R1 into Qwen2.5-Math-7B and Llama-3.1-8B: their shapes, another rotary base
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN2_5_7B,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_3_1_8B,
+}
+"""Hub name of the base model -> shape."""
+
+_SUFFIXES = ("-Instruct", "-Base")
+"""Tuned variants have the shape of their base."""
+
+
+def find_shape(path: str) -> ModelShape:
+    """The shape of ``model.path``: a folder with a ``config.json``, or the name of a known model.
+
+    A folder named like a known model needs no ``config.json``, so that a plan can be made before the download.
+
+    Raises:
+        ConfigError: neither; the message names the known models.
+    """
+    if (Path(path) / "config.json").is_file():
+        return read_architecture(Path(path))
+    short_names = {name.split("/")[1]: shape for name, shape in KNOWN_MODELS.items()}
+    asked = Path(path).name
+    for suffix in _SUFFIXES:
+        asked = asked.removesuffix(suffix)
+    if asked in short_names:
+        return short_names[asked]
+    close = difflib.get_close_matches(asked, short_names, n=1)
+    hint = f"perhaps you meant {close[0]!r}; " if close else ""
+    raise ConfigError(
+        f"model.path={path!r}: neither a folder with a config.json nor a model whose shape is known; {hint}"
+        f"known: {', '.join(KNOWN_MODELS)}"
+    )

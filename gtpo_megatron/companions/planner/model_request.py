@@ -1,0 +1,76 @@
+"""The setting that a model is planned in when no recipe is named: the paper's (arXiv 2508.04349v6, sec. 5)."""
+
+from pathlib import Path
+
+from gtpo_megatron.companions.planner.engine import divides_engine
+from gtpo_megatron.companions.planner.known_models import find_shape
+from gtpo_megatron.config.algorithm import GTPOConfig
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.problems.data import DataConfig
+from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.weights.model_shape import ModelShape
+
+PROMPT_TOKENS, RESPONSE_TOKENS = 2048, 4096
+CACHE_SHARE = 0.5
+"""Of a GPU, for keys and values while it generates."""
+WEIGHTS_SHARE = 0.25
+"""Of a GPU, that an engine's weights may take: the trainer's are there too."""
+WEIGHT_BYTES = 2
+
+
+def names_model(name: str) -> bool:
+    """Whether a text names a model and no recipe: a model folder, or a name of the hub."""
+    if ":" in name or name.endswith((".yaml", ".yml")):
+        return False
+    return "/" in name or (Path(name) / "config.json").is_file()
+
+
+def paper_setting(model: str, *, num_gpus: int, gpu_memory_gib: float, gpus_per_node: int) -> RunConfig:
+    """A run of the paper's size on GPUs that sampler and trainer use in turns; its trainer's layout is to be found.
+
+    Args:
+        model: folder, or name on the hub.
+        num_gpus: in all.
+        gpu_memory_gib: of one.
+        gpus_per_node: that NVLink connects; an engine stays within them.
+
+    Raises:
+        ConfigError: the model is not known.
+    """
+    shape = find_shape(model)
+    engine = _engine_size(shape, num_gpus=min(num_gpus, gpus_per_node), gpu_memory_gib=gpu_memory_gib)
+    response_tokens = min(RESPONSE_TOKENS, shape.max_positions - shape.max_positions // 3)
+    prompt_tokens = min(PROMPT_TOKENS, shape.max_positions - response_tokens)
+    sampling = SamplingConfig(max_response_tokens=response_tokens)
+    return RunConfig(
+        name="the paper's setting",
+        num_steps=500,
+        model=ModelConfig(path=model, max_sequence_tokens=prompt_tokens + response_tokens),
+        data=DataConfig(train_path="dapo-math-17k", prompts_per_step=128, max_prompt_tokens=prompt_tokens),
+        evaluation=EvaluationConfig(benchmarks=("aime24",), sampling=sampling),
+        algorithm=GTPOConfig(),
+        optimizer=OptimizerConfig(learning_rate=1e-6),
+        parallel=ParallelConfig(num_ranks=num_gpus, distributed_optimizer=True),
+        rollout=RolloutConfig(
+            group_size=16,
+            sampling=sampling,
+            placement="colocated",
+            dtype="bfloat16",
+            num_engines=num_gpus // engine,
+            tensor_parallel_size=engine,
+            kv_cache_mib=int(CACHE_SHARE * gpu_memory_gib * 1024),
+            max_concurrent_sequences=256 if engine == 1 else 128,
+        ),
+        update=UpdateConfig(micro_batch_tokens=max(8192, prompt_tokens + response_tokens)),
+    )
+
+
+def _engine_size(shape: ModelShape, *, num_gpus: int, gpu_memory_gib: float) -> int:
+    """GPUs of an engine: as few as leave room for a cache."""
+    sizes = [size for size in range(1, num_gpus + 1) if num_gpus % size == 0 and divides_engine(shape, size)]
+    weights_gib = shape.num_parameters * WEIGHT_BYTES / 2**30
+    return next((size for size in sizes if weights_gib / size <= WEIGHTS_SHARE * gpu_memory_gib), sizes[-1])

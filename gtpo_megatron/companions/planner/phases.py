@@ -1,0 +1,326 @@
+"""Bytes by part, per rank of a stage, in every phase of a step.
+
+Colocated, a step goes as ``orchestration/stages/stages.py`` says: generate (engine awake, the trainer's gradients
+freed and its optimizer in pinned host memory), score and train (engine asleep, gradients and optimizer back), push (as
+generate, but the engine's cache is not there), save (engine asleep, its weights on the host).
+Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. If vLLM computes the
+entropies, there is no scoring but that of a reference policy, whose weights are in pinned host memory all the time and
+change places with the trainer's for it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gtpo_megatron.companions.planner import hardware
+from gtpo_megatron.companions.planner.activations import (
+    in_flight,
+    layer_bytes_per_token,
+    saved_by_final_norm,
+    saved_by_layer,
+)
+from gtpo_megatron.companions.planner.engine import EngineMemory, engine_memory
+from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of_chunk
+from gtpo_megatron.companions.planner.output_layer import OutputLayerMemory, output_layer
+from gtpo_megatron.companions.planner.push_connections import connection_bytes, rank_connections, worker_connections
+from gtpo_megatron.companions.planner.request import PlanRequest
+from gtpo_megatron.companions.planner.trainer_state import (
+    StageParameters,
+    TrainerState,
+    stage_parameters,
+    trainer_state,
+)
+
+Phase = Literal["generate", "score", "train", "push", "save"]
+PHASES: tuple[Phase, ...] = ("generate", "score", "train", "push", "save")
+
+Part = Literal[
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "output layer",
+    "workspace",
+    "vLLM weights",
+    "KV cache",
+    "vLLM workspace",
+    "push buffers",
+    "checkpoint staging",
+    "reserve",
+]
+PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
+"""In the order of the table."""
+
+Bytes: TypeAlias = dict[Part, int]
+
+_TRANSIENT = frozenset[Part]({"activations", "output layer", "workspace", "vLLM workspace", "push buffers"})
+"""Parts that come and go within a step, and so fragment what the allocator holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPUMemory:
+    """One kind of GPU in a plan.
+
+    Attributes:
+        role: ``stage 3`` or ``engine``.
+        phases: bytes by part, in the phases it knows.
+        host: bytes of host memory that its processes take, by purpose.
+    """
+
+    role: str
+    phases: Mapping[Phase, Bytes]
+    host: Mapping[str, int]
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase with the most bytes."""
+        return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
+
+    @property
+    def peak(self) -> int:
+        """Bytes in that phase."""
+        return sum(self.phases[self.peak_phase].values())
+
+
+def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
+    """A rank of a pipeline stage; with its share of an engine if the two are colocated."""
+    parameters = stage_parameters(request.shape, layout, stage, request.vocab_multiple)
+    state = trainer_state(
+        parameters, layout, weight_bytes=request.weight_bytes, offload_fraction=request.offload_fraction
+    )
+    head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory()
+    score, train = _forward_and_backward(request, layout, stage, parameters, head)
+    if request.has_reference:
+        score["workspace"] = max(score["workspace"], hardware.EXCHANGE_BYTES)
+    weights = state.weights + state.routers
+    held: Bytes = {"weights": weights, "gradients": state.gradients, "optimizer": state.optimizer}
+    # a slice that is not contiguous is copied on the GPU before it goes into a bucket
+    push: Bytes = {"push buffers": parameters.largest * request.weight_bytes}
+    phases: dict[Phase, Bytes] = {
+        "train": {**held, **train},
+        "push": {"weights": weights, **push} if request.cluster.is_colocated else {**held, **push},
+        "save": {**held, "checkpoint staging": _staging_on_gpu(parameters, layout)},
+    }
+    if request.has_scoring or request.has_reference:
+        phases = {"score": {**held, **score}, **phases}
+    host = _host_of_rank(parameters, layout, state)
+    if request.has_reference:
+        host["reference policy"] = parameters.num_elements * request.weight_bytes
+        if request.resets_reference:
+            host["checkpoint staging"] += host["reference policy"]
+    reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout) + connection_bytes(rank_connections(request, layout))
+    if request.cluster.is_colocated:
+        # the last push is checked by responses that are scored while the engine stays awake
+        phases = {"generate": {"weights": weights, **score}, **phases}
+        _add_engine(phases, request)
+        reserve += _engine_reserve(request)
+        host["optimizer while generating"] = state.optimizer
+        host["vLLM weights while saving"] = engine_of(request).weights
+        for name, size in _host_of_worker(request).items():
+            host[name] = host.get(name, 0) + size
+    for parts in phases.values():
+        _add_buckets(parts, request, sides=2 if request.cluster.is_colocated else 1)
+        asleep = request.cluster.is_colocated and "vLLM weights" not in parts
+        parts["reserve"] = reserve + _fragmentation(parts) + hardware.ENGINE_ASLEEP_BYTES * asleep
+    _correct(phases, request)
+    return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
+
+
+def engine_gpu(request: PlanRequest, layout: Layout) -> GPUMemory:
+    """A GPU that only generates, beside a trainer of this layout."""
+    phases: dict[Phase, Bytes] = {"generate": {}, "push": {}}
+    _add_engine(phases, request)
+    for parts in phases.values():
+        _add_buckets(parts, request, sides=1)
+        connections = connection_bytes(worker_connections(request, layout))
+        parts["reserve"] = hardware.DRIVER_BYTES + _engine_reserve(request) + connections + _fragmentation(parts)
+    _correct(phases, request)
+    return GPUMemory(role="engine", phases=phases, host=_host_of_worker(request))
+
+
+def node_host(request: PlanRequest, rank: GPUMemory) -> dict[str, int]:
+    """Bytes of host memory of the fullest node, by purpose.
+
+    Ranks fill the nodes first: that is a node full of ranks, the last one with ranks and the first engines beside them,
+    or a node full of engines.
+
+    Args:
+        request: GPUs of a node, and how many of them train and generate.
+        rank: of the trainer, with its share of an engine if the two are colocated.
+    """
+    cluster = request.cluster
+    full_nodes, last = divmod(cluster.num_trainer_gpus, cluster.gpus_per_node)
+    mixtures = [(last, min(cluster.gpus_per_node - last, cluster.num_rollout_gpus))]
+    if full_nodes:
+        mixtures += [(cluster.gpus_per_node, 0), (0, min(cluster.gpus_per_node, cluster.num_rollout_gpus))]
+    engine = {} if cluster.is_colocated else _host_of_worker(request)
+    nodes = []
+    for num_ranks, num_engines in mixtures:
+        parts = {name: num_ranks * size for name, size in rank.host.items() if num_ranks}
+        for name, size in engine.items():
+            parts[name] = parts.get(name, 0) + num_engines * size
+        nodes.append(parts)
+    fullest = max(nodes, key=lambda parts: sum(parts.values()))
+    return fullest | ({"object store": request.object_store_bytes} if request.object_store_bytes else {})
+
+
+def engine_of(request: PlanRequest) -> EngineMemory:
+    """Memory per rank of the request's engine."""
+    return engine_memory(
+        request.shape,
+        tensor=request.engine.tensor,
+        weight_bytes=request.engine.weight_bytes,
+        max_sequences=request.engine.max_sequences,
+        sequence_tokens=request.batch.max_sequence_tokens,
+        expert_parallel=request.engine.expert_parallel,
+    )
+
+
+def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
+    """The engine's parts: all of it while generating, weights and what a push needs in the push."""
+    engine = engine_of(request)
+    phases["generate"]["vLLM weights"] = engine.weights
+    phases["generate"]["KV cache"] = request.engine.cache_bytes
+    phases["generate"]["vLLM workspace"] = engine.workspace
+    phases["push"]["vLLM weights"] = engine.weights
+    # buckets are unpacked into tensors of full shape, as vLLM's loader wants them, all experts of a layer at once; and
+    # a layer is there twice
+    vocabulary = request.shape.vocab_size * request.shape.hidden_size * request.engine.weight_bytes
+    unpacked = max(vocabulary, engine.layer_experts, request.engine.tensor * request.bucket_bytes)
+    phases["push"]["push buffers"] = phases["push"].get("push buffers", 0) + unpacked + engine.layer
+
+
+def _add_buckets(parts: Bytes, request: PlanRequest, *, sides: int) -> None:
+    """Buckets of the push that are on the GPU stay there between pushes."""
+    if request.push_bytes_on_gpu:
+        parts["push buffers"] = parts.get("push buffers", 0) + sides * request.push_bytes_on_gpu
+
+
+def _correct(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
+    """Adds to the reserve what a preflight has found beyond the plan, or takes away what it has not found."""
+    for phase, parts in phases.items():
+        parts["reserve"] += request.correction.get(phase, 0)
+
+
+def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
+    unit = layout.tensor * request.vocab_multiple
+    return output_layer(
+        tokens=-(-request.batch.largest_micro_batch // layout.context),
+        hidden_size=request.shape.hidden_size,
+        vocab_rows=-(-request.shape.vocab_size // unit) * request.vocab_multiple,
+        chunk_tokens=request.batch.head_chunk_tokens,
+        weight_bytes=request.weight_bytes,
+        gathers=layout.sequence_parallel,
+    )
+
+
+def _forward_and_backward(
+    request: PlanRequest, layout: Layout, stage: int, parameters: StageParameters, head: OutputLayerMemory
+) -> tuple[Bytes, Bytes]:
+    """What comes and goes while scoring, and while training.
+
+    Work within a layer: its activations without the sharding of sequence parallelism, and the gradients of the widest
+    ones. The output layer and the last layer's backward pass are not at work at once.
+    """
+    shape, batch = request.shape, request.batch
+    tokens = -(-batch.largest_micro_batch // layout.context)
+    per_replica = -(-batch.num_update_responses // layout.data) * batch.max_sequence_tokens
+    num_micro_batches = max(1, -(-per_replica // batch.largest_micro_batch))
+    chunks = in_flight(layout, stage, num_micro_batches)
+    layers = _chunks(request, layout, stage)
+    kinds = [kind for kind in (False, True) if any(counts[kind] for counts in layers)]
+    kept = {kind: _kept_by_layer(request, layout, kind, layout.recompute) for kind in kinds}
+    # of chunks with different layers, as many of the one that keeps most
+    activations = chunks * tokens * max(sum(counts[kind] * kept[kind] for kind in kinds) for counts in layers)
+    if stage == layout.pipeline - 1:
+        final = saved_by_final_norm(shape, request.kernels, request.weight_bytes)
+        activations += layer_bytes_per_token(layout, final) * tokens
+    width = max(_work_width(request, layout, kind) for kind in kinds)
+    backward = (2 * shape.hidden_size + width) * request.weight_bytes * tokens
+    if layout.recompute == "full":
+        backward += tokens * max(_kept_by_layer(request, layout, kind, "none") for kind in kinds)
+    elif layout.recompute == "experts" and True in kinds:
+        backward += tokens * (_kept_by_layer(request, layout, True, "none") - kept[True])
+    # autograd holds the gradient of a weight until Megatron's hook has added it to the buffer
+    backward += parameters.largest * request.weight_bytes
+    forward = (4 * shape.hidden_size + width) * request.weight_bytes * tokens
+    score: Bytes = {"workspace": int(forward), "output layer": 0}
+    train: Bytes = {"activations": int(activations), "workspace": int(backward)}
+    if head.training:
+        score["output layer"] = head.saved + max(0, head.scoring - int(forward))
+        train["output layer"] = head.saved + max(0, head.training - int(backward))
+    return score, train
+
+
+def _kept_by_layer(request: PlanRequest, layout: Layout, has_experts: bool, recompute: Recompute) -> float:
+    """Bytes per token that a layer keeps for the backward pass."""
+    saved = saved_by_layer(request.shape, request.kernels, request.weight_bytes, recompute, has_experts=has_experts)
+    return layer_bytes_per_token(layout, saved, request.expert_imbalance)
+
+
+def _chunks(request: PlanRequest, layout: Layout, stage: int) -> set[tuple[int, int]]:
+    """Dense layers and layers with experts of each of the stage's chunks."""
+    return {layers_of_chunk(request.shape, layout, stage, chunk) for chunk in range(layout.virtual)}
+
+
+def _work_width(request: PlanRequest, layout: Layout, has_experts: bool) -> float:
+    """Elements per token of a layer's widest tensors while it works, of which three are of an MLP's width.
+
+    Of a layer with experts, the copies of tokens are there as they were sent and as they were received.
+    """
+    shape = request.shape
+    if not has_experts:
+        return 3 * shape.ffn_size / layout.tensor
+    assert shape.experts is not None
+    sent = shape.experts.experts_per_token / layout.sequence_split
+    received = sent * layout.busiest_load(request.expert_imbalance)
+    columns = layout.expert_tensor * shape.hidden_size + 3 * shape.experts.ffn_size
+    return sent * shape.hidden_size + received * columns + 3 * shape.experts.shared_ffn_size / layout.tensor
+
+
+def _staging_on_gpu(parameters: StageParameters, layout: Layout) -> int:
+    """A distributed optimizer is gathered over its replicas, one of its three tensors at a time, through the GPU."""
+    if not layout.distributed_optimizer:
+        return 0
+    return int(sum(4 * elements * (1 + 1 / replicas) for elements, replicas in parameters.replicated(layout)))
+
+
+def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerState) -> dict[str, int]:
+    """Host memory of one rank, a checkpoint on its way to the disk included.
+
+    A distributed optimizer is gathered whole by every rank: its three float32 tensors, this rank's shares of them, and
+    two copies of one tensor while it is put together, which are gone when the weights are copied.
+    """
+    elements = parameters.num_elements
+    staging = 12 * elements + state.weights
+    if layout.distributed_optimizer:
+        shares = sum(12 * part // replicas for part, replicas in parameters.replicated(layout))
+        staging = 12 * elements + shares + max(2 * 4 * elements, state.weights)
+    host = {"checkpoint staging": staging, "processes": hardware.HOST_PROCESS_BYTES}
+    if state.optimizer_on_host:
+        host["optimizer on the host"] = state.optimizer_on_host
+    return host
+
+
+def _host_of_worker(request: PlanRequest) -> dict[str, int]:
+    """Host memory of one sampler worker."""
+    host = {"processes": hardware.HOST_PROCESS_BYTES}
+    return host if request.push_bytes_on_gpu else {**host, "push buffers": 2 * request.bucket_bytes}
+
+
+def _trainer_reserve(layout: Layout) -> int:
+    """Context, and a communicator for each axis; the embedding's and the world's are there in any case."""
+    axes = [layout.tensor, layout.pipeline, layout.context, layout.data * layout.context]
+    if layout.expert > 1 or layout.expert_tensor > 1:
+        axes += [layout.expert, layout.expert_tensor, layout.expert * layout.expert_tensor, layout.expert_data]
+    communicators = 1 + sum(size > 1 for size in axes) if layout.num_ranks > 1 else 0
+    return hardware.CONTEXT_BYTES + communicators * hardware.COMMUNICATOR_BYTES
+
+
+def _engine_reserve(request: PlanRequest) -> int:
+    communicators = int(request.engine.tensor > 1)
+    return hardware.CONTEXT_BYTES + hardware.ENGINE_GRAPHS_BYTES + communicators * hardware.COMMUNICATOR_BYTES
+
+
+def _fragmentation(parts: Bytes) -> int:
+    return int(hardware.FRAGMENTATION * sum(size for part, size in parts.items() if part in _TRANSIENT))

@@ -1,0 +1,67 @@
+"""With how many other processes one talks in a push: each of them is a communicator of two under NCCL.
+
+``weights/push/sharing.py`` decides who serves whom; this says the same in sizes, at most.
+"""
+
+from gtpo_megatron.companions.planner.hardware import COMMUNICATOR_BYTES
+from gtpo_megatron.companions.planner.layout import Layout
+from gtpo_megatron.companions.planner.request import PlanRequest
+
+
+def rank_connections(request: PlanRequest, layout: Layout) -> int:
+    """Others that a trainer rank talks to."""
+    if request.transport == "relay":
+        return _colocated(request, layout)
+    if request.transport == "process_group":
+        return sum(demands // replicas + (demands % replicas > 0) for _, demands, replicas in _lines(request, layout))
+    return 0
+
+
+def worker_connections(request: PlanRequest, layout: Layout) -> int:
+    """Others that a sampler worker talks to; with ``relay`` its rank does that."""
+    if request.transport != "process_group":
+        return 0
+    return sum(
+        shards * (replicas // demands + (replicas % demands > 0) + (0 < replicas % demands < demands < replicas))
+        for shards, demands, replicas in _lines(request, layout)
+    )
+
+
+def connection_bytes(num_connections: int) -> int:
+    """What their communicators hold on a GPU."""
+    return num_connections * COMMUNICATOR_BYTES
+
+
+def _lines(request: PlanRequest, layout: Layout) -> list[tuple[int, int, int]]:
+    """For everything but experts, and for experts: shards a worker wants, workers that want one, ranks that have it."""
+    engine = request.engine.tensor
+    lines = [
+        (
+            layout.pipeline * max(1, layout.tensor // engine),
+            request.num_engines * max(1, engine // layout.tensor),
+            layout.data * layout.context,
+        )
+    ]
+    if request.shape.experts is not None:
+        split = layout.expert if request.engine.expert_parallel else layout.expert_tensor
+        others = layout.expert_tensor if request.engine.expert_parallel else layout.expert
+        lines.append(
+            (
+                layout.pipeline * others * max(1, split // engine),
+                request.num_engines * max(1, engine // split),
+                layout.expert_data,
+            )
+        )
+    return lines
+
+
+def _colocated(request: PlanRequest, layout: Layout) -> int:
+    """Of ranks that pass on: those they take from, and those they send to."""
+    engine, others = request.engine.tensor, layout.num_ranks - 1
+    lines = _lines(request, layout)
+    found = 0
+    for index, (shards, _, _) in enumerate(lines):
+        split = layout.tensor if index == 0 else layout.expert_tensor
+        # of an own column they are the same; else a replica may serve the ends of two workers' demands besides
+        found += shards - 1 if engine in (1, split) or split == 1 else 2 * shards + layout.pipeline
+    return min(found, others)

@@ -1,0 +1,237 @@
+"""Seconds of a step to first order: FLOPs and bytes over the rates of the data sheet, to put layouts in order.
+
+A stage's time is the FLOPs of its micro-batches and the bytes that it sends meanwhile, nothing overlapped; a pipeline
+adds its bubble. Published steps take about 1.7 times as long: docs/planning.md compares two.
+"""
+
+from dataclasses import dataclass
+
+from gtpo_megatron.companions.planner.engine import EngineMemory
+from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
+from gtpo_megatron.companions.planner.request import PlanRequest
+from gtpo_megatron.companions.planner.trainer_state import StageParameters
+
+COMPUTE_EFFICIENCY = 0.6
+"""Share of the bfloat16 peak that matrix products over thousands of tokens reach."""
+
+EXPERTS_EFFICIENCY = 0.35
+"""Share of the bfloat16 peak that grouped products reach: narrow matrices, a few hundred tokens each. Assumed."""
+
+BYTES_EFFICIENCY = 0.75
+"""Share of the nominal rate of a link or of a GPU's memory."""
+
+DECODE_LAYER_S = 25e-6
+"""Seconds per layer of a decode step besides reading memory: launches of a CUDA graph, two small all-reduces."""
+
+DECODE_EXPERTS_S = 25e-6
+"""Seconds that a layer with experts takes besides those: routing, sorting tokens, two grouped products. Assumed."""
+
+HOST_BYTES = 20e9
+"""Bytes per second between a GPU and pinned host memory, and of a rank's share of the host's memory rate."""
+
+ADAM_BYTES = 24
+"""Bytes per parameter that Adam moves: float32 weight and moments, read and written once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of a step's stages.
+
+    Attributes:
+        generate: the same for every layout of the trainer.
+        score: of the policy, and of its reference.
+        train: all optimizer updates of the step.
+        push: into every engine, through host memory.
+    """
+
+    generate: float
+    score: float
+    train: float
+    push: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step."""
+        return self.generate + self.score + self.train + self.push
+
+
+def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, engine: EngineMemory) -> StepTime:
+    """Estimates a step.
+
+    Args:
+        request: batch, model and GPUs.
+        layout: of the trainer.
+        widest: parameters of the largest stage.
+        engine: one rank of an engine.
+    """
+    batch = request.batch
+    length = batch.mean_prompt_tokens + batch.mean_response_tokens
+    tokens = max(batch.micro_batch_tokens, length)
+    forward, in_experts = _slowest_stage(request, layout, tokens)
+    scored, trained = (
+        max(1.0, num * length / layout.data / tokens) for num in (batch.num_responses, batch.num_update_responses)
+    )
+    if layout.virtual > 1:  # the interleaved schedule wants a multiple of the stages
+        trained = -(-trained // layout.pipeline) * layout.pipeline
+    bubble = layout.pipeline - 1
+    again = {"full": forward, "experts": in_experts}.get(layout.recompute, 0.0)
+    update = (trained + bubble / layout.virtual) * (3 * forward + again) + _reduce(request, layout, widest)
+    state = sum(
+        elements / (replicas if layout.distributed_optimizer else 1) for elements, replicas in widest.replicated(layout)
+    )
+    # on the host Adam reads gradients there, and its state; else that leaves for the host while engines generate
+    update += request.offload_fraction * state * (ADAM_BYTES + 12) / HOST_BYTES
+    moved = (1 - request.offload_fraction) * state * ADAM_BYTES / HOST_BYTES if request.cluster.is_colocated else 0.0
+    return StepTime(
+        generate=_generate(request, engine),
+        score=(request.has_scoring + request.has_reference) * (scored + bubble) * forward
+        + request.has_reference * _exchanges(request, widest),
+        train=batch.num_updates * update + moved,
+        push=(widest.num_elements * request.weight_bytes + engine.weights) / HOST_BYTES,
+    )
+
+
+def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
+    """Seconds in which the reference takes the policy's place, and leaves it: each time weights go both ways."""
+    return 4 * widest.num_elements * request.weight_bytes / HOST_BYTES
+
+
+def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple[float, float]:
+    """Seconds of one micro-batch on the stage that all others wait for, and how much of it is in its experts."""
+    last = layout.pipeline - 1
+    kinds = {(*layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
+    return max(_forward(request, layout, tokens, *kind) for kind in kinds)
+
+
+def _forward(
+    request: PlanRequest, layout: Layout, tokens: float, dense_layers: int, expert_layers: int, has_head: bool
+) -> tuple[float, float]:
+    """Seconds of one micro-batch on a stage, and how much of it is in its experts.
+
+    Args:
+        request: batch, model and GPUs.
+        layout: of the trainer.
+        tokens: of the micro-batch.
+        dense_layers: layers of the stage with a dense MLP.
+        expert_layers: layers of the stage with experts.
+        has_head: it has the output layer too.
+    """
+    shape, batch = request.shape, request.batch
+    length = batch.mean_prompt_tokens + batch.mean_response_tokens
+    layers = dense_layers + expert_layers
+    weights = layers * shape.attention_parameters + dense_layers * shape.dense_mlp_parameters
+    weights += expert_layers * shape.shared_parameters
+    head = shape.vocab_size * shape.hidden_size * batch.mean_response_tokens / length if has_head else 0.0
+    flops = 2 * tokens * (weights + layers * shape.query_width * length + head) / (layout.tensor * layout.context)
+    row = tokens / layout.context * shape.hidden_size * request.weight_bytes
+    keys_and_values = 2 * row * shape.key_value_width / shape.hidden_size / layout.tensor
+    # tensor parallelism gathers and reduces twice, but not around experts; context parallelism passes keys and values
+    # around a ring
+    gathered = 4 * layers - 2 * expert_layers * (shape.experts is not None and not shape.experts.shared_ffn_size)
+    sent = gathered * row * _share_sent(layout.tensor) / _link(request, layout.tensor)
+    sent += layers * keys_and_values * (layout.context - 1) / _link(request, layout.tensor * layout.context)
+    hop = 0.0
+    if layout.pipeline > 1:  # a chunk's ranks come after all of the stage before it
+        reach = layout.tensor * layout.context * layout.data * 2
+        hop = layout.virtual * row / layout.sequence_split / _link(request, reach)
+    in_experts = _experts(request, layout, tokens, expert_layers)
+    return flops / _flops(request) + in_experts + sent + hop, in_experts
+
+
+def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> float:
+    """Seconds of a micro-batch in the experts of some layers, with the copies of tokens there and back."""
+    load = layout.busiest_load(request.expert_imbalance)
+    chosen = _chosen_expert_parameters(request, expert_layers)
+    flops = 2 * tokens * load * chosen / (layout.tensor * layout.context)
+    row = tokens / layout.context * request.shape.hidden_size * request.weight_bytes
+    sent = expert_layers * load * _dispatch(request, layout, row)
+    return flops / _expert_flops(request) + sent
+
+
+def _chosen_expert_parameters(request: PlanRequest, expert_layers: int) -> int:
+    """Parameters of the experts that a token is sent to, over some layers; 0 for a dense model."""
+    shape = request.shape
+    if shape.experts is None:
+        return 0
+    return expert_layers * shape.experts.experts_per_token * shape.expert_parameters
+
+
+def _dispatch(request: PlanRequest, layout: Layout, row: float) -> float:
+    """Seconds of one layer: copies of tokens to their experts and back, gathered by those that share an expert.
+
+    Every rank sends equally many bytes to each other rank, so the slower link decides: the network, if the group spans
+    nodes.
+
+    Args:
+        request: model and GPUs.
+        layout: of the trainer.
+        row: bytes of the micro-batch's hidden states, over the tensor-parallel ranks.
+    """
+    if request.shape.experts is None:
+        return 0.0
+    copies = request.shape.experts.experts_per_token * row / layout.sequence_split
+    within = max(1, min(layout.expert, request.cluster.gpus_per_node // layout.expert_tensor))
+    gpu = request.cluster.gpu
+    seconds = max(
+        copies * (within - 1) / layout.expert / gpu.nvlink_bytes,
+        copies * (layout.expert - within) / layout.expert / gpu.network_bytes,
+    )
+    gathered = layout.expert_tensor * copies * _share_sent(layout.expert_tensor)
+    return 2 * (seconds / BYTES_EFFICIENCY + gathered / _link(request, layout.expert_tensor))
+
+
+def _reduce(request: PlanRequest, layout: Layout, widest: StageParameters) -> float:
+    """Seconds: gradients in float32 over the replicas, new weights back to all."""
+    num_bytes = 4 + request.weight_bytes
+    # replicas of a parameter are spread over the whole stage
+    return sum(
+        elements * num_bytes * _share_sent(replicas) / _link(request, layout.stage_ranks)
+        for elements, replicas in widest.replicated(layout)
+    )
+
+
+def _generate(request: PlanRequest, engine: EngineMemory) -> float:
+    """A decode step reads weights and cache once; the last wave lasts as long as its longest response."""
+    batch, tensor = request.batch, request.engine.tensor
+    responses = batch.num_responses / request.num_engines
+    context = batch.mean_prompt_tokens + batch.mean_response_tokens / 2
+    in_cache = request.engine.cache_bytes / engine.cache_per_token / context
+    together = max(1.0, min(responses, request.engine.max_sequences, in_cache))
+    steps = max(batch.max_response_tokens, responses * batch.mean_response_tokens / together)
+    decoded = responses * batch.mean_response_tokens / steps
+    memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
+    shape = request.shape
+    experts = _chosen_expert_parameters(request, shape.num_expert_layers)
+    load = min(tensor, request.expert_imbalance) if request.engine.expert_parallel else 1.0
+    dense = 2 * (shape.num_active_parameters - experts) / tensor / _flops(request)
+    token = dense + 2 * load * experts / tensor / _expert_flops(request)
+    read = engine.weights - engine.expert_weights * (1 - _share_of_experts(request, decoded))
+    step = max((read + decoded * context * engine.cache_per_token) / memory, decoded * token)
+    prefill = responses * batch.mean_prompt_tokens * token
+    launches = shape.num_layers * DECODE_LAYER_S + shape.num_expert_layers * DECODE_EXPERTS_S
+    return steps * (step + launches) + prefill
+
+
+def _share_of_experts(request: PlanRequest, tokens: float) -> float:
+    """Share of a layer's experts that receive at least one of ``tokens`` tokens, if routers choose evenly."""
+    experts = request.shape.experts
+    return 1.0 if experts is None else 1 - (1 - experts.experts_per_token / experts.num_experts) ** tokens
+
+
+def _flops(request: PlanRequest) -> float:
+    return request.cluster.gpu.bf16_flops * COMPUTE_EFFICIENCY
+
+
+def _expert_flops(request: PlanRequest) -> float:
+    return request.cluster.gpu.bf16_flops * EXPERTS_EFFICIENCY
+
+
+def _link(request: PlanRequest, reach: int) -> float:
+    """Bytes per second within so many neighbouring ranks."""
+    gpu = request.cluster.gpu
+    return BYTES_EFFICIENCY * (gpu.nvlink_bytes if reach <= request.cluster.gpus_per_node else gpu.network_bytes)
+
+
+def _share_sent(ranks: int) -> float:
+    """Share of a buffer that each rank of a ring sends."""
+    return (ranks - 1) / ranks

@@ -1,0 +1,103 @@
+"""What would make a model fit, if no layout does: each change is tried by planning again."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from gtpo_megatron.companions.planner.request import PlanRequest
+from gtpo_megatron.companions.planner.search import anything_fits, judge_all
+
+FRACTIONS = (2, 4, 8)
+"""The cache is made smaller, and the cluster larger, by the first of these that helps."""
+
+
+Choice: TypeAlias = tuple[str, PlanRequest]
+"""Overrides of the command line, and what they make of the request."""
+
+
+def suggestions(request: PlanRequest) -> list[str]:
+    """Overrides, each followed by the layout that fits with it.
+
+    First every saving alone; if none is enough, all of them together; then more GPUs, and those with all savings if
+    nothing else helps.
+    """
+    found = [line for choices in _savings(request) for line in _first_that_fits(choices)]
+    found = found or _first_that_fits(_together(request))
+    larger = _more_gpus(request)
+    found += _first_that_fits(larger)
+    both = [(f"{gpus} {savings}", changed) for gpus, grown in larger for savings, changed in _together(grown)]
+    return found or _first_that_fits(both)
+
+
+def _first_that_fits(choices: list[Choice]) -> list[str]:
+    for overrides, changed in choices:
+        if anything_fits(changed):
+            best = judge_all(changed)[0][0]
+            return [f"{overrides}: {best.layout}, recompute {best.layout.recompute}, {best.reason()}"]
+    return []
+
+
+def _savings(request: PlanRequest) -> Iterator[list[Choice]]:
+    """Kinds of changes that save memory on the same GPUs, each with its choices from mild to strong."""
+    batch, engine = request.batch, request.engine
+    if batch.micro_batch_tokens > batch.max_sequence_tokens:
+        yield [_single_sequences(request)]
+    if _is_engine(request, 2 * engine.tensor):
+        yield [_wider_engines(request)]
+    yield [_smaller_cache(request, factor) for factor in FRACTIONS]
+    if request.offload_fraction < 1:
+        yield [("--optimizer.offload-fraction 1", replace(request, offload_fraction=1.0))]
+
+
+def _together(request: PlanRequest) -> list[Choice]:
+    """The widest engines, one sequence a micro-batch and a smaller cache; then with the optimizer on the host, too."""
+    widest, words = request, ""
+    while _is_engine(request, 2 * widest.engine.tensor):
+        overrides, widest = _wider_engines(widest)
+        words = f"{overrides} "
+    choices = []
+    for factor in FRACTIONS:
+        cache, smaller = _smaller_cache(widest, factor)
+        micro, smallest = _single_sequences(smaller)
+        choices.append((f"{words}{micro} {cache}", smallest))
+    words, smallest = choices[-1]
+    choices.append((f"{words} --optimizer.offload-fraction 1", replace(smallest, offload_fraction=1.0)))
+    return choices
+
+
+def _single_sequences(request: PlanRequest) -> Choice:
+    tokens = request.batch.max_sequence_tokens
+    changed = replace(request, batch=replace(request.batch, micro_batch_tokens=tokens))
+    return f"--update.micro-batch-tokens {tokens}", changed
+
+
+def _wider_engines(request: PlanRequest) -> Choice:
+    """Of twice as many GPUs each, and so fewer of them."""
+    changed = replace(request, engine=replace(request.engine, tensor=2 * request.engine.tensor))
+    return (
+        f"--rollout.tensor-parallel-size {changed.engine.tensor} --rollout.num-engines {changed.num_engines}",
+        changed,
+    )
+
+
+def _smaller_cache(request: PlanRequest, factor: int) -> Choice:
+    mebibytes = max(1, (request.engine.cache_bytes >> 20) // factor)
+    changed = replace(request, engine=replace(request.engine, cache_bytes=mebibytes << 20))
+    return f"--rollout.kv-cache-mib {mebibytes}", changed
+
+
+def _is_engine(request: PlanRequest, tensor: int) -> bool:
+    """Whether engines of so many ranks divide the model, the node and the GPUs."""
+    return tensor <= request.cluster.gpus_per_node and request.divides_engine(tensor)
+
+
+def _more_gpus(request: PlanRequest) -> list[Choice]:
+    """Twice, four and eight times as many, if those are whole nodes; the share that generates unchanged."""
+    cluster, choices = request.cluster, []
+    for factor in FRACTIONS:
+        count = cluster.num_gpus * factor
+        if count <= cluster.gpus_per_node or count % cluster.gpus_per_node == 0:
+            grown = replace(cluster, num_gpus=count, num_rollout_gpus=cluster.num_rollout_gpus * factor)
+            engine = replace(request.engine, most=0)
+            choices.append((f"--gpus {count}", replace(request, cluster=grown, engine=engine, own_layout=None)))
+    return choices

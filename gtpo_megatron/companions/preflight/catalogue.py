@@ -1,0 +1,153 @@
+"""All checks, in the order in which they are made."""
+
+from collections.abc import Iterator
+
+from gtpo_megatron.companions.preflight.checks import inputs, kernels, layout, machines, sizes, step, surroundings
+from gtpo_megatron.companions.preflight.finding import Finding, judged
+from gtpo_megatron.companions.preflight.room import Room
+from gtpo_megatron.companions.preflight.session import Check
+
+MACHINES, LAYOUT, STEP = "machines", "layout of the ranks", "one step"
+
+
+SICK_GPU = "nvidia-smi on that node; a device that hangs or raises here would do so in the run: leave its node out"
+
+NO_MEMORY = (
+    "if memory is short: smaller --update.micro-batch-tokens, --model.recompute full, or a layout of gtpo-megatron plan"
+)
+
+
+def _nothing(_room: Room) -> Iterator[Finding]:
+    """The start is looked at where it happens."""
+    yield from ()
+
+
+def _ended(_room: Room) -> Iterator[Finding]:
+    """Reached only where everything ended in good order."""
+    yield judged("ranks, engines and rewards", "ended in good order", is_good=True, expected="no error", remedy="")
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        name="inputs",
+        group=MACHINES,
+        what="model, data, rewards",
+        find=inputs.inputs,
+        remedy="change what the line names; gtpo-megatron config RECIPE checks the same in seconds",
+    ),
+    Check(name="versions", group=MACHINES, what="software", find=machines.versions),
+    Check(name="hosts", group=MACHINES, what="GPUs, memory, shared memory", find=machines.hosts),
+    Check(name="clocks", group=MACHINES, what="clocks and stragglers", find=machines.clocks, remedy=SICK_GPU),
+    Check(
+        name="kernels",
+        group=MACHINES,
+        what="output layer against float64",
+        find=kernels.output_kernels,
+        needs=("inputs",),
+        remedy=SICK_GPU,
+    ),
+    Check(
+        name="layer",
+        group=MACHINES,
+        what="a layer against transformers",
+        find=kernels.layer,
+        needs=("inputs",),
+        remedy="Megatron or Transformer Engine cannot build this layer here: install the tested versions",
+    ),
+    Check(
+        name="network",
+        group=MACHINES,
+        what="nodes reach each other",
+        find=surroundings.reach,
+        remedy="no firewall may stand between the nodes; --network-interface names the network that they share",
+    ),
+    Check(name="ray", group=MACHINES, what="Ray and its object store", find=surroundings.ray),
+    Check(
+        name="disk",
+        group=MACHINES,
+        what="the disk under the run folder",
+        find=surroundings.disk_speed,
+        needs=("inputs",),
+        remedy="every node must be able to write there: --run-dir, for a preflight --output",
+    ),
+    Check(
+        name="start",
+        group=LAYOUT,
+        what="ranks, engines and rewards",
+        find=_nothing,
+        needs=("inputs",),
+        remedy="log.txt has the lines of the process that is named; where a disk is slow, a larger --seconds and "
+        "--cluster.start-deadline-s",
+    ),
+    Check(
+        name="collectives",
+        group=LAYOUT,
+        what="collectives over the groups of the layout",
+        find=layout.collectives,
+        needs=("start",),
+        remedy="NCCL_DEBUG=INFO (--env) says which ranks could not connect, and over what; docs/launching.md, Network",
+    ),
+    Check(
+        name="push",
+        group=STEP,
+        what="a verified push",
+        find=step.push,
+        needs=("start",),
+        remedy="no run can go on after this; docs/weight_push.md says what each transport needs",
+    ),
+    Check(
+        name="generate",
+        group=STEP,
+        what="generation",
+        find=step.generate,
+        needs=("inputs", "push"),
+        remedy="see the engine's lines in log.txt; if memory is short, lower --rollout.kv-cache-mib",
+    ),
+    Check(name="rewards", group=STEP, what="rewards", find=step.rewards, needs=("generate",)),
+    Check(name="logprobs", group=STEP, what="log-probs of both sides", find=step.logprobs, needs=("generate",)),
+    Check(
+        name="update", group=STEP, what="an update", find=step.update, needs=("rewards", "logprobs"), remedy=NO_MEMORY
+    ),
+    Check(
+        name="new-weights",
+        group=STEP,
+        what="log-probs of both sides after an update",
+        find=step.new_weights,
+        needs=("update",),
+    ),
+    Check(
+        name="lengths",
+        group=STEP,
+        what="scoring and updates at full length",
+        find=sizes.lengths,
+        needs=("generate",),
+        remedy=NO_MEMORY,
+    ),
+    Check(name="sleep", group=STEP, what="sleep and wake", find=sizes.sleep, needs=("push",)),
+    Check(
+        name="checkpoint",
+        group=STEP,
+        what="a checkpoint",
+        find=sizes.checkpoint,
+        needs=("start",),
+        remedy="see the check disk; docs/checkpoints.md says what is written, and by whom",
+    ),
+    Check(name="transports", group=STEP, what="the other transports", find=sizes.transports, needs=("push",)),
+    Check(name="memory", group=STEP, what="memory by phase", find=sizes.memory, needs=("generate", "lengths")),
+    Check(
+        name="step-time",
+        group=STEP,
+        what="seconds of a step",
+        find=sizes.step_time,
+        needs=("generate", "lengths", "push"),
+    ),
+    Check(name="end", group=STEP, what="the end of the processes", find=_ended, needs=("start",)),
+)
+
+BEFORE_MODELS = ("versions", "hosts", "clocks", "kernels", "layer", "network", "ray", "disk")
+"""On processes that hold nothing yet, with the GPUs' memory free."""
+
+WITH_MODELS = (
+    *("collectives", "push", "generate", "rewards", "logprobs", "update", "new-weights"),
+    *("lengths", "sleep", "checkpoint", "transports", "memory", "step-time"),
+)

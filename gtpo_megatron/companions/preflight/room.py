@@ -1,0 +1,149 @@
+"""What checks work on: the recipe, the processes as far as they have started, and what earlier checks have left."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.batch import PromptBatch, RewardBatch
+from gtpo_megatron.companions.planner.hardware import GPUName
+from gtpo_megatron.companions.preflight.children import in_child
+from gtpo_megatron.companions.preflight.expectations import Device, Expectations
+from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
+from gtpo_megatron.companions.preflight.session import Session
+from gtpo_megatron.companions.preflight.turns import Turns
+from gtpo_megatron.config.model import ELEMENT_BYTES
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.mismatch.gate import MismatchGate
+from gtpo_megatron.orchestration.loop.inputs import RunInputs
+from gtpo_megatron.orchestration.stages.inspection import Machines, Question, Relink
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.stages import Stages
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.push.wire import wire_dtype
+from gtpo_megatron.weights.reshard import hf_shapes
+
+CHILD_ENDS_S = 5.0
+"""In which a process can say that its child has been ended."""
+
+
+@dataclass(slots=True)
+class Room:
+    """The only thing here that changes; each field is filled by the part named beside it.
+
+    Attributes:
+        config: of the recipe, with the deadlines of a preflight.
+        output: folder, on the disk of the run.
+        gpu: kind of GPU that the user named.
+        session: for deadlines.
+        memory: peaks by phase.
+        machines: processes (start).
+        devices: GPUs of each process (start).
+        expected: by the planner (start).
+        inputs: problems (check ``inputs``).
+        stages: of a step (start).
+        relink: opens another transport (start).
+        gate: with the recipe's limits of the mismatch.
+        moves: between trainer and engines (start).
+        prompts: of a step (check ``generate``).
+        sampled: responses (check ``generate``).
+        mean_prompt: tokens of a prompt (check ``generate``).
+        mean_response: tokens of a response, or the plan's assumption where responses were cut (check ``generate``).
+        rewards: of the responses (check ``rewards``).
+        seconds: of parts of a step as they would be at the recipe's size, by part.
+    """
+
+    config: RunConfig
+    output: Path
+    gpu: GPUName | None
+    session: Session
+    memory: MemoryWatch
+    gate: MismatchGate
+    machines: Machines | None = None
+    devices: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
+    expected: Expectations = Expectations(gpu=None, why_no_rates="no GPU")
+    inputs: RunInputs | None = None
+    stages: Stages | None = None
+    relink: Relink | None = None
+    moves: Turns | None = None
+    prompts: PromptBatch | None = None
+    sampled: RolloutHandle | None = None
+    mean_prompt: float = 0.0
+    mean_response: float = 0.0
+    rewards: RewardBatch | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def processes(self) -> Machines:
+        """The processes.
+
+        Raises:
+            WorkerError: there are none.
+        """
+        if self.machines is None:
+            raise WorkerError("the processes did not start; see the line that says why")
+        return self.machines
+
+    @property
+    def running(self) -> Stages:
+        """The stages of a step.
+
+        Raises:
+            WorkerError: they did not start.
+        """
+        if self.stages is None:
+            raise WorkerError("trainer and sampler did not start; see the line that says why")
+        return self.stages
+
+    @property
+    def turns(self) -> Turns:
+        """Moves between trainer and engines.
+
+        Raises:
+            WorkerError: they did not start.
+        """
+        if self.moves is None:
+            self.moves = Turns(self.running, self.memory)
+        return self.moves
+
+    @property
+    def transport(self) -> str:
+        """Of the run's pushes."""
+        return self.config.transport(has_gpus=self.expected.has_gpus)
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes of a push: the whole model into every engine, in the dtype that travels."""
+        config = self.config
+        elements = sum(math.prod(shape) for shape in hf_shapes(read_architecture(Path(config.model.path))).values())
+        itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]
+        return elements * itemsize * config.rollout.num_engines
+
+    def ask(self, names: tuple[str, ...], question: Question, *arguments: Any) -> dict[str, Any]:
+        """Asks processes the same, under the running check's limit."""
+        return self.ask_each(question, dict.fromkeys(names, arguments))
+
+    def ask_each(self, question: Question, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+        """Asks each process with arguments of its own."""
+        return self.processes.ask(question, arguments, deadline_s=self.session.limit_s)
+
+    def ask_children(self, names: tuple[str, ...], function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Asks children of processes; one that hangs is ended before the check's limit, so that it is named."""
+        timeout_s = max(1.0, self.session.limit_s - CHILD_ENDS_S)
+        return self.ask(names, in_child, function, arguments, timeout_s)
+
+    def one_per_host(self) -> tuple[str, ...]:
+        """The first process on every host."""
+        machines = self.processes
+        first: dict[str, str] = {}
+        for name in (*machines.ranks, *machines.engines):
+            first.setdefault(machines.hosts[name], name)
+        return tuple(first.values())
+
+    def with_devices(self) -> tuple[str, ...]:
+        """Processes that together have every GPU once; on CPUs the ranks."""
+        machines = self.processes
+        shares = self.config.rollout.placement == "colocated"
+        return machines.ranks if shares or not self.expected.has_gpus else (*machines.ranks, *machines.engines)

@@ -1,0 +1,216 @@
+"""``report.html``: a self-contained page of one or several runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron import __version__
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.companions.report.axes import axes, axis_switch
+from gtpo_megatron.companions.report.differences import contaminated, differences
+from gtpo_megatron.companions.report.figures import figures
+from gtpo_megatron.companions.report.head import heading
+from gtpo_megatron.companions.report.headline import headlines
+from gtpo_megatron.companions.report.health import health
+from gtpo_megatron.companions.report.run_data import RunData, measured_sets, read_runs
+from gtpo_megatron.companions.report.samples import num_bytes, page_json, sample_section, samples
+from gtpo_megatron.companions.report.traces import Figure, plain_figure
+
+MAX_OWN_BYTES = 3_400_000
+"""Size limit without plotly's 4.8 MB and our scripts, so that a page stays below 8 MiB."""
+MAX_SAMPLE_BYTES = 2_900_000
+"""Size limit of all sampled groups."""
+SCRIPTS = ("samples.js", "report.js")
+"""Scripts of a page, in order."""
+
+
+def write_report(runs: Sequence[Path], out: Path, *, dollars_per_gpu_hour: float | None = None) -> None:
+    """Writes one HTML file that needs no network.
+
+    Missing data of a run (a metric, its configuration, sampled texts) is replaced by a sentence; a cut last line of
+    metrics is ignored.
+
+    Args:
+        runs: run folders; several are drawn in the same figures.
+        out: the file, replaced atomically; a device or pipe is written to directly.
+        dollars_per_gpu_hour: price of a GPU, for the cost of each run; None: no cost is shown.
+
+    Raises:
+        DataError: no run folder given, or one that does not exist.
+        OSError: the file cannot be written.
+    """
+    page = document(content(read_runs(runs), dollars_per_gpu_hour=dollars_per_gpu_hour))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, page, errors="replace")  # sampled text may contain surrogates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """The content of a page.
+
+    Attributes:
+        main: HTML of everything between header and footer; every text of a run is escaped.
+        data: plain values for the page's script: figures and sampled groups.
+        title: title of the window.
+    """
+
+    main: str
+    data: dict[str, Any]
+    title: str
+
+
+def content(runs: Sequence[RunData], *, dollars_per_gpu_hour: float | None = None) -> Content:
+    """Builds the content for one or several runs."""
+    still_to_come = _still_to_come(runs)
+    drawn = [figure for figure in figures(runs) if not still_to_come or figure.traces]
+    plots = {figure.key: plain_figure(figure.traces, **figure.layout) for figure in drawn if figure.traces}
+    over = axes(runs)
+    above = f"<div id='health'>{health(runs)}</div><div id='results'>{headlines(runs)}</div>"
+    between = axis_switch(over) + _sections(drawn) + still_to_come
+    below = "".join(_config(run) for run in runs if run.config_text)
+    taken = num_bytes([plots, over]) + sum(len(part.encode("utf-8", "replace")) for part in (above, between, below))
+    sampled, left_out = samples(runs, max_bytes=min(MAX_SAMPLE_BYTES, MAX_OWN_BYTES - taken))
+    footer = f"<footer>gtpo-megatron {escape(__version__)}</footer>"
+    return Content(
+        main="".join(
+            [
+                heading(runs, dollars_per_gpu_hour=dollars_per_gpu_hour),
+                _contents(drawn),
+                _remarks(runs, left_out),
+                above,
+                between,
+                sample_section(sampled["runs"]),
+                f"<div id='configuration'>{below}</div>",
+                footer,
+            ]
+        ),
+        data={"figures": plots, "axes": over, **sampled},
+        title=f"{' · '.join(run.name for run in runs)} · training report",
+    )
+
+
+def document(shown: Content, *, live: str = "", scripts: Sequence[str] = SCRIPTS, plotly_at: str = "") -> str:
+    """The whole page as an HTML document.
+
+    Args:
+        shown: its content.
+        live: HTML above the content, for a served page.
+        scripts: names of the page's scripts, in order.
+        plotly_at: address of plotly's script; empty: include it in the page.
+    """
+    plotly = f'<script src="{plotly_at}"></script>' if plotly_at else f"<script>{plotly_script()}</script>"
+    return "".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
+            f"<title>{escape(shown.title)}</title>",
+            f"<style>{_asset('report.css')}</style></head><body>{live}<main>{shown.main}</main>",
+            '<div id="readout" role="status" hidden></div>',
+            f'<script type="application/json" id="data">{page_json(shown.data)}</script>{plotly}',
+            *[f"<script>{_asset(name)}</script>" for name in scripts],
+            "</body></html>\n",
+        ]
+    )
+
+
+def plotly_script() -> str:
+    """Plotly's JavaScript."""
+    from plotly.offline import get_plotlyjs  # slow to import
+
+    script: str = get_plotlyjs()
+    return script
+
+
+def plot(key: str, title: str, *, unit: str, caption: str) -> str:
+    """The frame of a figure as HTML; the page's script draws ``figures[key]`` in it."""
+    return (
+        f'<figure id="figure-{key}"><h2><a href="#figure-{key}">{escape(title)}</a> <small>{escape(unit)}</small></h2>'
+        f'<div class="plot" id="plot-{key}" data-kept role="img" aria-label="{escape(title)}"></div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("gtpo_megatron.companions.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _remarks(runs: Sequence[RunData], left_out: Sequence[str]) -> str:
+    own = [(run, remark) for run in runs for remark in (*run.remarks, *contaminated(run))]
+    remarks = [f"{run.name}: {remark}" if len(runs) > 1 else remark for run, remark in own]
+    if len({run.num_steps_done for run in runs}) > 1:
+        steps = ", ".join(f"{run.name} {run.num_steps_done}" for run in runs)
+        remarks.append(f"Steps differ ({steps}): each curve, and each number below, ends at its own run's last step.")
+    remarks += [*differences(runs), *left_out]
+    return "".join(f'<p class="remark">{escape(remark)}</p>' for remark in remarks)
+
+
+def _contents(drawn: Sequence[Figure]) -> str:
+    """Links to the sections."""
+    sections = dict.fromkeys(figure.section for figure in drawn)
+    links = {"health": "Health", "results": "Results", **{_anchor(name): name for name in sections}}
+    links |= {"responses": "Sampled responses", "configuration": "Configuration"}
+    items = "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name in links.items())
+    return f'<nav class="contents" aria-label="contents"><ul>{items}</ul></nav>'
+
+
+def _anchor(section: str) -> str:
+    return f"curves-{section.lower()}"
+
+
+def _sections(drawn: Sequence[Figure]) -> str:
+    """The figures section by section, below each those that have nothing to say, folded."""
+    parts = []
+    for name in dict.fromkeys(figure.section for figure in drawn):
+        own = [figure for figure in drawn if figure.section == name]
+        open_, folded = [each for each in own if not each.folded], [each for each in own if each.folded]
+        parts.append(
+            f"<section id='{_anchor(name)}'><h2 class='section'>{escape(name)}</h2>"
+            f"<div class='figures'>{''.join(map(_figure, open_))}</div>{''.join(map(_folded, folded))}</section>"
+        )
+    return "".join(parts)
+
+
+def _figure(figure: Figure) -> str:
+    return plot(figure.key, figure.title, unit=figure.unit, caption=figure.caption)
+
+
+def _folded(figure: Figure) -> str:
+    """One line that says why; a curve that is constant may be looked at all the same."""
+    about = f"<b>{escape(figure.title)}</b> {escape(figure.folded)}"
+    if not figure.traces:
+        return f"<p class='folded' id='figure-{figure.key}'>{about}</p>"
+    return f"<details class='folded' id='folded-{figure.key}'><summary>{about}</summary>{_figure(figure)}</details>"
+
+
+def _still_to_come(runs: Sequence[RunData]) -> str:
+    """What a page without a step will show, and when; empty if a run has done one."""
+    if any(run.num_steps_done for run in runs):
+        return ""
+    lines = []
+    for run in runs:
+        samples, every = run.setting("evaluation.samples"), run.setting("evaluation.every_steps")
+        before = (
+            "its accuracy before training is above"
+            if measured_sets([run])
+            else (
+                "processes start, then the held-out sets are measured before training"
+                + (f" with {samples} responses a problem" if samples else "")
+                + ", and that accuracy appears above"
+            )
+        )
+        again = f"accuracy has its next point after step {every}" if every else "accuracy has its next point at the end"
+        lines.append(
+            f"{f'{run.name}: ' if len(runs) > 1 else ''}Step 0: {before}. Curves of reward, entropy, length, time and "
+            f"memory, and sampled responses, begin with step 1; {again}."
+        )
+    return "".join(f'<p class="missing">{escape(line)}</p>' for line in lines)
+
+
+def _config(run: RunData) -> str:
+    return (
+        f"<details><summary>Configuration of {escape(run.name)}</summary><pre>{escape(run.config_text)}</pre></details>"
+    )

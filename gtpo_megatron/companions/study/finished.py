@@ -1,0 +1,90 @@
+"""The finished runs of a study, in its own folder and in those of other studies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gtpo_megatron.companions.study.plan import Arm, PlannedRun, Study, fingerprint
+from gtpo_megatron.companions.study.run_summary import FinishedRun, read_summaries, read_summary
+from gtpo_megatron.errors import ConfigError
+
+
+def is_done(planned: PlannedRun, folders: Sequence[Path]) -> bool:
+    """True if one of the folders has the summary of this run.
+
+    Raises:
+        ConfigError: the first summary of its name is of other settings.
+        DataError: it is not a summary.
+    """
+    for path in (folder / f"{planned.name}.json" for folder in folders):
+        if not path.exists():
+            continue
+        found, wanted = read_summary(path).fingerprint, fingerprint(planned.config)
+        if found != wanted:
+            raise ConfigError(
+                f"{path} is of a run with other settings (fingerprint {found}, now {wanted}); choose another "
+                "--output and --runs-dir, or remove the summaries and run folders there"
+            )
+        return True
+    return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundRuns:
+    """The summaries of a study's own folder and of shared ones.
+
+    Attributes:
+        runs: those with the study's settings, by arm and seed; of two with one name, that of the earlier folder.
+        own: names of those in the study's own folder.
+        others: names of which there are only summaries with other settings: all in the study's own folder, and its
+            arms in shared ones.
+    """
+
+    runs: list[FinishedRun]
+    own: set[str]
+    others: set[str]
+
+
+def find_runs(study: Study, folders: Sequence[Path], *, num_steps: int) -> FoundRuns:
+    """Reads all folders, of which the first is the study's own.
+
+    Raises:
+        ConfigError: a recipe of an arm fails.
+        DataError: a file is not a summary.
+    """
+    found: dict[str, FinishedRun] = {}
+    own, others = set(), set()
+    for number, folder in enumerate(folders):
+        for summary in read_summaries(folder):
+            arm = next((arm for arm in study.arms if arm.name == summary.arm), None)
+            if arm is not None and _is_of(study, arm, summary, num_steps=num_steps):
+                found.setdefault(summary.name, summary)
+                own |= {summary.name} if number == 0 else set()
+            elif arm is not None or number == 0:
+                others.add(summary.name)
+    runs = sorted(found.values(), key=lambda summary: (summary.arm, summary.seed))
+    return FoundRuns(runs=runs, own=own, others=others - found.keys())
+
+
+def _is_of(study: Study, arm: Arm, summary: FinishedRun, *, num_steps: int) -> bool:
+    if summary.seed < study.first_seed:
+        return False
+    return summary.fingerprint == fingerprint(arm.run(num_steps=num_steps, seed=summary.seed))
+
+
+def progress(runs: Sequence[PlannedRun], folders: Sequence[Path]) -> str:
+    """How many of the runs are done, without a word about their results; empty if all are.
+
+    Raises:
+        ConfigError: as for :func:`is_done`.
+        DataError: as for :func:`is_done`.
+    """
+    done = {planned.name for planned in runs if is_done(planned, folders)}
+    if len(done) == len(runs):
+        return ""
+    costs = {summary.name: summary.cost for folder in reversed(folders) for summary in read_summaries(folder)}
+    seconds = sum(costs[name].get("training_s", 0.0) for name in done)
+    return (
+        f"{len(done)} of {len(runs)} runs are done, {len(runs) - len(done)} are missing; those done trained for "
+        f"{seconds / 60:.0f} minutes. Table and page are written with the last one"
+    )

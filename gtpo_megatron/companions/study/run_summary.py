@@ -1,0 +1,181 @@
+"""The summary of a finished run as a small JSON file, from which tables and curves of a study are made."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, digest, fingerprint, portable
+from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
+from gtpo_megatron.run_folder.provenance import LOG_FILE, logged_provenance
+from gtpo_megatron.untrusted.fields import as_record
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import printable, read_bytes
+
+CURVES = (
+    "eval/heldout_mean_at_k",
+    "eval/heldout_interval_low",
+    "eval/heldout_interval_high",
+    "eval/heldout_pass_at_k",
+    "rollout/reward_mean",
+    "rollout/response_length_tokens",
+    "policy/entropy_nats",
+    "credit/one_sided_groups_frac",
+    "credit/correct_tokens_negative_frac",
+    "credit/incorrect_tokens_positive_frac",
+    "credit/effective_frac_correct",
+    "credit/effective_frac_incorrect",
+)
+"""Metrics whose curves are kept."""
+MAX_VALUE = 1e15
+"""Largest value of a curve or a cost, so that sums of them stay finite."""
+_SUMS = {
+    "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
+    "responses": ("rollout/responses_count",),
+    "response_tokens": ("rollout/response_tokens_count",),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRun:
+    """One finished run.
+
+    Attributes:
+        arm: its name.
+        seed: its seed.
+        num_steps: its number of steps.
+        fingerprint: fingerprint of its configuration.
+        config: the configuration, without this machine's folders.
+        provenance: versions, commit and machine of the run.
+        curves: pairs of step and value, by metric.
+        cost: seconds of training, responses and response tokens, summed over the steps.
+    """
+
+    arm: str
+    seed: int
+    num_steps: int
+    fingerprint: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    curves: dict[str, list[tuple[int, float]]]
+    cost: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return f"{self.arm}_seed{self.seed}"
+
+    @property
+    def commit(self) -> str:
+        """Commit of the run; several separated by commas if it was resumed on another."""
+        return printable(str(self.provenance.get("commit", "unknown")))
+
+    def at_end(self, metric: str) -> float | None:
+        """The metric's value after the last step; None if it was not measured then."""
+        points = self.curves.get(metric)
+        return points[-1][1] if points and points[-1][0] == self.num_steps else None
+
+    def first(self, metric: str) -> float | None:
+        """The metric's first value."""
+        points = self.curves.get(metric)
+        return points[0][1] if points else None
+
+
+def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
+    """Reads a finished run.
+
+    Raises:
+        DataError: its metrics are missing, or end before the last step.
+    """
+    rows = read_metrics(run_dir / METRICS_FILE)
+    last = max((row["step"] for row in rows), default=0)
+    if last < planned.config.num_steps:
+        raise DataError(f"{run_dir}: its metrics end at step {last} of {planned.config.num_steps}; it has not finished")
+    curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
+    return FinishedRun(
+        arm=planned.arm.name,
+        seed=planned.seed,
+        num_steps=planned.config.num_steps,
+        fingerprint=fingerprint(planned.config),
+        config=portable(to_plain(planned.config)),
+        provenance=logged_provenance(run_dir / LOG_FILE),
+        curves={name: points for name, points in curves.items() if points},
+        cost={name: sum(row.get(part) or 0.0 for row in rows for part in parts) for name, parts in _SUMS.items()},
+    )
+
+
+def write_summary(summary: FinishedRun, path: Path) -> None:
+    """Writes the file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = asdict(summary)
+    curves = plain.pop("curves")
+    text = json.dumps(plain, indent=1)[:-2] + ',\n "curves": {\n'
+    text += ",\n".join(f"  {json.dumps(name)}: {json.dumps(points)}" for name, points in curves.items()) + "\n }\n}\n"
+    write_file(path, text)
+
+
+def read_summary(path: Path) -> FinishedRun:
+    """Reads the file of one run.
+
+    Raises:
+        DataError: it is not a summary, that of another run, or cannot be read.
+    """
+    content = read_bytes(path)
+    try:
+        found = as_record(FinishedRun, parse_json(content, "its text"), "its text")
+        if not 0 <= found.seed <= MAX_SEED:
+            raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
+        if path.stem != found.name:
+            raise DataError(f"it is that of {printable(found.name)!r}, whose file is {printable(found.name)}.json")
+        _check_settings(found)
+        _check_numbers(found)
+    except DataError as error:
+        raise DataError(
+            f"{printable(path)}: not the summary of a run ({error}); move it elsewhere: a run of the study is then "
+            "done again"
+        ) from error
+    return found
+
+
+def _check_settings(found: FinishedRun) -> None:
+    if (now := digest(found.config)) != found.fingerprint:
+        raise DataError(f"its config was changed: fingerprint {now}, {printable(found.fingerprint)} is written there")
+    if found.config.get("num_steps") != found.num_steps:
+        raise DataError(f"num_steps is {found.num_steps}, and that of its config is another")
+
+
+def _check_numbers(found: FinishedRun) -> None:
+    values = [value for points in found.curves.values() for _, value in points]
+    if not all(abs(value) <= MAX_VALUE for value in (*values, *found.cost.values())):
+        raise DataError(f"a value is not between -{MAX_VALUE:g} and {MAX_VALUE:g}")
+    for name, points in found.curves.items():
+        steps = [step for step, _ in points]
+        if not steps or steps != sorted(set(steps)) or steps[0] < 0 or steps[-1] > found.num_steps:
+            raise DataError(f"{printable(name)}: its steps do not ascend from at least 0 to at most {found.num_steps}")
+    if found.cost.keys() != _SUMS.keys() or min(found.cost.values()) < 0:
+        raise DataError(f"cost must have {', '.join(_SUMS)}, none of them negative")
+
+
+def read_summaries(folder: Path) -> list[FinishedRun]:
+    """All summaries of a folder, by arm and seed.
+
+    Raises:
+        DataError: a file is not such a summary.
+    """
+    found = [read_summary(path) for path in sorted(folder.glob("*_seed*.json"))]
+    return sorted(found, key=lambda summary: (summary.arm, summary.seed))
+
+
+def of_arm(summaries: Sequence[FinishedRun], arm: str) -> dict[int, FinishedRun]:
+    """The summaries of one arm by seed."""
+    return {summary.seed: summary for summary in summaries if summary.arm == arm}
+
+
+def outcomes(summaries: Sequence[FinishedRun], arm: str, metric: str) -> dict[int, float]:
+    """An arm's values of a metric after the last step, by seed; runs that did not measure it then are left out."""
+    found = {seed: summary.at_end(metric) for seed, summary in of_arm(summaries, arm).items()}
+    return {seed: value for seed, value in found.items() if value is not None}

@@ -1,0 +1,74 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gtpo_megatron.companions.evaluate import evaluation_run
+from gtpo_megatron.companions.evaluate.benchmark_run import Timing, wanted_responses
+from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.grading.judge import JudgeConfig
+from gtpo_megatron.config.grading.reward import RewardConfig
+from tests.unit.companions.evaluate.makers import Grader, Letters, graded, open_file, problem_set
+
+
+@pytest.fixture
+def grader(monkeypatch):
+    """Grades in this process; the engine must not start."""
+
+    class Scorer(Grader):
+        def __init__(self, config, *, folder):
+            super().__init__()
+            opened.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    def engine(folder, config, stack):
+        raise AssertionError("nothing is to be sampled")
+
+    opened = []
+    monkeypatch.setattr(evaluation_run, "RewardScorer", Scorer)
+    monkeypatch.setattr(evaluation_run, "_engine", engine)
+    return opened
+
+
+def measured(folder, file):
+    console = Console(file=io.StringIO(), width=200)
+    config, wanted = (
+        EvaluateConfig(benchmarks=("x=x.jsonl",), samples=2),
+        wanted_responses({"x": problem_set("x", 1)}, 2),
+    )
+    model = EvaluatedModel(folder=Path("m"), named="m")
+    evaluation_run._measure(model, config, file, wanted, Letters(), None, console, Timing())
+    file.close()
+    return console.file.getvalue()
+
+
+def test_responses_without_a_verdict_are_graded_again_and_no_engine_is_loaded(tmp_path, grader):
+    file = open_file(tmp_path)
+    file.append(graded("x-0", 0, reward=1.0))
+    file.append(graded("x-0", 1, failure="took longer than 1 s"))
+    said = measured(tmp_path, file)
+    assert f"2 of 2 responses are in {tmp_path} already\nof these, without a verdict and graded again: 1" in said
+    assert "loading" not in said
+    assert grader[0].graded == [("text 1", "0")]
+    assert [(r.sample, r.failure) for r in file.verdicts.values()] == [(0, None), (1, None)]
+
+
+def test_verdicts_of_another_judge_or_question_are_another_evaluation():
+    def of(judged_by, **judge):
+        return evaluation_run.identity(
+            EvaluateConfig(benchmarks=("x=x.jsonl",), reward=RewardConfig(judge=JudgeConfig(**judge))),
+            "fingerprint",
+            judged_by=judged_by,
+        )
+
+    assert of("a", url="http://h/v1") == of("a", url="http://other/v1"), "it may have moved"
+    assert of("a") != of("b")
+    assert of("a") != of("a", template="Is {response} right?")
+    assert of("") == of("", template="Is {response} right?"), "nobody is asked"

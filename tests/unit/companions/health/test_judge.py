@@ -1,0 +1,191 @@
+"""Planted runs: each has one thing wrong, and only its sign says so; a sound run is green throughout."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.companions.health.judge import in_one_line, judge
+from gtpo_megatron.companions.health.verdict import Level, worst
+
+SOUND = {
+    "policy/entropy_nats": 0.25,
+    "policy/kl_old_nats": 0.0,
+    "rollout/response_length_tokens": 50.0,
+    "rollout/truncated_frac": 0.0,
+    "rollout/groups_mixed_frac": 0.8,
+    "rollout/reward_failed_count": 0.0,
+    "rollout/responses_count": 256.0,
+    "optimizer/grad_norm": 0.06,
+    "optimizer/skipped_count": 0.0,
+    "sync/logprob_gap_p99": 3e-6,
+    "sync/logprob_gap_p99_limit": 5e-5,
+    "timing/step_s": 10.0,
+    "timing/rollout_wait_s": 0.5,
+    "health/engine_restarts_count": 0.0,
+    "experts/dead_frac": 0.0,
+    "experts/load_max_over_mean": 1.4,
+}
+NUM_STEPS = 20
+
+
+def evaluated(mean, *, contaminated=None):
+    row = {
+        "eval/heldout_mean_at_k": mean,
+        "eval/heldout_interval_low": mean - 0.02,
+        "eval/heldout_interval_high": mean + 0.02,
+    }
+    return row if contaminated is None else row | {"eval/heldout_contaminated_count": contaminated}
+
+
+def planted(changes=None, *, accuracies=((0, 0.25), (10, 0.35), (20, 0.45)), contaminated=0.0):
+    """A run of 20 steps whose reward rises; ``changes`` maps a metric to its value at a step."""
+    measured = {step: evaluated(mean, contaminated=contaminated if step == 0 else None) for step, mean in accuracies}
+    rows = [{"step": 0, **measured.get(0, {})}]
+    for step in range(1, NUM_STEPS + 1):
+        row = {"step": step, "rollout/reward_mean": 0.2 + 0.01 * step, **SOUND, **measured.get(step, {})}
+        for name, value in (changes or {}).items():
+            row[name] = value(step)
+        rows.append(row)
+    return rows
+
+
+def late(bad, good):
+    """Good until step 15, bad after it."""
+    return lambda step: bad if step > NUM_STEPS - 5 else good
+
+
+def at(value):
+    return lambda _: value
+
+
+A, R = Level.AMBER, Level.RED
+CASES = {
+    "entropy collapses": ("entropy", A, {"policy/entropy_nats": late(0.08, 0.25)}),
+    "entropy is gone": ("entropy", R, {"policy/entropy_nats": late(0.002, 0.25)}),
+    "entropy grows": ("entropy", A, {"policy/entropy_nats": late(0.6, 0.25)}),
+    "entropy explodes": ("entropy", R, {"policy/entropy_nats": late(2.0, 0.25)}),
+    "a third is cut": ("response length", A, {"rollout/truncated_frac": late(0.3, 0.0)}),
+    "most are cut": ("response length", R, {"rollout/truncated_frac": late(0.8, 0.0)}),
+    "longer for nothing": (
+        "response length",
+        A,
+        {"rollout/response_length_tokens": late(200.0, 50.0), "rollout/reward_mean": at(0.3)},
+    ),
+    "runaway": (
+        "response length",
+        R,
+        {"rollout/response_length_tokens": late(500.0, 50.0), "rollout/reward_mean": at(0.3)},
+    ),
+    "most groups are equal": ("groups without variance", A, {"rollout/groups_mixed_frac": late(0.2, 0.8)}),
+    "all groups are equal": ("groups without variance", R, {"rollout/groups_mixed_frac": late(0.0, 0.8)}),
+    "the gap nears its limit": ("sampler beside trainer", A, {"sync/logprob_gap_p99": late(3e-5, 3e-6)}),
+    "the gap is beyond its limit": ("sampler beside trainer", R, {"sync/logprob_gap_p99": late(6e-5, 3e-6)}),
+    "one update was skipped": ("skipped updates", A, {"optimizer/skipped_count": lambda step: float(step == 3)}),
+    "updates are skipped": ("skipped updates", R, {"optimizer/skipped_count": late(1.0, 0.0)}),
+    "the policy jumps": ("divergence", A, {"policy/kl_old_nats": late(0.1, 0.0)}),
+    "the policy leaps": ("divergence", R, {"policy/kl_old_nats": late(1.0, 0.0)}),
+    "far from the reference": ("divergence", A, {"policy/kl_ref_nats": late(0.5, 0.0)}),
+    "beyond the reference": ("divergence", R, {"policy/kl_ref_nats": late(3.0, 0.0)}),
+    "a spike": ("gradient norm", A, {"optimizer/grad_norm": lambda step: 1.0 if step == 18 else 0.06}),
+    "an explosion": ("gradient norm", R, {"optimizer/grad_norm": lambda step: 60.0 if step == 18 else 0.06}),
+    "no number": ("gradient norm", A, {"optimizer/grad_norm": lambda step: None if step == 18 else 0.06}),
+    "some without a verdict": ("graders", A, {"rollout/reward_failed_count": late(8.0, 0.0)}),
+    "many without a verdict": ("graders", R, {"rollout/reward_failed_count": late(100.0, 0.0)}),
+    "the trainer waits": ("waiting for responses", A, {"timing/rollout_wait_s": late(4.0, 0.5)}),
+    "the trainer hardly works": ("waiting for responses", R, {"timing/rollout_wait_s": late(8.0, 0.5)}),
+    "an engine died": ("engines", A, {"health/engine_restarts_count": late(1.0, 0.0)}),
+    "engines die": ("engines", R, {"health/engine_restarts_count": late(7.0, 0.0)}),
+    "experts starve": ("experts", A, {"experts/dead_frac": late(0.1, 0.0)}),
+    "most experts are dead": ("experts", R, {"experts/dead_frac": late(0.6, 0.0)}),
+}
+
+
+def test_a_sound_run_is_green_throughout():
+    verdicts = judge(planted())
+    assert len(verdicts) == 13
+    assert worst(verdicts) == Level.GREEN
+    assert in_one_line(verdicts) == "healthy: all 13 signs are green"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_thing_is_wrong_and_its_sign_alone_says_so(case):
+    sign, level, changes = CASES[case]
+    verdicts = judge(planted(changes))
+    assert {verdict.sign: verdict.level for verdict in verdicts if verdict.level} == {sign: level}
+    assert verdicts[0].sign == sign, "the worst comes first"
+    line = in_one_line(verdicts)
+    assert line.startswith(f"{level.word}: {sign} ({verdicts[0].seen})")
+    assert line.endswith("the other 12 signs are green")
+
+
+def test_every_sign_is_planted_amber_and_red():
+    planted_levels = {(sign, level) for sign, level, _ in CASES.values()}
+    others = {"held-out accuracy", "contamination"}  # below
+    signs = {verdict.sign for verdict in judge(planted())} - others
+    assert planted_levels == {(sign, level) for sign in signs for level in (A, R)}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "level"),
+    [
+        (((0, 0.25), (10, 0.40), (20, 0.39)), Level.GREEN),  # within the noise
+        (((0, 0.25), (10, 0.40), (20, 0.33)), Level.AMBER),
+        (((0, 0.25), (10, 0.40), (20, 0.20)), Level.RED),
+        (((0, 0.25), (20, 0.10)), Level.RED),
+    ],
+)
+def test_accuracy_that_falls_while_the_reward_rises(accuracies, level):
+    assert found(judge(planted(accuracies=accuracies)), "held-out accuracy").level == level
+
+
+def test_accuracy_that_falls_with_the_reward_is_no_hacking():
+    falling = {"rollout/reward_mean": lambda step: 0.5 - 0.01 * step}
+    verdicts = judge(planted(falling, accuracies=((0, 0.4), (10, 0.4), (20, 0.2))))
+    assert found(verdicts, "held-out accuracy").level == Level.GREEN
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "level", "seen"),
+    [
+        (0.0, {}, Level.GREEN, "none found"),
+        (6.0, {}, Level.AMBER, "6 in held-out"),
+        (6.0, {"heldout": 100}, Level.AMBER, "6 of 100 in held-out"),
+        (6.0, {"heldout": 16}, Level.RED, "6 of 16 in held-out"),
+    ],
+)
+def test_contamination(count, sizes, level, seen):
+    verdict = found(judge(planted(contaminated=count), sizes), "contamination")
+    assert (verdict.level, verdict.seen) == (level, seen)
+
+
+def found(verdicts, sign):
+    return next(verdict for verdict in verdicts if verdict.sign == sign)
+
+
+def test_too_little_was_measured():
+    assert judge([]) == ()
+    assert judge([{"step": 0, "eval/heldout_mean_at_k": 0.2}]) == ()
+    assert in_one_line(()) == "not judged yet: no step is finished"
+    few = {verdict.sign for verdict in judge(planted()[:4])}
+    assert "entropy" not in few, "three steps have no two ends"
+    assert "graders" in few
+
+
+@pytest.mark.parametrize("bad", [None, "x", math.nan, math.inf, True, [1], 1e300])
+def test_damaged_values_are_no_measurement(bad):
+    """A file of metrics can hold anything; no sign raises, and none but the gradient's says that a value is missing."""
+    names = [name for name in planted()[-1] if name != "step"]
+    for name in names:
+        rows = planted({name: at(bad)})
+        levels = {verdict.sign for verdict in judge(rows) if verdict.level}
+        assert levels <= {"gradient norm"}, name
+
+
+def test_every_sign_has_its_section():
+    text = (Path(__file__).parents[3] / "docs" / "health.md").read_text(encoding="utf-8")
+    headings = {
+        re.sub(r"[^a-z0-9]+", "-", line[3:].lower()).strip("-") for line in text.splitlines() if line.startswith("## ")
+    }
+    assert {verdict.anchor for verdict in judge(planted())} <= headings

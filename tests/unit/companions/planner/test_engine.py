@@ -1,0 +1,82 @@
+"""vLLM's share of the memory."""
+
+import pytest
+
+from gtpo_megatron.companions.planner.engine import MIN_BATCHED_TOKENS, divides_engine, engine_memory
+from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
+from gtpo_megatron.rollout import vllm_engine
+from tests.unit.companions.planner.requests import request
+
+QWEN2_5_32B, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
+MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
+
+
+def memory(shape, tensor, **options):
+    return engine_memory(shape, tensor=tensor, weight_bytes=2, max_sequences=128, sequence_tokens=6144, **options)
+
+
+def test_one_gpu_holds_the_whole_model():
+    for shape in KNOWN_MODELS.values():
+        assert memory(shape, 1).weights == 2 * shape.num_parameters
+
+
+def test_a_rank_holds_its_share_and_what_all_hold():
+    shape = QWEN2_5_32B
+    norms = 2 * (2 * shape.num_layers + 1) * shape.hidden_size
+    assert memory(shape, 4).weights - norms == (memory(shape, 1).weights - norms) / 4
+
+
+@pytest.mark.parametrize("shape", [SPARSE, MIXED])
+def test_experts_are_shared_whole_or_in_part(shape):
+    parts, whole = memory(shape, 8), memory(shape, 8, expert_parallel=True)
+    experts = shape.num_expert_layers * shape.experts.num_experts * shape.expert_parameters
+    assert parts.expert_weights == whole.expert_weights == 2 * experts // 8
+    assert parts.weights == whole.weights
+    assert parts.weights < memory(shape, 1).weights / 4  # routers, norms and copied heads are on every rank
+
+
+def test_a_push_brings_all_experts_of_a_layer():
+    """In the shapes of a model folder: all of them if their matrices are cut, else those of the rank."""
+    layer = 2 * 128 * 3 * 2048 * 768
+    assert memory(SPARSE, 4).layer_experts == layer
+    assert memory(SPARSE, 4, expert_parallel=True).layer_experts == layer // 4
+    assert memory(QWEN2_5_32B, 4).layer_experts == 0
+    assert memory(SPARSE, 1).layer > layer
+
+
+def test_cache_of_a_token_by_hand():
+    assert memory(QWEN2_5_32B, 1).cache_per_token == 2 * 64 * 8 * 128 * 2
+    assert memory(QWEN2_5_32B, 4).cache_per_token == 2 * 64 * 2 * 128 * 2
+    # 4 key-value heads on 8 ranks: two ranks hold copies of each
+    assert memory(SPARSE, 8).cache_per_token == memory(SPARSE, 4).cache_per_token == 2 * 48 * 128 * 2
+
+
+def test_sequences_are_cached_in_whole_blocks():
+    engine = memory(QWEN2_5_32B, 4)
+    assert engine.sequences_in_cache(160 * engine.cache_per_token, 17) == 5
+    assert engine.sequences_in_cache(159 * engine.cache_per_token, 17) == 4
+    assert engine.sequences_in_cache(0, 17) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "expert_parallel", "fitting"),
+    [
+        (QWEN2_5_32B, False, [1, 2, 4, 8]),
+        (SPARSE, False, [1, 2, 4, 8, 16, 32]),
+        (MIXED, False, [1, 2, 4, 8, 16, 32]),
+        # 160 experts, but shared ones of 1,536 columns, and 96 heads
+        (KNOWN_MODELS["zai-org/GLM-4.5"], True, [1, 2, 4, 8, 16, 32]),
+    ],
+)
+def test_ranks_that_divide_a_model(shape, expert_parallel, fitting):
+    found = [tensor for tensor in range(1, 65) if divides_engine(shape, tensor, expert_parallel=expert_parallel)]
+    assert found == fitting
+
+
+def test_the_adapters_constant_is_ours():
+    assert vllm_engine.MIN_BATCHED_TOKENS == MIN_BATCHED_TOKENS
+
+
+def test_engines_share_the_gpus():
+    assert request(engine_tensor=4).num_engines == 16
+    assert request(engine_tensor=8, num_gpus=72, num_rollout_gpus=8).num_engines == 1

@@ -1,0 +1,63 @@
+"""What is said to help does help."""
+
+from dataclasses import replace
+
+from gtpo_megatron.companions.planner.layout_plan import make_plan
+from gtpo_megatron.companions.planner.suggestions import suggestions
+from tests.unit.companions.planner.requests import request
+
+
+def overrides(plan):
+    return [text.split(":")[0] for text in plan.suggestions]
+
+
+def test_a_cache_that_is_too_large():
+    small = request(gpu_memory=40, micro_batch_tokens=16384)
+    plan = make_plan(small)
+    assert plan.choice is None
+    assert plan.misses[0].overflow <= plan.misses[-1].overflow
+    # half of it is still too much; smaller micro-batches alone do not help
+    assert overrides(plan) == ["--rollout.kv-cache-mib 10240"]
+    for gibibytes, fits in ((20, False), (10, True)):
+        changed = replace(small, engine=replace(small.engine, cache_bytes=gibibytes << 30))
+        assert (make_plan(changed).choice is not None) == fits
+
+
+def test_micro_batches_that_are_too_large():
+    plan = make_plan(request(num_gpus=16, micro_batch_tokens=1048576, engine_tensor=8))
+    assert plan.choice is None
+    assert overrides(plan)[0] == "--update.micro-batch-tokens 6144"
+    assert make_plan(request(num_gpus=16, micro_batch_tokens=6144, engine_tensor=8)).choice is not None
+
+
+def test_several_savings_together_where_none_is_enough():
+    both = request(num_gpus=16, micro_batch_tokens=1048576, engine_tensor=8, gpu_memory=66)
+    plan = make_plan(replace(both, engine=replace(both.engine, cache_bytes=60 << 30)))
+    assert plan.choice is None
+    assert overrides(plan)[0] == "--update.micro-batch-tokens 6144 --rollout.kv-cache-mib 30720"
+
+
+def test_more_gpus_where_only_they_help():
+    plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=8, engine_tensor=8))
+    assert plan.choice is None
+    assert overrides(plan) == ["--gpus 32"]
+    assert make_plan(request("Qwen/Qwen2.5-72B", num_gpus=32, engine_tensor=8)).choice is not None
+    assert make_plan(request("Qwen/Qwen2.5-72B", num_gpus=16, engine_tensor=8)).choice is None
+
+
+def test_part_of_a_node_grows_to_whole_nodes_with_every_saving():
+    plan = make_plan(request(num_gpus=7, engine_tensor=1))  # a whole engine on every GPU, beside 40 GiB of cache
+    assert plan.choice is None
+    assert overrides(plan) == [
+        "--gpus 56 --rollout.tensor-parallel-size 8 --rollout.num-engines 7 --update.micro-batch-tokens 6144 "
+        "--rollout.kv-cache-mib 20480"
+    ]
+
+
+def test_wider_engines():
+    plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=128, num_rollout_gpus=64, engine_tensor=2))
+    assert "--rollout.tensor-parallel-size 4 --rollout.num-engines 16" in overrides(plan)
+
+
+def test_nothing_helps_a_model_that_is_far_too_large():
+    assert suggestions(request("Qwen/Qwen2.5-72B", num_gpus=1, engine_tensor=1, gpu_memory=8)) == []

@@ -1,0 +1,93 @@
+"""The page, its JSON and the lines of a terminal: nothing of a run can become markup, and it fits a phone."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from gtpo_megatron.companions.preflight.finding import Finding, Line, judged, not_here, noted
+from gtpo_megatron.companions.preflight.page import document, write_page
+from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FRAME = """<!doctype html><iframe src="preflight.html" style="width:390px;height:4000px;border:0"></iframe><script>
+addEventListener("load", () => {
+  const page = document.querySelector("iframe").contentDocument;
+  document.title = [page.documentElement.scrollWidth, page.querySelectorAll("tbody tr").length,
+    page.querySelectorAll(".failures li").length, page.querySelectorAll("b").length].join(" ");
+});</script>"""
+
+
+def line(check, finding, group="machines"):
+    return Line(check=check, group=group, finding=finding, seconds=1.25)
+
+
+def report(*more):
+    lines = (
+        line("versions", judged("versions on 1 node", "torch 2 <b>", is_good=True, expected="the same", remedy="")),
+        line("clocks", noted("matrix products", "0.1 TFLOP/s", why="no GPU", figures={"flops": float("inf")})),
+        line("clocks", not_here("copies", "no GPU")),
+        *more,
+    )
+    return Report(recipe="tiny <b>", began="2026-01-01", seconds=61.0, layout="num_ranks=2", gpus=[], lines=lines)
+
+
+BAD = line(
+    "push", judged("a push", "checksums [red]differ", is_good=False, expected="equal", remedy="mend <b> it"), "step"
+)
+
+
+def test_texts_are_escaped_and_failures_come_first():
+    page = document(report(BAD))
+    assert "<b>" not in page
+    assert page.index("What has not passed") < page.index("<table>")
+    assert "mend &lt;b&gt; it" in page
+    assert "What has not passed" not in document(report())
+
+
+def test_json_has_every_line(tmp_path):
+    write_json(tmp_path / "p.json", report(BAD))
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert (found["passed"], found["summary"]) == (False, "1 passed, 1 failed, 1 noted, 1 not here")
+    assert found["lines"][3] == {
+        "check": "push",
+        "group": "step",
+        "what": "a push",
+        "verdict": "failed",
+        "measured": "checksums [red]differ",
+        "expected": "equal",
+        "remedy": "mend <b> it",
+        "figures": {},
+        "seconds": 1.25,
+    }
+    assert found["lines"][1]["figures"] == {"flops": None}
+
+
+def test_a_line_of_the_terminal_is_plain_text():
+    from rich.text import Text
+
+    shown = Text.from_markup(shown_line(BAD)).plain
+    assert shown.splitlines()[0] == "failed   push         a push: checksums [red]differ (equal)"
+    assert "what to do: mend <b> it" in shown
+
+
+def test_every_verdict_has_a_mark():
+    for verdict in ("passed", "failed", "noted", "not here", "not run"):
+        assert verdict in document(report(line("x", Finding(what="w", measured="m", verdict=verdict))))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
+def test_a_browser_shows_it_on_a_phone(tmp_path):
+    write_page(tmp_path / "preflight.html", report(BAD))
+    (tmp_path / "frame.html").write_text(FRAME)
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+        "--enable-logging=stderr", "--virtual-time-budget=4000", f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom", f"file://{tmp_path}/frame.html",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
+    title = re.search(r"<title>(.*?)</title>", done.stdout).group(1)
+    assert title == "390 4 1 0"
+    assert "CONSOLE" not in done.stderr

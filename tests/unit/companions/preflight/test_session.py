@@ -1,0 +1,146 @@
+"""Checks run in order, one that raises is a line, and what it leaves impossible is not run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gtpo_megatron.companions.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
+from gtpo_megatron.companions.preflight.finding import has_passed, judged, not_here, noted
+from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
+from gtpo_megatron.companions.preflight.session import LONGEST_CAUSE, Budget, Check, Session, cause, chosen_checks
+from gtpo_megatron.companions.preflight.turns import Turns
+from gtpo_megatron.config.rollout import WeightSyncConfig
+from gtpo_megatron.errors import ConfigError, WorkerError
+from gtpo_megatron.weights.push.sync import WeightSync
+
+
+def good(_room):
+    yield judged("it", "1 GB/s", is_good=True, expected="1 GB/s", remedy="never shown")
+
+
+def bad(_room):
+    yield judged("it", "0.1 GB/s", is_good=False, expected="1 GB/s", remedy="mend it")
+
+
+def raises(_room):
+    yield from good(_room)
+    raise WorkerError("rank 3 (tp1) died\nin start")
+
+
+def make(*finds, needs=(), budget=None, is_alive=lambda: True, chosen=None):
+    checks = [
+        Check(name=f"check{number}", group="g", what="it", find=find, needs=needs if number else ())
+        for number, find in enumerate(finds)
+    ]
+    names = chosen if chosen is not None else [check.name for check in checks]
+    shown = []
+    session = Session(checks, names, budget or Budget(100.0), show=shown.append, is_alive=is_alive)
+    for check in checks:
+        session.run(check.name, None)
+    assert shown == session.lines
+    return session.lines
+
+
+def verdicts(lines):
+    return [line.finding.verdict for line in lines]
+
+
+def test_a_check_that_raises_is_a_line_and_the_rest_goes_on():
+    lines = make(raises, good)
+    assert verdicts(lines) == ["passed", "failed", "passed"]
+    assert lines[1].finding.measured == "WorkerError: rank 3 (tp1) died in start"
+    assert not has_passed(lines)
+
+
+def test_what_needs_a_check_that_raised_is_not_run():
+    lines = make(raises, good, needs=("check0",))
+    assert verdicts(lines) == ["passed", "failed", "not run"]
+    assert lines[2].finding.measured == "it needs 'check0', which failed"
+
+
+def test_a_bad_figure_stands_in_nobodys_way():
+    lines = make(bad, good, needs=("check0",))
+    assert verdicts(lines) == ["failed", "passed"]
+    assert lines[0].finding.remedy == "mend it"
+    assert lines[1].finding.remedy == ""
+
+
+def test_processes_that_hang_are_not_asked_again():
+    lines = make(raises, good, good, is_alive=lambda: False)
+    assert verdicts(lines) == ["passed", "failed", "not run", "not run"]
+    assert lines[3].finding.measured == "the processes have not answered since 'check0'"
+
+
+def test_when_the_time_is_over_the_rest_is_not_run():
+    now = [0.0]
+    budget = Budget(60.0, clock=lambda: now[0])
+
+    def slow(room):
+        now[0] = 58.0
+        yield from good(room)
+
+    lines = make(slow, good, budget=budget)
+    assert verdicts(lines) == ["passed", "not run"]
+    assert "--seconds" in lines[1].finding.measured
+
+
+def test_what_is_left_out_is_no_line_and_what_needs_it_is_not_run():
+    assert verdicts(make(good, good, chosen=["check1"])) == ["passed"]
+    lines = make(good, good, chosen=["check1"], needs=("check0",))
+    assert lines[0].finding.measured == "it needs 'check0', which was left out"
+
+
+@pytest.mark.parametrize(
+    ("findings", "passed"),
+    [
+        ([judged("a", "1", is_good=True, expected="1", remedy="")], True),
+        ([judged("a", "1", is_good=True, expected="1", remedy=""), noted("b", "1", why="no GPU")], True),
+        ([judged("a", "1", is_good=True, expected="1", remedy=""), not_here("b", "no GPU")], True),
+        ([judged("a", "1", is_good=False, expected="2", remedy="")], False),
+        ([noted("b", "1", why="no GPU")], False),
+        ([], False),
+    ],
+)
+def test_the_whole_passes_if_something_did_and_nothing_failed(findings, passed):
+    def find(_room):
+        yield from findings
+
+    assert has_passed(make(find)) == passed
+
+
+def test_a_push_that_arrives_otherwise_than_it_was_sent_fails():
+    """Real comparison, a transfer that loses a tensor's value."""
+    sync = WeightSync(WeightSyncConfig(), lambda *_, **__: ({0: {"w": 1}}, {0: {"w": 2}}))
+    sharing = SimpleNamespace(to_trainer=lambda **_: None, to_push=lambda: None)
+    turns = Turns(SimpleNamespace(memory_sharing=sharing, weight_sync=sync), MemoryWatch())
+    lines = []
+    session = Session(CHECKS, ["push", "generate"], Budget(100.0), show=lines.append)
+    session.run("push", SimpleNamespace(turns=turns))
+    session.run("generate", None)
+    assert verdicts(lines) == ["failed", "not run"]
+    assert "worker 0 received other weights than were sent, in 1 of 1 tensors, first 'w'" in lines[0].finding.measured
+    assert "docs/weight_push.md" in lines[0].finding.remedy
+
+
+def test_a_long_cause_is_cut():
+    assert len(cause(ValueError("x" * 10_000))) < LONGEST_CAUSE + 50
+
+
+def test_only_takes_what_it_needs_along():
+    assert chosen_checks(CHECKS, only=["logprobs"], skip=[]) == {"logprobs", "generate", "inputs", "push", "start"}
+    everything = chosen_checks(CHECKS, only=[], skip=["layer"])
+    assert everything == {check.name for check in CHECKS} - {"layer"}
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(ConfigError, match="--skip lair: no such check; there are inputs, versions"):
+        chosen_checks(CHECKS, only=[], skip=["lair"])
+    with pytest.raises(ConfigError, match="--skip push: a check of --only logprobs needs it"):
+        chosen_checks(CHECKS, only=["logprobs"], skip=["push"])
+
+
+def test_every_check_is_made_somewhere_and_after_what_it_needs():
+    order = ["inputs", *BEFORE_MODELS, "start", *WITH_MODELS, "end"]
+    assert [check.name for check in CHECKS] == order
+    for check in CHECKS:
+        assert all(order.index(needed) < order.index(check.name) for needed in check.needs), check.name

@@ -1,0 +1,101 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.companions.study.plan import planned_runs
+from gtpo_megatron.companions.study.run_summary import read_summaries, read_summary, summarise, write_summary
+from gtpo_megatron.companions.study.table import arm_rows, markdown
+from gtpo_megatron.errors import DataError
+from recipes import precision_study, staleness_study, study
+from tests.unit.companions.study.makers import STUDY, finish
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+COMMITTED = {
+    "study": (study.study(), ()),
+    "study_rates": (study.learning_rates(), ()),
+    "study_own_best": (study.own_best(), ("study",)),
+    "study_dose": (study.dose(), ("study",)),
+    "study_size": (study.second_size(), ()),
+    "study_task": (study.second_task(), ()),
+    "precision_study": (precision_study.study(), ()),
+    "staleness_study": (staleness_study.study(), ()),
+}
+"""Folder -> its plan, and the folders that it shares runs of."""
+
+
+@pytest.fixture
+def planned():
+    return planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=4)[0]
+
+
+def test_a_finished_run_in_one_file(tmp_path, planned):
+    finish(planned, tmp_path / "run")
+    summary = summarise(planned, tmp_path / "run")
+    assert (summary.arm, summary.seed, summary.num_steps) == ("gtpo", 0, 4)
+    assert summary.curves["eval/heldout_mean_at_k"] == [(0, 0.2), (4, 0.4)]
+    assert (summary.first("rollout/reward_mean"), summary.at_end("rollout/reward_mean")) == (0.01, 0.04)
+    assert summary.at_end("credit/effective_frac_correct") is None
+    assert summary.cost == {"training_s": 4 * 4.0 + 20.0, "responses": 512.0, "response_tokens": 24000.0}
+    assert summary.config["data"]["train_path"] == "train_hard.jsonl"
+    path = tmp_path / "out" / "gtpo_seed0.json"
+    write_summary(summary, path)
+    assert read_summary(path) == summary
+    assert read_summaries(tmp_path / "out") == [summary]
+    text = path.read_text()
+    assert str(tmp_path) not in text
+    assert len(text.splitlines()) < 300  # a line a curve, so that a change can be read
+    assert json.loads(text)["curves"]["eval/heldout_mean_at_k"] == [[0, 0.2], [4, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("commits", "expected"),
+    [
+        (("abc", "abc"), "abc"),
+        (("abc", "def-dirty", "abc"), "abc, def-dirty"),
+        (("unknown (not a git checkout)",), "unknown (not a git checkout)"),
+    ],
+)
+def test_the_commit_is_the_runs_own(tmp_path, planned, commits, expected):
+    finish(planned, tmp_path / "run", commits=commits)
+    summary = summarise(planned, tmp_path / "run")
+    assert summary.commit == expected
+    versions = {"gtpo-megatron": "1.0", "torch": "2.9"}
+    assert summary.provenance == {
+        "versions": versions, "commit": expected, "python": "3.12.1", "platform": "Linux-6"
+    }  # fmt: skip
+
+
+def test_a_run_whose_log_does_not_say_has_no_commit_rather_than_this_one(tmp_path, planned):
+    finish(planned, tmp_path / "run", commits=())
+    assert summarise(planned, tmp_path / "run").commit == "unknown (log.txt does not say)"
+    (tmp_path / "run" / "log.txt").unlink()
+    assert summarise(planned, tmp_path / "run").commit == "unknown (log.txt does not say)"
+
+
+@pytest.mark.parametrize("folder", sorted(COMMITTED))
+def test_a_committed_study_is_whole_and_its_table_of_its_runs(folder):
+    if not list((RESULTS / folder).glob("*_seed*.json")):
+        pytest.skip("not run yet")
+    study, shared = COMMITTED[folder]
+    found = {one.name: one for name in (*shared, folder) for one in read_summaries(RESULTS / name)}
+    planned = planned_runs(study, study.default_arms, num_seeds=study.num_seeds, num_steps=study.num_steps)
+    assert {run.name for run in planned} <= found.keys()
+    arms = [arm.name for arm in study.arms]
+    runs = planned_runs(study, arms, num_seeds=study.num_seeds, num_steps=study.num_steps)
+    summaries = [found[name] for name in sorted(run.name for run in runs) if name in found]
+    rows = arm_rows(study, summaries, arms)
+    assert (RESULTS / folder / "table.md").read_text() == markdown(study, rows, summaries)
+
+
+def test_a_run_that_has_not_finished_has_no_summary(tmp_path, planned):
+    finish(planned, tmp_path / "run", last=3)
+    with pytest.raises(DataError, match="end at step 3 of 4"):
+        summarise(planned, tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"curves": {"a": [1]}}', '{"curves": {}, "new": 1}'])
+def test_a_file_that_is_no_summary_is_named(tmp_path, text):
+    (tmp_path / "gtpo_seed0.json").write_text(text)
+    with pytest.raises(DataError, match=r"gtpo_seed0\.json: not the summary of a run"):
+        read_summaries(tmp_path)
