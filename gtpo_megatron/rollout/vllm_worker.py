@@ -27,12 +27,12 @@ class WorkerExtension:
     _routing: RoutingCapture | None = None
 
     def gtpo_leave_group(self) -> None:
-        """Puts a worker that is a process of its own into a session of its own.
+        """Puts a worker that is a process of its own into a process group of its own, but not into another session.
 
         Signals to the group of its engine's process, such as Ctrl-C, are for that process.
         """
         if multiprocessing.parent_process() is not None:
-            os.setsid()
+            os.setpgid(0, 0)
 
     def gtpo_received_checksums(self) -> tuple[int, dict[str, int]]:
         """This worker's index, and the checksums of the tensors that the last push delivered."""

@@ -37,6 +37,10 @@ def test_a_pipeline_that_is_told_to_end_as_timeout_does(tmp_path):
     groups = {process.pid: os.getpgid(process.pid) for process in everything}
     driver = next(process for process in everything if groups[process.pid] == shell.pid and process.children())
     assert {pid for pid, group in groups.items() if group == shell.pid} <= {driver.pid, *_of_shell(shell)}
+    # in one session: Linux shares the processors among sessions first, and engines poll their workers
+    computing = [process.pid for process in everything if process.name().startswith(("ray::", "VLLM::"))]
+    assert len(computing) >= 3
+    assert {os.getsid(pid) for pid in computing} == {os.getsid(driver.pid)}
     for _ in range(2):
         os.killpg(shell.pid, signal.SIGTERM)
         time.sleep(0.003)

@@ -37,7 +37,7 @@ class _NotUpError(Exception):
 def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadline, **options: Any) -> None:
     """Starts Ray and connects this process; sets environment variables that the run's processes inherit.
 
-    Each of Ray's processes, and with the raylet all of the run's, is in a session of its own: a signal to the process
+    Each of Ray's processes, and with the raylet all of the run's, is in a process group of its own: a signal to the
     group of this one (Ctrl-C, ``timeout``, a terminal that closes) is for this one, which ends the others in order.
 
     Args:
@@ -61,7 +61,7 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
     ray_constants.ENABLE_RAY_CLUSTER = False
     AuthenticationTokenLoader.instance().reset_cache()
     try:
-        with _waiting_for_its_raylet(deadline), _in_sessions_of_their_own():
+        with _waiting_for_its_raylet(deadline), _in_groups_of_their_own():
             ray.init(
                 address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
                 num_cpus=config.num_cpus,
@@ -112,12 +112,16 @@ def _waiting_for_its_raylet(deadline: Deadline) -> Iterator[None]:
 
 
 @contextmanager
-def _in_sessions_of_their_own() -> Iterator[None]:
-    """Ray (2.60) starts its processes in the group of this one and has no setting for it."""
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Ray (2.60) starts its processes in the group of this one and has no setting for it.
+
+    A session of their own would be too much: Linux shares the processors among sessions first (autogroups), and an
+    engine that polls its workers from another session takes theirs away, 0.3 s of sampling becoming 30.
+    """
     from ray._private import services
 
     popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, start_new_session=True)
+    services.ConsolePopen = partial(popen, process_group=0)
     try:
         yield
     finally:
