@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm test-rest test-gpu test-gpu-stack fuzz chaos fmt lint types arch docs golden bench-quickstart resolve check
+.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm nightly test-gpu test-gpu-stack fuzz chaos fmt lint types arch docs golden bench-quickstart resolve check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -9,7 +9,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # quick tests have three workers on two cores: some wait for a clock
 FILE_BY_FILE := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := -n 2 --dist loadgroup
-FAST := not (slow or gpu or gpu_stack or vllm or ray or megatron or network or slurm)
+LATER := slow or nightly or slurm or gpu or network
+FAST := not ($(LATER) or gpu_stack or vllm or ray or megatron)
 RUN_DIR := runs/quickstart
 CODE_RUN_DIR := runs/code-quickstart
 MINUTES := 10
@@ -28,14 +29,19 @@ code-quickstart: setup  ## the tiny model learns to write programs that pass tes
 test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 7 minutes on two cores
 	@tools/install_bubblewrap.sh
 	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
-	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not (slow or gpu or network)"
+	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not ($(LATER))"
 
 test-dist: setup
 	$(PYTEST) -m distributed
 
-test-slow: setup  ## what make test leaves out: whole runs that are killed, all layouts, damaged files
+test-slow: setup  ## the rest of make check: killed and resumed runs, more layouts, checkpoints, pushes, planted faults
 	@tools/install_bubblewrap.sh
 	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not (gpu or network)"
+
+nightly: setup  ## whatever make check leaves out: chaos, Slurm, every layout, every example, damaged files, the wheel
+	@tools/install_slurm.sh
+	@tools/install_bubblewrap.sh
+	$(PYTEST) $(SIDE_BY_SIDE) -m "(nightly or slurm) and not (gpu or network)"
 
 test-gpu-stack:  ## the GPU's code on its own versions without a GPU, Transformer Engine's Python included; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
@@ -49,11 +55,6 @@ chaos: setup  ## kills and stops processes of real runs for half an hour; docs/r
 test-slurm: setup  ## jobs on a real Slurm of two nodes on this machine; needs root, else skipped with the reason
 	@tools/install_slurm.sh
 	$(PYTEST) tests/slurm -m slurm
-
-test-rest: setup  ## test-slow beside test-slurm, whose jobs wait for Slurm most of the time
-	@tools/install_slurm.sh
-	@tools/install_bubblewrap.sh
-	$(PYTEST) $(SIDE_BY_SIDE) -m "(slow or slurm) and not (gpu or network)"
 
 test-gpu: setup
 	$(PYTEST) tests/gpu -m gpu
@@ -86,4 +87,4 @@ golden: setup  ## rewrites the golden curves, or adds this stack to them; say wh
 bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
 	$(BIN)/python -m benchmarks.quickstart --output benchmarks/results/quickstart.json
 
-check: lint types arch docs resolve test test-rest  ## what CI runs
+check: lint types arch docs resolve test test-slow  ## what CI runs: 30 minutes on two quiet cores

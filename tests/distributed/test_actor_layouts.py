@@ -65,7 +65,7 @@ LAYOUTS = {
     "cp2_dp2_sharded_optimizer": {"num_ranks": 4, "context_parallel_size": 2, "distributed_optimizer": True},
 }
 BEFORE_A_COMMIT = ("one", "tp2", "pp2_vpp2_cp2", "dp2_sharded_optimizer")
-"""Every axis once; all layouts are seen before a merge."""
+"""Every axis once."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def models(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=[] if name in BEFORE_A_COMMIT else pytest.mark.slow) for name in LAYOUTS],
+    [pytest.param(name, marks=[] if name in BEFORE_A_COMMIT else pytest.mark.nightly) for name in LAYOUTS],
 )
 def test_gtpo_on_every_layout(models, tmp_path, layout):
     folder, model = models[layout in ("tp2", "pp2_dp2", "pp2_vpp2_cp2")]
@@ -101,7 +101,7 @@ def test_every_axis_at_once(models, tmp_path):
     compare(tmp_path, model, make_config(folder, layout))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["dp2", "cp2"])
 @pytest.mark.parametrize("algorithm", [GRPOSConfig(), GRPOConfig(), GTPOConfig(loss_denominator="group")])
 def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm, layout):
@@ -111,7 +111,7 @@ def test_other_denominators_do_not_depend_on_the_cut(models, tmp_path, algorithm
     compare(tmp_path, model, config)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("layout", "micro_batch_tokens"), [("tp2_sp", 1), ("tp2_sp", 1000), ("pp2_vpp2", 1), ("pp2_vpp2", 1000)]
 )
@@ -122,7 +122,7 @@ def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, layout, mi
     compare(tmp_path, model, config, norm_rtol=1e-6)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("micro_batch_tokens", [1, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_the_order_of_responses_changes_nothing(models, tmp_path, micro_batch_tokens):
     """Scores, and so entropies and credit, stay with their responses through any cut."""
     folder, model = models[True]
@@ -131,7 +131,8 @@ def test_the_order_of_responses_changes_nothing(models, tmp_path, micro_batch_to
 
 
 @pytest.mark.parametrize(
-    "layout", ["cp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cp4", "tp2_sp_cp2", "pp2_vpp2_cp2"))]
+    "layout",
+    ["cp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("cp4", "tp2_sp_cp2", "pp2_vpp2_cp2"))],
 )
 def test_all_tokens_of_the_loss_are_on_one_of_the_ranks_that_share_sequences(models, tmp_path, layout):
     """Long prompts, responses of one token."""
@@ -142,7 +143,7 @@ def test_all_tokens_of_the_loss_are_on_one_of_the_ranks_that_share_sequences(mod
 
 
 @pytest.mark.parametrize(
-    "layout", ["tp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one", "tp2_sp", "tp2_dp2"))]
+    "layout", ["tp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("one", "tp2_sp", "tp2_dp2"))]
 )
 def test_norms_of_queries_and_keys(tmp_path, layout):
     """Every tensor-parallel rank has a copy of their weights, and its heads' part of their gradients."""
@@ -150,7 +151,7 @@ def test_norms_of_queries_and_keys(tmp_path, layout):
     compare(tmp_path, model, make_config(tmp_path / "model", LAYOUTS[layout]), norm_rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "layout", ["dp2", "tp2_dp2", "pp2_dp2", "cp2_dp2_sharded_optimizer", "pp2_vpp2_dp2_sharded_optimizer"]
 )
@@ -159,7 +160,7 @@ def test_a_replica_without_responses(models, tmp_path, layout):
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), dealing="uneven")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("masked", [False, True])
 def test_responses_cut_by_the_length_limit(models, tmp_path, masked):
     """Rows 2 and 5 are cut: masked, they leave the loss and its denominator but stay in their group's statistics."""
@@ -168,7 +169,7 @@ def test_responses_cut_by_the_length_limit(models, tmp_path, masked):
     compare(tmp_path, model, config)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_credit_refuses_scores_of_another_policy(models):
     folder, _ = models[False]
     config = make_config(folder, LAYOUTS["one"])
@@ -191,7 +192,7 @@ def test_credit_refuses_scores_of_another_policy(models):
     run_processes(refused, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):
     folder, model = models[False]
     compare(tmp_path, model, make_config(folder, LAYOUTS["dp2"]), failed=(0, 5))

@@ -59,12 +59,17 @@ LAYOUTS = {
     "ep8_cp2_tp2_dp2": layout(8, cp=2, tp=2, ep=8),
     "ep2_etp2_pp2_tp2_dp2": layout(8, pp=2, tp=2, ep=2, etp=2),
 }
+
+
+def marks(family, name):
+    if name in BEFORE_A_COMMIT[family]:
+        return []
+    return pytest.mark.slow if family == "qwen3_moe" and name in IN_THE_GATE else pytest.mark.nightly
+
+
 BEFORE_A_COMMIT = {"qwen3_moe": ("ep2", "tp2_etp1", "ep2_cp2"), "glm4_moe": ("ep2_sharded_optimizer",)}
-CASES = [
-    pytest.param(family, name, marks=[] if name in BEFORE_A_COMMIT[family] else pytest.mark.slow)
-    for family in EXPERT_FAMILIES
-    for name in LAYOUTS
-]
+IN_THE_GATE = ("ep2_pp2_tp2", "ep2_cp2_tp2_dp2")
+CASES = [pytest.param(family, name, marks=marks(family, name)) for family in EXPERT_FAMILIES for name in LAYOUTS]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,7 @@ def test_experts_on_every_layout(models, tmp_path, family, name):
     compare_experts(tmp_path, model, make_config(folder, LAYOUTS[name]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["ep2", "ep2_tp2_etp1", "ep4", "ep2_pp2_vpp2"])
 @pytest.mark.parametrize("recompute", ["selective", "experts", "full"])
 def test_recomputation(models, tmp_path, recompute, name):
@@ -99,7 +104,10 @@ def test_recomputation(models, tmp_path, recompute, name):
 
 @pytest.mark.parametrize(
     ("name", "micro_batch_tokens"),
-    [("ep2", 1), *(pytest.param(name, 30, marks=pytest.mark.slow) for name in ("ep4", "ep2_pp2_vpp2", "ep4_tp2_etp1"))],
+    [
+        ("ep2", 1),
+        *(pytest.param(name, 30, marks=pytest.mark.nightly) for name in ("ep4", "ep2_pp2_vpp2", "ep4_tp2_etp1")),
+    ],
 )
 def test_a_replica_without_responses(models, tmp_path, name, micro_batch_tokens):
     """One replica makes eight passes, or four, and the others as many with nothing of their own in them."""
@@ -113,12 +121,12 @@ def test_a_replica_without_responses(models, tmp_path, name, micro_batch_tokens)
     ("family", "name", "recompute"),
     [
         ("glm4_moe", "ep2", "full"),
-        pytest.param("qwen3_moe", "ep2", "none", marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", "ep2_cp2_tp2", "full", marks=pytest.mark.slow),
-        pytest.param("glm4_moe", "tp2_etp1", "none", marks=pytest.mark.slow),
-        pytest.param("glm4_moe", "ep2_pp2_vpp2", "experts", marks=pytest.mark.slow),
-        pytest.param("glm4_moe", "ep2_pp2_tp2", "none", marks=pytest.mark.slow),
-        pytest.param("glm4_moe", "ep4", "full", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "ep2", "none", marks=pytest.mark.nightly),
+        pytest.param("qwen3_moe", "ep2_cp2_tp2", "full", marks=pytest.mark.nightly),
+        pytest.param("glm4_moe", "tp2_etp1", "none", marks=pytest.mark.nightly),
+        pytest.param("glm4_moe", "ep2_pp2_vpp2", "experts", marks=pytest.mark.nightly),
+        pytest.param("glm4_moe", "ep2_pp2_tp2", "none", marks=pytest.mark.nightly),
+        pytest.param("glm4_moe", "ep4", "full", marks=pytest.mark.nightly),
     ],
 )
 def test_penalties_and_biases(models, tmp_path, family, name, recompute):
@@ -135,7 +143,7 @@ def test_penalties_and_biases(models, tmp_path, family, name, recompute):
 @pytest.mark.parametrize(
     "name",
     ["ep2_sharded_optimizer", "tp2_etp1"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("one", "tp2_etp2", "ep2_tp2_etp1", "ep2_pp2_tp2")],
+    + [pytest.param(name, marks=pytest.mark.nightly) for name in ("one", "tp2_etp2", "ep2_tp2_etp1", "ep2_pp2_tp2")],
 )
 def test_bfloat16(models, tmp_path, name):
     """As near to float32 as bfloat16 is in one process; the norm is that of all parameters, each counted once."""

@@ -78,7 +78,9 @@ def all_families(rank, world_size, init_method, configs, folder):
     }
 
 
-@pytest.mark.parametrize("layout", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tp2", "tp2_sp"))])
+@pytest.mark.parametrize(
+    "layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp2", "tp2_sp"))]
+)
 def test_every_family_equals_transformers(models, tmp_path, layout):
     configs = {name: make_config(folder, LAYOUTS[layout]) for name, (folder, _) in models.items()}
     ranks = run_processes(all_families, LAYOUTS[layout]["num_ranks"], configs, str(tmp_path), timeout_s=150)

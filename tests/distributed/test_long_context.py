@@ -61,7 +61,7 @@ def log_probs(rank, world_size, init_method, config, budgets):
 
 @pytest.mark.megatron
 @pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
 def test_scores_of_34k_tokens_equal_those_of_transformers(tmp_path):
@@ -87,7 +87,7 @@ def test_scores_of_34k_tokens_equal_those_of_transformers(tmp_path):
 
 @pytest.mark.megatron
 @pytest.mark.distributed
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
 def test_in_bfloat16_late_tokens_are_scored_as_well_as_early_ones(tmp_path):
     """Frequencies in bfloat16 would turn positions past some hundreds by another angle: here a mean gap of 0.035."""

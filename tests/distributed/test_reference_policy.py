@@ -95,7 +95,7 @@ def with_reference(folder, reference, layout, algorithm=K3_IN_LOSS, **fields):
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS]
+    "layout", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.nightly) for name in LAYOUTS]
 )
 def test_scores_and_update_equal_those_of_two_models(made, tmp_path, layout):
     folder, model, reference, ref_model = made[layout in ("pp2_tp2", "one")]
@@ -109,7 +109,7 @@ def test_scores_and_update_equal_those_of_two_models(made, tmp_path, layout):
     assert scalars["policy/kl_ref_nats"] == pytest.approx(float(k3.mean()), rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -129,7 +129,7 @@ def test_every_place_and_gradient(made, tmp_path, algorithm):
     compare(tmp_path, model, config, ref_model=ref_model)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe"])
 @pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
 def test_of_a_mixture_of_experts(tmp_path, layout, family):
@@ -140,7 +140,7 @@ def test_of_a_mixture_of_experts(tmp_path, layout, family):
     compare(tmp_path, model, config, ref_model=ref_model)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_routing_replay_stays_with_the_live_policy(tmp_path):
     """The reference chooses its own experts, and the update replays the live policy's."""
     folder, reference = tmp_path / "policy", tmp_path / "reference"
@@ -151,7 +151,7 @@ def test_routing_replay_stays_with_the_live_policy(tmp_path):
     compare(tmp_path, model, config, ref_model=ref_model)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_with_recomputation(made, tmp_path, recompute):
     folder, model, reference, ref_model = made[False]
@@ -204,7 +204,7 @@ def a_step_then_scores(rank, world_size, init_method, config):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "layout",
-    ["dp2_sharded_optimizer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tp2", "pp2_tp2"))],
+    ["dp2_sharded_optimizer", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp2", "pp2_tp2"))],
 )
 def test_the_live_policy_is_bit_equal_after_the_exchange(made, layout, dtype):
     """Weights, master weights, moments and gradient buffers; an error in the pass changes nothing of it."""

@@ -102,7 +102,7 @@ def unscaled(folder):
 
 
 @pytest.mark.parametrize(
-    "layout", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tp2_sp_cp2", "pp2"))]
+    "layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp2_sp_cp2", "pp2"))]
 )
 def test_log_probs_equal_those_of_transformers(models, layout):
     configs = {name: make_config(folder, LAYOUTS[layout]) for name, (folder, _) in models.items()}

@@ -35,7 +35,7 @@ SLOW = ("one", "tp2_etp1", "ep2_cp2_tp2", "ep2_pp2_vpp2", "ep2_pp2_tp2", "ep4_tp
 
 
 def on(*quick):
-    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    return [*quick, *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOW)]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_experts_of_a_sampler_are_taken_in_scoring_and_update(made, tmp_path, na
     compare(tmp_path, model, config, rollouts=rollouts, scores_atol=5e-6, scores_rtol=0, norm_rtol=2e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "recompute"),
     [
@@ -128,7 +128,7 @@ def weights_after(tmp_path, config, rollouts, *, push_routers=0.0):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe"])
 # without the layout of eight ranks, where one of 36 pairs of runs differed, for a reason not found (lab notebook)
-@pytest.mark.parametrize("name", ["ep2", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW[:-1])])
+@pytest.mark.parametrize("name", ["ep2", *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOW[:-1])])
 def test_replaying_what_would_be_chosen_anyway_changes_no_bit(tmp_path, name, family):
     """GLM: sigmoid, expert bias, groups, and a first layer without experts."""
     folder = tmp_path / "model"

@@ -258,7 +258,7 @@ def test_what_is_whole_is_accepted(world, name):
     assert outcome.is_accepted or (name == "status" and "stopped" in outcome.out), (outcome.err, outcome.crash)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_files(world, name, pytestconfig):
     seed, times = pytestconfig.getoption("fuzz_seed"), pytestconfig.getoption("fuzz_times")
@@ -429,7 +429,7 @@ def _command_line(rng: random.Random, fields: dict[str, list[str]]) -> list[str]
     return arguments
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(2))
 def test_command_lines(world, part, pytestconfig):
     seed, times = pytestconfig.getoption("fuzz_seed"), pytestconfig.getoption("fuzz_times")

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),
     LEAVINGS,
     pytest.mark.filterwarnings("ignore"),  # of what reads the runs' files

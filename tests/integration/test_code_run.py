@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore"),
 ]

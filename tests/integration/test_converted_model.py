@@ -11,7 +11,7 @@ from tools.convert_checkpoint import main
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(900),
     pytest.mark.xdist_group("one process"),
     pytest.mark.filterwarnings("ignore"),  # torch's checkpoint warns of deprecations of its own

@@ -35,7 +35,7 @@ def test_its_recipe_is_a_configuration(copied, monkeypatch, name):
     assert load_recipe(f"examples/{name}/recipe.py:recipe").name == name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.vllm
 @pytest.mark.megatron
 @pytest.mark.timeout(600)

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(900),
     pytest.mark.xdist_group("a Ray of somebody else's"),
     pytest.mark.filterwarnings("ignore"),  # of TensorBoard's readers

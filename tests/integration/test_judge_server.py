@@ -30,7 +30,7 @@ from tests.integration.runs import LEAVINGS, shared_memory_of
 pytestmark = [
     LEAVINGS,
     pytest.mark.vllm,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.runs import LEAVINGS
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300), LEAVINGS]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(300), LEAVINGS]
 
 DRIVER = """
 import atexit, sys

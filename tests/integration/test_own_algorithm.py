@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(2400),
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.own_ray import NUM_STARTS
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 START = """
 import sys, threading, time

@@ -53,7 +53,7 @@ def test_in_short(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.txt", "preflight.html", "preflight.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_whole(tmp_path):
     status, text, report = preflight(tmp_path / "out")
     assert status == 0, text[-3000:]
@@ -71,7 +71,7 @@ def test_whole(tmp_path):
     assert figures["memory"].keys() == {f"{phase}_bytes" for phase in ("push", "generate", "score", "train", "save")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_limits_that_are_exceeded_fail_and_the_rest_goes_on(tmp_path):
     """No log-probs agree to 1e-30 nats."""
     limits = ["--weight-sync.mismatch.mean-nats", "1e-30"]
@@ -83,7 +83,7 @@ def test_limits_that_are_exceeded_fail_and_the_rest_goes_on(tmp_path):
     assert "what to do: the sampler is not the trainer's policy" in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_a_model_the_machines_are_checked_all_the_same(tmp_path):
     status, text, report = preflight(tmp_path / "out", "--model.path", str(tmp_path / "nowhere"))
     assert status == 1

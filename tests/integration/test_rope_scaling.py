@@ -16,7 +16,7 @@ from tests.integration.engine_host import EngineHost
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),  # of transformers' readers
 ]

@@ -14,7 +14,7 @@ from tests.integration.engine_host import MODEL, EngineHost
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(300),
     pytest.mark.xdist_group("an engine of experts"),
     pytest.mark.filterwarnings("ignore"),  # of transformers' readers

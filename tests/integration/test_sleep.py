@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration.test_weight_push import make_folder, probe
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 
 def test_what_sleeping_memory_forgets_is_all_written_again(tmp_path):

@@ -98,7 +98,7 @@ def test_a_run_whose_engines_die_and_that_is_resumed_equals_an_unbroken_one(whol
     assert steps(tmp_path / "broken") == steps(whole.folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_updates_a_rollout_clip(tmp_path):
     """Entropies, old log-probs and advantages stay those before the first update, so later ratios leave 1."""
     run = Run(
@@ -114,7 +114,7 @@ def test_two_updates_a_rollout_clip(tmp_path):
     assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @LEAVINGS
 def test_entropies_of_the_sampler_make_the_scoring_pass_unnecessary(whole, tmp_path):
     """The same first step as with the trainer's entropies; everything after it differs by their rounding only."""
@@ -133,7 +133,7 @@ def test_entropies_of_the_sampler_make_the_scoring_pass_unnecessary(whole, tmp_p
     assert rollout["sync/logprob_gap_max"] == pytest.approx(actor["sync/logprob_gap_max"], rel=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     """TP 2 x DP 2; responses are cut by the length limit, flagged, and masked."""
     run = Run(
@@ -162,7 +162,7 @@ def test_four_ranks_with_groups_split_over_replicas(tmp_path):
     assert all(row["optimizer/grad_norm"] > 0 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @LEAVINGS
 def test_two_engines_in_turns_with_the_trainer_say_what_one_beside_it_says(whole, tmp_path):
     """Colocated, weights relayed by the ranks: other ways for the same bytes, so the same steps."""
@@ -180,7 +180,7 @@ def test_two_engines_in_turns_with_the_trainer_say_what_one_beside_it_says(whole
         assert in_turns["optimizer/grad_norm"] == pytest.approx(beside["optimizer/grad_norm"], rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sampling_one_step_ahead_repeats_and_resumes(tmp_path):
     """Responses of the step before's weights, corrected for; killed and resumed it equals the unbroken run."""
     options = ("--rollout.max-staleness", "1", "--algorithm.off-policy.mode", "truncate", "--rollout.num-engines", "2")
@@ -195,7 +195,7 @@ def test_sampling_one_step_ahead_repeats_and_resumes(tmp_path):
     assert [row["rollout/staleness_count"] for row in rows] == [0, 1, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @LEAVINGS
 @pytest.mark.parametrize(
     "sampling",

@@ -83,7 +83,7 @@ def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler
     assert_pushes(probe(tmp_path, sampler_tp, transport))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("family", "sampler_tp"), [("qwen3_moe", 2), ("glm4_moe", 1), ("glm4_moe", 2)])
 def test_pushed_experts_are_the_ones_that_answer(tmp_path, family, sampler_tp):
     """From worlds in which experts are split otherwise than everything else; then 20 pushes over one link."""
@@ -102,7 +102,7 @@ def assert_pushes(rows):
         assert row["gap"] < 1e-4, row
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
 def test_200_pushes_need_no_more_memory_than_20(tmp_path, family):
@@ -115,7 +115,7 @@ def test_200_pushes_need_no_more_memory_than_20(tmp_path, family):
     assert memory["bytes_late"] - memory["bytes_early"] < 8 << 20, memory  # the model has 2.5 MiB
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("family", "sampler_tp"), [("qwen3_moe", 1), ("qwen2", 2)])
 def test_tokens_have_the_log_probs_of_the_weights_that_sampled_them(tmp_path, family, sampler_tp):
     """Weights change in mid-generation; keys and values of the old ones would show behind the switch.

@@ -10,7 +10,7 @@ from gtpo_megatron.run_folder.metrics_file import read_metrics
 from tests.integration.runs import LEAVINGS, SMALL
 from tests.integration.wheel import PACKAGES, Installed, build_wheel, names_in, tracked_files
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), LEAVINGS]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600), LEAVINGS]
 COMMAND = "gtpo-megatron"
 WEIGHTS = "model.safetensors"
 SHARE = "gtpo_megatron-0.1.0.data/data/share/gtpo_megatron/"

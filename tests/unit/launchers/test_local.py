@@ -68,7 +68,7 @@ def launch(tmp_path):
     return start
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_ends_well_was_started_as_one_would_by_hand(launch):
     done = launch(status=0, outcome="finished")
     assert done.returncode == 0, done.stderr
@@ -82,12 +82,12 @@ def test_a_run_that_ends_well_was_started_as_one_would_by_hand(launch):
     assert load_config(config).num_steps == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_was_stopped_says_so_by_its_status(launch):
     assert launch(status=75, outcome="stopped after step 2: SIGTERM").returncode == 75
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_fails_says_why_in_its_last_line(launch):
     """An earlier start was stopped and saved; that is not how this one ended."""
     launch.run_dir.mkdir()

@@ -36,7 +36,7 @@ def test_a_chain_of_preflights_is_refused(tmp_path):
         options.check()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)  # nemo-run is imported
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # and leaves files open
 def test_the_job_runs_the_preflight_on_its_nodes(tmp_path, monkeypatch, capsys):

@@ -64,7 +64,7 @@ def options_of(chance, folder):
     return values
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(NUM_ROUNDS))
 def test_a_job_runs_nothing_but_itself_whatever_its_options_hold(number, tmp_path, monkeypatch, capsys):
     chance, accepted = random.Random(SEED + number), 0

@@ -141,7 +141,7 @@ def test_every_rank_holds_what_megatron_allocates(measured, number):
     assert_equal(CASES[number], measured[number])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.megatron
 @pytest.mark.timeout(620)
 @pytest.mark.filterwarnings("ignore")
