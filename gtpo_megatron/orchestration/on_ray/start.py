@@ -4,7 +4,7 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
@@ -18,6 +18,9 @@ from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProc
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME
 from gtpo_megatron.orchestration.on_ray.start_progress import Starting, counted
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
+
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +185,7 @@ def bring_up(
         loading = {name: engine.start.remote() for name, engine in engines.items()}
         answered = counted("loading the engines", engines, starting)
         collect(loading, stage="start", deadline_s=deadline, answered=answered)
-        falling_asleep = {name: engine.sleep.remote(keep_weights=False) for name, engine in engines.items()}
+        falling_asleep = {name: engine.answer.remote(_fall_asleep) for name, engine in engines.items()}
         collect(falling_asleep, stage="start", deadline_s=deadline)
     meeting = collect({"rank 0": ranks[0].rendezvous.remote()}, stage="start", deadline_s=deadline)["rank 0"]
     calls = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
@@ -190,6 +193,10 @@ def bring_up(
     answered = counted("loading", calls, starting)
     answers = collect(calls, stage="start", deadline_s=deadline, answered=answered)
     return [answers[rank_name(index)] for index in range(len(ranks))]
+
+
+def _fall_asleep(engine: "VllmEngine") -> None:
+    engine.sleep(keep_weights=False)
 
 
 def bring_up_engine(name: str, process: Any, *, deadline: Deadline, met: Met) -> None:

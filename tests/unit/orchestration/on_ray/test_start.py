@@ -1,6 +1,7 @@
 """In which order processes come up; remote calls answer at once here."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,11 @@ class Process:
     def __getattr__(self, method):
         return Remote(lambda: self._calls.append((self._name, method)))
 
+    @property
+    def answer(self):
+        """What the question asks of the object that the process holds."""
+        return SimpleNamespace(remote=lambda question: question(Process(self._name, self._calls)))
+
 
 class Remote:
     def __init__(self, write):
@@ -29,6 +35,8 @@ class Remote:
     def remote(self, *_, **__):
         self._write()
         return "host", 1
+
+    __call__ = remote
 
 
 @pytest.fixture
