@@ -2,7 +2,8 @@
 
 import logging
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME
-from gtpo_megatron.orchestration.on_ray.start_progress import Starting, counted
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ RANK_GPU_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 Engines do without: vLLM's memory that sleeps is of a pool that cannot have it."""
 
 Met = Callable[[str, int], None]
+
+Starting = Callable[[str, str], None]
+"""Takes what the start is doing, and how far it is."""
 
 
 def rank_name(index: int) -> str:
@@ -227,3 +230,37 @@ def _meet(processes: dict[str, Any], deadline: Deadline, met: Met, starting: Sta
         logger.info("%s: process %d on %s", name, pid, host)
         if host == socket.gethostname():
             met(name, pid)
+
+
+def counted(doing: str, names: Iterable[str], starting: Starting | None) -> Callable[[str], None] | None:
+    """Says ``doing`` with ``ranks 0 of 2 · engines 0 of 1``, and again for each process that has answered.
+
+    Args:
+        doing: what the processes do.
+        names: of the processes, as in messages.
+        starting: is told; None: nobody is.
+
+    Returns:
+        Takes the name of a process that has answered; None if nobody is told.
+    """
+    if starting is None:
+        return None
+    total = Counter(map(_kind, names))
+    answered: Counter[str] = Counter()
+
+    def say() -> None:
+        starting(doing, " · ".join(f"{kind} {answered[kind]} of {num}" for kind, num in total.items()))
+
+    def takes(name: str) -> None:
+        answered[_kind(name)] += 1
+        say()
+
+    say()
+    return takes
+
+
+def _kind(name: str) -> str:
+    """Of ``rank 3``, ``rollout engine 1`` or ``reward process``."""
+    if name.startswith("rank "):
+        return "ranks"
+    return "engines" if "engine" in name else "graders"
