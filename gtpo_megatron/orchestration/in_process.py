@@ -38,6 +38,7 @@ HOST = "127.0.0.1"
 """Address of both sides."""
 
 RANK, ENGINE = "rank 0", "rollout engine"
+"""Names of the two in messages."""
 
 
 class LocalEngines(Engines):
