@@ -71,8 +71,8 @@ class Cell:
         self.config, self.stages, self.prompts, self.is_random = config, stages, sampler, is_random
         self.gate = MismatchGate.of_run(config, has_experts=False)
         ranks: Any = stages.trainer._ranks
-        engine: Any = stages.engine
-        self.trainer, self.engine = ranks._actor, engine._engine
+        engines: Any = stages.engine
+        self.trainer, self.engine = ranks._actor, engines._engine
         self.worker = self.engine._executor.driver_worker.worker
         self.version, self.num_drawn = 0, 0
         stages.weight_sync.push(version=0)

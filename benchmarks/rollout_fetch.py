@@ -133,7 +133,7 @@ class Engine:
     """Leaves its responses in the object store."""
 
     def generate(self, options: Options, rows: Sequence[int]) -> Any:
-        """As ``EngineProcess.generate``."""
+        """As ``EngineProcess.sample``."""
         yield from handles_then_groups(split_by_group(make_batch(options, rows)))
 
 

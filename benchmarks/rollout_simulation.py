@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules
-from gtpo_megatron.orchestration.stages.engine import Attempt
+from gtpo_megatron.orchestration.stages.engines import Attempt
 from gtpo_megatron.rollout.requests import SampleRequest, assign_to_engines
 
 P99 = 2.3263

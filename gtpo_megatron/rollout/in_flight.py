@@ -4,7 +4,7 @@ A step of vLLM advances all requests. Results of other batches are kept here unt
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,29 +36,31 @@ class InFlight:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._batches: dict[int, _Batch] = {}
-        self._missing: dict[int, set[int]] = {}  # ticket -> numbers of requests that have not ended
-        self._tickets: dict[int, int] = {}  # number of a request that has not ended -> its batch's ticket
+        self._batches: dict[Hashable, _Batch] = {}
+        self._missing: dict[Hashable, set[int]] = {}  # ticket -> numbers of requests that have not ended
+        self._tickets: dict[int, Hashable] = {}  # number of a request that has not ended -> its batch's ticket
         self._ended: dict[int, Any] = {}
 
-    def add(self, requests: Sequence[SampleRequest], first: int, *, version: int) -> int:
+    def add(self, requests: Sequence[SampleRequest], first: int, *, version: int, ticket: Hashable = None) -> Hashable:
         """Records requests that were added to vLLM.
 
         Args:
             requests: the requests of one batch.
             first: vLLM's number of the first; the others follow.
             version: current policy version.
+            ticket: of the batch; None: ``first``.
 
         Returns:
             The batch's ticket.
         """
         numbers = range(first, first + len(requests))
-        self._batches[first] = _Batch(requests=tuple(requests), numbers=numbers, version=version)
-        self._missing[first] = set(numbers)
-        self._tickets |= dict.fromkeys(numbers, first)
-        return first
+        ticket = first if ticket is None else ticket
+        self._batches[ticket] = _Batch(requests=tuple(requests), numbers=numbers, version=version)
+        self._missing[ticket] = set(numbers)
+        self._tickets |= dict.fromkeys(numbers, ticket)
+        return ticket
 
-    def advance(self, *, limit_s: float) -> list[int]:
+    def advance(self, *, limit_s: float) -> list[Hashable]:
         """Runs steps of vLLM until all requests have ended or the time is up.
 
         Args:
@@ -82,13 +84,13 @@ class InFlight:
                 break
         return [ticket for ticket, missing in self._missing.items() if not missing]
 
-    def take(self, ticket: int) -> tuple[tuple[SampleRequest, ...], range, list[Any]]:
+    def take(self, ticket: Hashable) -> tuple[tuple[SampleRequest, ...], range, list[Any]]:
         """Removes a complete batch; returns its requests, vLLM's numbers and ``CompletionOutput`` of each."""
         batch = self._batches.pop(ticket)
         assert not self._missing.pop(ticket), "advance says when a batch is done"
         return batch.requests, batch.numbers, [self._ended.pop(number) for number in batch.numbers]
 
-    def abort(self, ticket: int) -> range:
+    def abort(self, ticket: Hashable) -> range:
         """Removes a batch, and its requests from vLLM; returns their numbers."""
         batch = self._batches.pop(ticket)
         missing = self._missing.pop(ticket)

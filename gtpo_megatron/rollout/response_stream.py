@@ -3,9 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.requests import SampleRequest
 
@@ -28,19 +27,6 @@ class SampledResponse:
     is_truncated: bool
 
 
-class ResponseSource(Protocol):
-    """The sampler of an evaluation."""
-
-    def stream(
-        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int
-    ) -> Iterator[SampledResponse]:
-        """Samples every request; yields in the order in which responses end.
-
-        Closing the iterator aborts the remaining requests.
-        """
-        ...
-
-
 def stream_responses(
     engine: Any,
     add: Callable[[Sequence[SampleRequest]], int],
@@ -48,7 +34,7 @@ def stream_responses(
     *,
     max_concurrent: int,
 ) -> Iterator[SampledResponse]:
-    """Keeps an ``LLMEngine`` busy until every request has ended; see :class:`ResponseSource`.
+    """Keeps an ``LLMEngine`` busy until every request has ended; yields responses as they end.
 
     Requests enter in order, a window at a time, so that earlier problems end earlier.
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +153,14 @@ class VllmEngine:
         return self.take(ticket)
 
     def begin(
-        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int, priority: int = 0
-    ) -> int:
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingConfig,
+        *,
+        seed: int,
+        priority: int = 0,
+        ticket: Hashable = None,
+    ) -> Hashable:
         """Adds requests to vLLM; ``advance`` processes them.
 
         Args:
@@ -162,6 +168,7 @@ class VllmEngine:
             sampling: the distribution.
             seed: of the run.
             priority: with ``rollout.is_continuous``, requests with the lowest number are served first.
+            ticket: of these requests; None: a number.
 
         Returns:
             The ticket of these requests.
@@ -170,11 +177,10 @@ class VllmEngine:
             RolloutError: the engine has no usable weights.
         """
         self._check_weights()
-        return self._in_flight.add(
-            requests, self._add(requests, sampling, seed, priority=priority), version=self._version
-        )
+        first = self._add(requests, sampling, seed, priority=priority)
+        return self._in_flight.add(requests, first, version=self._version, ticket=ticket)
 
-    def advance(self, *, limit_s: float) -> list[int]:
+    def advance(self, *, limit_s: float) -> list[Hashable]:
         """Processes all requests in flight, until all have ended or the time is up.
 
         With ``rollout.partial`` new weights may arrive between two calls. Requests in flight then continue with them:
@@ -193,7 +199,7 @@ class VllmEngine:
         self._check_weights()
         return self._in_flight.advance(limit_s=limit_s)
 
-    def take(self, ticket: int) -> RolloutBatch:
+    def take(self, ticket: Hashable) -> RolloutBatch:
         """Removes and returns complete responses, in the order of their requests.
 
         Raises:
@@ -207,7 +213,7 @@ class VllmEngine:
             routing=self._take_routing(requests, numbers, completions) if self._returns_routing else None,
         )
 
-    def abort(self, ticket: int) -> None:
+    def abort(self, ticket: Hashable) -> None:
         """Ends requests; what they have is forgotten."""
         numbers = self._in_flight.abort(ticket)
         if self._keeps_entropies or self._captures_routing:
@@ -217,6 +223,8 @@ class VllmEngine:
         self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int
     ) -> Iterator[SampledResponse]:
         """Yields responses in the order in which they end, without log-probs; see ``rollout/response_stream.py``.
+
+        Closing the iterator aborts the remaining requests.
 
         Raises:
             RolloutError: vLLM ended a request without a token, or the engine has no usable weights.

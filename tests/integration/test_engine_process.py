@@ -11,7 +11,7 @@ import pytest
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.orchestration.on_ray.collect import collect, collect_survivors
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
-from gtpo_megatron.orchestration.stages.rollouts import received
+from gtpo_megatron.orchestration.stages.rollouts import received, split_by_group
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu
@@ -37,10 +37,10 @@ class LoadedEngine(EngineProcess):
         from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
         config = self._config
-        self._engine = VllmEngine(
+        self.held = VllmEngine(
             config.model.path, config.rollout, max_sequence_tokens=config.model.max_sequence_tokens, seed=config.seed
         )
-        self._engine.on_worker_death(self._end)
+        self.held.on_worker_death(self._end)
 
 
 @pytest.fixture
@@ -63,7 +63,11 @@ def test_an_engine_whose_worker_dies_dies_with_it(engine, tmp_path):
     def sample():
         """Handle of the responses, if the engine lives, and who died."""
         requests = [SampleRequest(prompt_ids=(1, 2, 3), group_id=0, sample=sample) for sample in range(2)]
-        stream = engine.generate.options(num_returns="streaming").remote(requests, sampling, 1)
+
+        def groups(held):
+            return split_by_group(held.generate(requests, sampling, seed=1))
+
+        stream = engine.sample.options(num_returns="streaming").remote(groups)
         _, dead = collect_survivors({"engine": stream.completed()}, stage="rollout", deadline_s=DEADLINE_S)
         return None if dead else received(stream)[0], dead
 

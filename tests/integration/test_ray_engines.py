@@ -16,8 +16,8 @@ from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.stages.engine import Attempt
-from gtpo_megatron.orchestration.stages.rollouts import handles_then_groups, joined, split_by_group
+from gtpo_megatron.orchestration.stages.engines import Attempt
+from gtpo_megatron.orchestration.stages.rollouts import handles_then_groups, joined
 from tests.integration.own_ray import own_ray
 
 pytestmark = [
@@ -57,23 +57,31 @@ class Engine:
             note.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def answer(self, question):
+        return question(self)
+
+    def sample(self, question):
+        yield from handles_then_groups(question(self))
+
     def generate(self, requests, sampling, seed):
         self._maybe_die("generate")
-        yield from handles_then_groups(split_by_group(self._batch(requests, seed)))
+        return self._batch(requests, seed)
 
-    def sample_slice(self, begin, abort, sampling, seed, limit_s):
+    def abort(self, ticket):
+        del self.begun[ticket]
+
+    def begin(self, requests, sampling, seed, priority, ticket):
+        assert priority == ticket.group
+        self.begun[ticket] = self.version, requests, seed
+        (self.notes / f"{self.index} has begun").touch()
+
+    def advance(self, limit_s):
         self._maybe_die("slice")
-        for attempt in abort:
-            del self.begun[attempt]
-        for attempt, requests in begin.items():
-            self.begun[attempt] = self.version, requests, seed
-            (self.notes / f"{self.index} has begun").touch()
         time.sleep(0.01)
-        whole = {}
-        if not (self.notes / "hold").exists():
-            whole = {attempt: self._grown(*begun) for attempt, begun in self.begun.items()}
-            self.begun.clear()
-        yield from handles_then_groups(whole)
+        return [] if (self.notes / "hold").exists() else list(self.begun)
+
+    def take(self, ticket):
+        return self._grown(*self.begun.pop(ticket))
 
     def _grown(self, version, requests, seed):
         """The first token is of the weights when it was begun."""
@@ -174,9 +182,9 @@ class World:
         self.restarted.append(index)
         return self.processes.remote(index, self._notes)
 
-    def open_link(self, engines):
+    def open_link(self):
         self.links += 1
-        engines.connect_weights(self.links)
+        self.engines.unattended().connect_weights(self.links)
         self.pushed.append("reconnected")
 
     def push(self, version):

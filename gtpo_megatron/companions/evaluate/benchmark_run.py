@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,7 +18,10 @@ from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.rewards.processes.worker_process import Verdict
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rollout.requests import SampleRequest
-from gtpo_megatron.rollout.response_stream import ResponseSource, SampledResponse
+from gtpo_megatron.rollout.response_stream import SampledResponse
+
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 
 class Grader(Protocol):
@@ -108,7 +111,7 @@ class BenchmarkRun:
     config: EvaluateConfig
     file: VerdictFile
     tokenizer: PreTrainedTokenizerBase
-    source: ResponseSource | None
+    source: "VllmEngine | None"
     grader: Grader
     answer_in: Callable[[str], str | None] | None
     problems: Mapping[tuple[str, str], Problem]

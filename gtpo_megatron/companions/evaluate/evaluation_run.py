@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
@@ -45,12 +45,14 @@ from gtpo_megatron.proc_files import memory
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
-from gtpo_megatron.rollout.response_stream import ResponseSource
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.sentence import print_sentence
 from gtpo_megatron.weights.architecture import read_architecture
+
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 
 def evaluate_model(
@@ -312,7 +314,7 @@ def _check_memory(folder: Path, config: EvaluateConfig, console: Console) -> Non
     print_sentence(console, f"{'' if is_enough else 'warning: '}the evaluation {said}")
 
 
-def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> ResponseSource:
+def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> "VllmEngine":
     """Starts a vLLM engine in this process; the stack closes it."""
     import torch
 

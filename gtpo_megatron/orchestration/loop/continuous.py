@@ -24,7 +24,7 @@ from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, Sch
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
 from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled, informative, merged
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, problem_from_plain, problem_to_plain, to_plain
-from gtpo_megatron.orchestration.stages.engine import Attempt, GroupSampler
+from gtpo_megatron.orchestration.stages.engines import Attempt, GroupSampler
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.orchestration.stages.trainer import Metrics

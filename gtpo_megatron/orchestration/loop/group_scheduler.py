@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gtpo_megatron.orchestration.stages.engine import Attempt
+from gtpo_megatron.orchestration.stages.engines import Attempt
 
 QUEUED_GROUPS = 1
 """Groups that an engine holds beyond its concurrency, so that it is not idle until it is given the next."""

@@ -1,24 +1,23 @@
-"""All rollout engines over Ray as one sampler: requests are distributed, a dead engine is replaced."""
+"""``stages.engines.Engines`` over Ray; a dead engine is replaced."""
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
-from gtpo_megatron.batch import PromptBatch, RolloutBatch
+from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.orchestration.on_ray.fleet import Call, EngineFleet
+from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
 from gtpo_megatron.orchestration.on_ray.group_slices import RayGroupSampler
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined, received
-from gtpo_megatron.rollout.requests import assign_to_engines, requests_for
+from gtpo_megatron.orchestration.stages.engines import Engines
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, received
 
-_Attempt = Callable[[dict[int, Any]], tuple[dict[int, Any], set[int]]]
-"""Calls processes, by index; returns the answers of some, and the indices of dead ones."""
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
+Answer = TypeVar("Answer")
+Key = TypeVar("Key", bound=Hashable)
 
 
-class RayEngines:
+class RayEngines(Engines):
     """The engines as seen by one thread.
 
     An engine that dies is restarted with the weights of the others, and its requests are repeated; a response depends
@@ -31,8 +30,39 @@ class RayEngines:
     """
 
     def __init__(self, fleet: EngineFleet, *, push_again: Callable[[int], None] | None) -> None:
+        super().__init__(fleet.hosts, workers_per_engine=fleet.workers_per_engine)
         self._fleet = fleet
         self._push_again = push_again
+
+    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Answer]]") -> dict[int, Answer]:
+        """Calls engines at once, and restarted ones again."""
+
+        def attempt(processes: dict[int, Any]) -> tuple[dict[int, Answer], set[int]]:
+            calls = {index: process.answer.remote(functions[index]) for index, process in processes.items()}
+            return self._fleet.wait(stage, calls)
+
+        return self._until_answered(stage, attempt, functions)
+
+    def sample(
+        self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, RolloutBatch]]]"
+    ) -> dict[int, dict[Key, RolloutHandle]]:
+        """Calls engines at once, and restarted ones again; the responses stay in the object store."""
+
+        def attempt(processes: dict[int, Any]) -> tuple[dict[int, dict[Key, RolloutHandle]], set[int]]:
+            streams = {
+                index: process.sample.options(num_returns="streaming").remote(functions[index])
+                for index, process in processes.items()
+            }
+            ended, dead = self._fleet.wait("rollout", {index: stream.completed() for index, stream in streams.items()})
+            return {index: received(streams[index]) for index in ended}, dead
+
+        return self._until_answered("rollout", attempt, functions)
+
+    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
+        """Puts responses into the object store; returns their handle."""
+        import ray
+
+        return RolloutHandle.of_groups(rollouts, put=ray.put)
 
     @property
     def num_restarts(self) -> int:
@@ -47,44 +77,6 @@ class RayEngines:
         """The engines for the thread of a continuous run."""
         return RayGroupSampler(self._fleet, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
 
-    def generate(
-        self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
-    ) -> RolloutHandle:
-        """Samples responses; they stay in the object store, and the handle has their lengths."""
-        requests = requests_for(prompts, samples_per_prompt)
-        dealt = assign_to_engines(
-            requests, max_response_tokens=sampling.max_response_tokens, loads=[0] * len(self._fleet)
-        )
-        shares = [[row for row, engine in enumerate(dealt) if engine == index] for index in range(len(self._fleet))]
-        busy = [index for index, share in enumerate(shares) if share]
-
-        def ask(index: int, process: Any) -> tuple[Any, Any]:
-            share = [requests[row] for row in shares[index]]
-            stream = process.generate.options(num_returns="streaming").remote(share, sampling, seed)
-            return stream, stream.completed()
-
-        def at_once(processes: dict[int, Any]) -> tuple[dict[int, Any], set[int]]:
-            answers, dead = self._fleet.attempt("rollout", ask, processes)
-            return {index: received(stream) for index, ((stream, _), _) in answers.items()}, dead
-
-        answers = self._until_answered("rollout", at_once, busy)
-        everyone = joined([handle for index in busy for handle in answers[index].values()])
-        order = torch.tensor([row for index in busy for row in shares[index]])  # the request of each response
-        return replace(everyone.select(order.argsort().tolist()), engines=torch.tensor(dealt, dtype=torch.int64))
-
-    def forget_prefixes(self) -> None:
-        """Empties the prefix caches."""
-        self._ask("rollout", lambda _, process: (process.forget_prefixes.remote(),))
-
-    def sleep(self, *, keep_weights: bool) -> None:
-        """Releases GPU memory of all engines, after all have answered: weights cannot be pushed to sleeping ones."""
-        self._ask("memory", lambda _, process: (process.identity.remote(),))
-        self._ask("memory", lambda _, process: (process.sleep.remote(keep_weights),))
-
-    def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        """Allocates GPU memory of all engines again."""
-        self._ask("memory", lambda _, process: (process.wake.remote(what),))
-
     def replace_lost(self) -> bool:
         """Restarts engines that other threads reported as lost; True if there were any. They need a push."""
         return self._fleet.replace_lost()
@@ -93,26 +85,21 @@ class RayEngines:
         """Kills all engines."""
         self._fleet.abandon()
 
-    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
-        """Puts responses into the object store; returns their handle."""
-        import ray
-
-        return RolloutHandle.of_groups(rollouts, put=ray.put)
-
-    def _ask(self, stage: str, call: Call) -> None:
-        """Calls all engines at once, and restarted ones again."""
-        self._until_answered(stage, functools.partial(self._fleet.attempt, stage, call), range(len(self._fleet)))
-
-    def _until_answered(self, stage: str, attempt: _Attempt, engines: Sequence[int]) -> dict[int, Any]:
+    def _until_answered(
+        self,
+        stage: str,
+        attempt: Callable[[dict[int, Any]], tuple[dict[int, Answer], set[int]]],
+        functions: Mapping[int, Any],
+    ) -> dict[int, Answer]:
         """Repeats the attempt until all have answered; dead engines are replaced, or reported as lost.
 
         Args:
             stage: for messages.
-            attempt: calls some engines.
-            engines: indices of the engines.
+            attempt: calls processes, by index; returns the answers of some, and the indices of dead ones.
+            functions: by index of the engine.
         """
-        left = list(engines)
-        answers: dict[int, Any] = {}
+        left = list(functions)
+        answers: dict[int, Answer] = {}
         while left:
             asked = self._fleet.processes(left)
             if self._push_again is None and stage == "rollout":

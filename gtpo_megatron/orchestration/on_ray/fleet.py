@@ -1,21 +1,17 @@
-"""The engine processes of a run: calls, replacement of dead ones, and their link to the trainer."""
+"""The engine processes of a run: who died, replacement, and the link to the trainer."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gtpo_megatron.errors import EngineLostError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect_survivors
-from gtpo_megatron.weights.push.link import WeightLink
-from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
+from gtpo_megatron.weights.push.sender import Checksums
+
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 logger = logging.getLogger(__name__)
-
-Answers = dict[int, tuple[Sequence[Any], Any]]
-"""By index of the engine: the references of its call, and the result of the last one."""
-
-Call = Callable[[int, Any], tuple[Any, ...]]
-"""Calls one engine, given its index and process; returns references, of which the last is waited for."""
 
 
 def engine_names(num_engines: int) -> list[str]:
@@ -24,7 +20,7 @@ def engine_names(num_engines: int) -> list[str]:
 
 
 class EngineFleet:
-    """The vLLM engines of a run, each in its own process; the sampler's side of a push.
+    """The vLLM engines of a run, each in its own process.
 
     One object per run, shared by the ``RayEngines`` of all threads.
 
@@ -35,11 +31,13 @@ class EngineFleet:
         restart: restarts the engine with this index and waits until it is ready.
         max_restarts: restarts allowed in the run.
         deadline_s: longest time for one call.
-        open_link: opens a new link from the trainer to all engines.
+        open_link: opens a new link from the trainer to all engines, unattended.
         expect_end: called with the name of an engine before it is killed on purpose.
 
     Attributes:
         names: names of the engines.
+        hosts: as above.
+        workers_per_engine: as above.
         version: policy version of the last push.
         num_restarts: restarts so far.
         deadline_s: as above.
@@ -54,17 +52,17 @@ class EngineFleet:
         restart: Callable[[int], Any],
         max_restarts: int,
         deadline_s: float,
-        open_link: "Callable[[EngineFleet], None]",
+        open_link: Callable[[], None],
         expect_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._processes = processes
-        self._hosts = list(hosts)
-        self._workers_per_engine = workers_per_engine
         self._restart_one = restart
         self._max_restarts = max_restarts
         self._open_link = open_link
         self._expect_end = expect_end
         self.names = engine_names(len(processes))
+        self.hosts = list(hosts)
+        self.workers_per_engine = workers_per_engine
         self.deadline_s = deadline_s
         self.version = 0
         self.num_restarts = 0
@@ -81,29 +79,13 @@ class EngineFleet:
         """The current processes of these engines, by index."""
         return {index: self._processes[index] for index in engines}
 
-    def attempt(self, stage: str, call: Call, processes: dict[int, Any]) -> tuple[Answers, set[int]]:
-        """Calls some engines at once.
-
-        Args:
-            stage: for messages.
-            call: the call.
-            processes: processes by index.
-
-        Returns:
-            The references of some with the result of the last one, and the indices of dead engines.
-        """
-        references = {index: call(index, process) for index, process in processes.items()}
-        values, dead = collect_survivors(
-            {self.names[index]: found[-1] for index, found in references.items()},
-            stage=stage,
-            deadline_s=self.deadline_s,
+    def wait(self, stage: str, calls: Mapping[int, Any]) -> tuple[dict[int, Any], set[int]]:
+        """Waits for calls, by engine; returns the answers of some, and the indices of dead engines."""
+        answers, dead = collect_survivors(
+            {self.names[index]: call for index, call in calls.items()}, stage=stage, deadline_s=self.deadline_s
         )
-        answers: Answers = {
-            index: (found, values[self.names[index]])
-            for index, found in references.items()
-            if self.names[index] in values
-        }
-        return answers, {index for index in processes if self.names[index] in dead}
+        found = {index: answers[self.names[index]] for index in calls if self.names[index] in answers}
+        return found, {index for index in calls if self.names[index] in dead}
 
     def note_lost(self, processes: dict[int, Any]) -> None:
         """Records dead processes, for the trainer's thread to replace."""
@@ -133,40 +115,7 @@ class EngineFleet:
             names = ", ".join(self.names[index] for index in waiting)
             raise EngineLostError(f"{names} died, and the successor has no weights yet")
 
-    def _ask_all(self, stage: str, call: Call) -> Answers:
-        processes = self.processes(range(len(self)))
-        answers, dead = self.attempt(stage, call, processes)
-        if dead:
-            self.report_lost({index: processes[index] for index in dead}, stage)
-        return answers
-
     # ---------------------------------------------------------------------------------- the link and the pushes over it
-    def hosts(self) -> list[str]:
-        """The host of every engine."""
-        return list(self._hosts)
-
-    def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
-        """Opens shared memory for every worker, on its engine's host."""
-        answers = self._ask_all(
-            "weight_sync",
-            lambda index, process: (process.open_slots.remote(self._workers(index), shape),),
-        )
-        return {worker: slots for _, found in answers.values() for worker, slots in found.items()}
-
-    def remove_slot_names(self) -> None:
-        """Removes the slots' names, after both sides have mapped them."""
-        self._ask_all("weight_sync", lambda _, process: (process.remove_slot_names.remote(),))
-
-    def connect_weights(self, link: WeightLink) -> None:
-        """Opens the transport in every worker."""
-        self._ask_all(
-            "weight_sync", lambda index, process: (process.connect_weights.remote(link, self._workers(index)),)
-        )
-
-    def _workers(self, index: int) -> range:
-        """Indices of an engine's workers among all workers."""
-        return range(index * self._workers_per_engine, (index + 1) * self._workers_per_engine)
-
     def reconnect(self) -> None:
         """Opens the link from the trainer to all engines, again if an engine dies meanwhile.
 
@@ -176,7 +125,7 @@ class EngineFleet:
         self._is_link_new = True
         while True:
             try:
-                self._open_link(self)
+                self._open_link()
             except EngineLostError:
                 self._restart_lost("weight_sync")
             else:
@@ -185,10 +134,11 @@ class EngineFleet:
     def receiving(self, version: int, *, with_checksums: bool) -> dict[str, Any]:
         """Starts the sampler's side of a push; returns calls by name."""
         self.version = version
-        return {
-            name: process.receive_weights.remote(version, with_checksums)
-            for name, process in zip(self.names, self._processes, strict=True)
-        }
+
+        def receive(engine: "VllmEngine") -> Checksums:
+            return engine.receive_weights(version, with_checksums=with_checksums)
+
+        return {name: process.answer.remote(receive) for name, process in zip(self.names, self._processes, strict=True)}
 
     def mark_received(self) -> None:
         """Records that a push has reached all engines."""
@@ -202,7 +152,8 @@ class EngineFleet:
             Whether the link has had no push yet.
         """
         processes = self.processes(range(len(self)))
-        _, dead = self.attempt("weight_sync", lambda _, process: (process.identity.remote(),), processes)
+        calls = {index: process.identity.remote() for index, process in processes.items()}
+        _, dead = self.wait("weight_sync", calls)
         self._lost |= {index: processes[index] for index in dead}
         if self._restart_lost("weight_sync"):
             self.reconnect()

@@ -4,19 +4,22 @@ An engine's process executes one call at a time. A push therefore waits for one 
 is used by one thread only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gtpo_megatron.batch import Problem, PromptBatch
+from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.orchestration.on_ray.collect import collect_next
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.stages.engine import Attempt, SliceEnd
+from gtpo_megatron.orchestration.stages.engines import Attempt, SliceEnd
 from gtpo_megatron.orchestration.stages.rollouts import received
 from gtpo_megatron.rollout.requests import requests_for
+
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 SLICE_S = 0.25
 """Seconds of sampling per call, and longest wait of a push besides vLLM's last step. A call costs some milliseconds."""
@@ -58,8 +61,17 @@ class RayGroupSampler:
             )
             for attempt, problem in begin.items()
         }
-        call = process.sample_slice.options(num_returns="streaming")
-        self._under_way[engine] = (process, call.remote(requests, list(abort), self._sampling, self._seed, SLICE_S))
+        aborted, sampling, seed = list(abort), self._sampling, self._seed
+
+        def sample_slice(held: "VllmEngine") -> dict[Hashable, RolloutBatch]:
+            for attempt in aborted:
+                held.abort(attempt)
+            for attempt, group in requests.items():
+                held.begin(group, sampling, seed=seed, priority=attempt.group, ticket=attempt)
+            return {attempt: held.take(attempt) for attempt in held.advance(limit_s=SLICE_S)}
+
+        call = process.sample.options(num_returns="streaming")
+        self._under_way[engine] = (process, call.remote(sample_slice))
 
     def ended_slices(self) -> list[SliceEnd]:
         """Waits until at least one slice has ended; dead engines are reported to the fleet."""

@@ -13,6 +13,7 @@ from gtpo_megatron.weights.push.sender import Checksums
 
 if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor
+    from gtpo_megatron.orchestration.stages.grading import RewardGrader
 
 REWARD_NAME = "reward process"
 
@@ -60,7 +61,11 @@ class RayRewards:
 
     def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """Grades every response."""
-        reference = self._process.grade.remote(rollouts, prompts)
+
+        def grade(grader: "RewardGrader") -> RewardBatch:
+            return grader.score(rollouts, prompts)
+
+        reference = self._process.answer.remote(grade)
         rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]
         assert isinstance(rewards, RewardBatch)
         return rewards

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,13 @@ from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, leave_lost_ray, ray_nodes
-from gtpo_megatron.orchestration.on_ray.collect import Deadline, looking_after
+from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect, looking_after
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
-from gtpo_megatron.orchestration.on_ray.machines import RayMachines
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
-from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector
+from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Machines
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
@@ -70,7 +69,7 @@ def ray_stages(
         starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
         starter.all(deadline)
         began = time.monotonic()
-        inspector.processes_are_up(RayMachines(processes, placement))
+        inspector.processes_are_up(_machines(processes, placement))
         deadline.extend(time.monotonic() - began)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
         places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
@@ -78,8 +77,9 @@ def ray_stages(
         reach = RayRanks(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         trainer = Trainer(reach)
 
-        def open_link(engines: EngineFleet) -> None:
-            connect(config, trainer, engines, has_gpus=placement.has_gpus)
+        def open_link(sync: WeightSyncConfig = config.weight_sync) -> None:
+            unattended = RayEngines(fleet, push_again=None)
+            connect(replace(config, weight_sync=sync), trainer, unattended, has_gpus=placement.has_gpus)
 
         fleet = _fleet(config, placement, starter, processes, watch, open_link=open_link)
         timers.starting("connecting ranks and engines for pushes")
@@ -87,7 +87,7 @@ def ray_stages(
         transfer = RayTransfer(reach, fleet, deadline_s=deadline_s)
 
         def relink(sync: WeightSyncConfig) -> WeightSync:
-            connect(replace(config, weight_sync=sync), trainer, fleet, has_gpus=placement.has_gpus)
+            open_link(sync)
             return WeightSync(sync, transfer)
 
         inspector.link_is_open(relink)
@@ -139,7 +139,7 @@ def _fleet(
     processes: dict[str, Any],
     watch: RunWatch,
     *,
-    open_link: Callable[[EngineFleet], None],
+    open_link: Callable[[], None],
 ) -> EngineFleet:
     names = engine_names(config.rollout.num_engines)
 
@@ -159,6 +159,20 @@ def _fleet(
         open_link=open_link,
         expect_end=watch.expects,
     )
+
+
+def _machines(processes: Mapping[str, Any], placement: Placement) -> Machines:
+    """The processes, of which replaced engines are replaced in ``processes``."""
+    ranks = tuple(rank_name(index) for index in range(len(placement.ranks)))
+    engines = tuple(engine_names(len(placement.engines)))
+    nodes = (*placement.ranks, *placement.engines)
+
+    def call(stage: str, functions: Mapping[str, Callable[[Any], Any]], deadline_s: float) -> dict[str, Any]:
+        calls = {name: processes[name].answer.remote(function) for name, function in functions.items()}
+        return collect(calls, stage=stage, deadline_s=deadline_s)
+
+    hosts = {name: node.host for name, node in zip((*ranks, *engines), nodes, strict=True)}
+    return Machines(ranks=ranks, engines=engines, hosts=hosts, call=call)
 
 
 def _log_placement(placement: Placement) -> None:

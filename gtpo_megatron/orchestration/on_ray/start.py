@@ -2,9 +2,10 @@
 
 import logging
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.run import RunConfig
@@ -16,8 +17,10 @@ from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME
-from gtpo_megatron.orchestration.on_ray.start_progress import Starting, counted
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
+
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,9 @@ RANK_GPU_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 Engines do without: vLLM's memory that sleeps is of a pool that cannot have it."""
 
 Met = Callable[[str, int], None]
+
+Starting = Callable[[str, str], None]
+"""Takes what the start is doing, and how far it is."""
 
 
 def rank_name(index: int) -> str:
@@ -182,7 +188,7 @@ def bring_up(
         loading = {name: engine.start.remote() for name, engine in engines.items()}
         answered = counted("loading the engines", engines, starting)
         collect(loading, stage="start", deadline_s=deadline, answered=answered)
-        falling_asleep = {name: engine.sleep.remote(keep_weights=False) for name, engine in engines.items()}
+        falling_asleep = {name: engine.answer.remote(_fall_asleep) for name, engine in engines.items()}
         collect(falling_asleep, stage="start", deadline_s=deadline)
     meeting = collect({"rank 0": ranks[0].rendezvous.remote()}, stage="start", deadline_s=deadline)["rank 0"]
     calls = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}
@@ -190,6 +196,10 @@ def bring_up(
     answered = counted("loading", calls, starting)
     answers = collect(calls, stage="start", deadline_s=deadline, answered=answered)
     return [answers[rank_name(index)] for index in range(len(ranks))]
+
+
+def _fall_asleep(engine: "VllmEngine") -> None:
+    engine.sleep(keep_weights=False)
 
 
 def bring_up_engine(name: str, process: Any, *, deadline: Deadline, met: Met) -> None:
@@ -220,3 +230,37 @@ def _meet(processes: dict[str, Any], deadline: Deadline, met: Met, starting: Sta
         logger.info("%s: process %d on %s", name, pid, host)
         if host == socket.gethostname():
             met(name, pid)
+
+
+def counted(doing: str, names: Iterable[str], starting: Starting | None) -> Callable[[str], None] | None:
+    """Says ``doing`` with ``ranks 0 of 2 · engines 0 of 1``, and again for each process that has answered.
+
+    Args:
+        doing: what the processes do.
+        names: of the processes, as in messages.
+        starting: is told; None: nobody is.
+
+    Returns:
+        Takes the name of a process that has answered; None if nobody is told.
+    """
+    if starting is None:
+        return None
+    total = Counter(map(_kind, names))
+    answered: Counter[str] = Counter()
+
+    def say() -> None:
+        starting(doing, " · ".join(f"{kind} {answered[kind]} of {num}" for kind, num in total.items()))
+
+    def takes(name: str) -> None:
+        answered[_kind(name)] += 1
+        say()
+
+    say()
+    return takes
+
+
+def _kind(name: str) -> str:
+    """Of ``rank 3``, ``rollout engine 1`` or ``reward process``."""
+    if name.startswith("rank "):
+        return "ranks"
+    return "engines" if "engine" in name else "graders"

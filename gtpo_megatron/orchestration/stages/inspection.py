@@ -1,7 +1,8 @@
 """Looking at the processes of a run while it starts, and asking them questions that are no stage of a step."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -14,23 +15,26 @@ Relink = Callable[[WeightSyncConfig], WeightSync]
 """Opens the link for pushes anew, with another transport."""
 
 
-class Machines(Protocol):
-    """The processes of ranks and engines."""
+Call = Callable[[str, Mapping[str, Callable[[Any], Any]], float], dict[str, Any]]
+"""Takes a stage, functions of what processes hold (by name of the process), and a deadline in seconds; returns their
+answers by name. Raises WorkerError if a process died, raised, or has not answered in time."""
 
-    @property
-    def ranks(self) -> tuple[str, ...]:
-        """Names of the ranks, in order."""
-        ...
 
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Names of the engines, in order."""
-        ...
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """The processes of ranks and engines.
 
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """Host of each of them."""
-        ...
+    Attributes:
+        ranks: names of the ranks, in order.
+        engines: names of the engines, in order.
+        hosts: host of each of them.
+        call: calls them.
+    """
+
+    ranks: tuple[str, ...]
+    engines: tuple[str, ...]
+    hosts: Mapping[str, str]
+    call: Call
 
     def ask(self, question: Question, arguments: Mapping[str, tuple[Any, ...]], *, deadline_s: float) -> dict[str, Any]:
         """Asks some processes at once; returns their answers by name.
@@ -43,7 +47,11 @@ class Machines(Protocol):
         Raises:
             WorkerError: a process died, raised, or has not answered in time; the message names it.
         """
-        ...
+
+        def asked(given: tuple[Any, ...]) -> Callable[[Any], Any]:
+            return lambda held: question(held, *given)
+
+        return self.call(question.__name__, {name: asked(given) for name, given in arguments.items()}, deadline_s)
 
 
 class Inspector:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.stages.engine import Engine
+from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -27,7 +27,7 @@ class MemorySharing:
         is_colocated: they share GPUs.
     """
 
-    def __init__(self, trainer: Trainer, engine: Engine, *, is_colocated: bool) -> None:
+    def __init__(self, trainer: Trainer, engine: Engines, *, is_colocated: bool) -> None:
         self._trainer = trainer
         self._engine = engine
         self._is_colocated = is_colocated
@@ -68,7 +68,7 @@ class RewardStage(Protocol):
 class Stages:
     """The stages of a training step, with their timers."""
 
-    engine: Engine
+    engine: Engines
     reward: RewardStage
     trainer: Trainer
     weight_sync: WeightSync

@@ -1,13 +1,13 @@
-"""Connects trainer and sampler for pushes: the plan of both layouts and the transport."""
+"""Connects trainer and engines for pushes: the plan of both layouts and the transport."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
-from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.orchestration.stages.engines import Engines
+from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, TargetWorker
@@ -26,57 +26,24 @@ _REACH: dict[str, Reach] = {
 }
 
 
-class TrainerSide(Protocol):
-    """The Megatron ranks."""
-
-    def places(self) -> Sequence[tuple[RankPlace, str]]:
-        """Every rank's place and host."""
-        ...
-
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding over all tensor-parallel ranks."""
-        ...
-
-    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """Opens a store that both sides can reach; returns host and port."""
-        ...
-
-    def connect_weights(self, link: WeightLink) -> None:
-        """Opens the transport in every rank."""
-        ...
-
-
-class SamplerSide(Protocol):
-    """The engines."""
-
-    def hosts(self) -> Sequence[str]:
-        """The host of every engine."""
-        ...
-
-    def open_slots(self, shape: SlotShape) -> Mapping[int, SharedSlots]:
-        """Opens shared memory for every worker, on its host."""
-        ...
-
-    def connect_weights(self, link: WeightLink) -> None:
-        """Opens the transport in every worker."""
-        ...
-
-    def remove_slot_names(self) -> None:
-        """Removes the slots' names, after both sides have mapped them: the memory is freed with the processes."""
-        ...
-
-
-def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool) -> WeightLink:
+def connect(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: bool) -> WeightLink:
     """Opens both ends of the link for pushes.
 
+    Args:
+        config: of the run.
+        trainer: the ranks.
+        engines: unattended, since whoever opens the link replaces those that die meanwhile.
+        has_gpus: both sides are on GPUs.
+
     Raises:
+        EngineLostError: an engine died.
         WeightMappingError: the layouts cannot be mapped onto each other; the message names the tensor.
         WeightSyncError: the sampler has another model, or memory for the buckets is missing.
     """
-    layout = _layout(config, trainer, sampler, has_gpus=has_gpus)
+    layout = _layout(config, trainer, engines, has_gpus=has_gpus)
     slots: Mapping[int, SharedSlots] = {}
     try:
-        endpoint = _endpoint(config, layout, trainer, sampler, has_gpus=has_gpus)
+        endpoint = _endpoint(config, layout, trainer, engines, has_gpus=has_gpus)
         slots = endpoint.slots if isinstance(endpoint, Relay) else endpoint if isinstance(endpoint, dict) else {}
         link = WeightLink(
             arch=read_architecture(Path(config.model.path)),
@@ -84,12 +51,12 @@ def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
             dtype_name=wire_dtype(config.model.dtype, config.rollout.dtype),
             endpoint=endpoint,
         )
-        sampler.connect_weights(link)
+        engines.connect_weights(link)
         trainer.connect_weights(link)
     finally:  # also if only some of the workers have slots
         try:
             if config.transport(has_gpus=has_gpus) in ("shared_memory", "relay"):
-                sampler.remove_slot_names()
+                engines.remove_slot_names()
         finally:
             # an engine that died leaves its file, which can be removed if it is on this host
             for left in slots.values():
@@ -97,14 +64,12 @@ def connect(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
     return link
 
 
-def _endpoint(
-    config: RunConfig, layout: PushLayout, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool
-) -> Endpoint:
+def _endpoint(config: RunConfig, layout: PushLayout, trainer: Trainer, engines: Engines, *, has_gpus: bool) -> Endpoint:
     sync = config.weight_sync
     match config.transport(has_gpus=has_gpus):
         case "shared_memory":
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=len(layout.sources), deadline_s=sync.deadline_s)
-            return dict(sampler.open_slots(shape))
+            return dict(engines.open_slots(shape))
         case "process_group":
             if has_gpus and config.rollout.placement == "colocated":
                 raise WeightSyncError(
@@ -117,12 +82,10 @@ def _endpoint(
             on_gpu = has_gpus and config.cluster.mode == "ray"
             shape = SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=sync.deadline_s, on_gpu=on_gpu)
             meeting = _meeting(config, trainer, layout, num_workers=0, has_gpus=has_gpus)
-            return Relay(meeting=meeting, slots=dict(sampler.open_slots(shape)))
+            return Relay(meeting=meeting, slots=dict(engines.open_slots(shape)))
 
 
-def _meeting(
-    config: RunConfig, trainer: TrainerSide, layout: PushLayout, *, num_workers: int, has_gpus: bool
-) -> Meeting:
+def _meeting(config: RunConfig, trainer: Trainer, layout: PushLayout, *, num_workers: int, has_gpus: bool) -> Meeting:
     deadline_s = config.weight_sync.deadline_s
     host, port = trainer.open_weight_store(deadline_s)
     return Meeting(
@@ -135,7 +98,7 @@ def _meeting(
     )
 
 
-def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, has_gpus: bool) -> PushLayout:
+def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: bool) -> PushLayout:
     parallel, size = config.parallel, config.rollout.tensor_parallel_size
     sources = tuple(
         SourceRank(
@@ -152,7 +115,7 @@ def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
             expert_parallel=config.rollout.expert_parallel,
             host=host,
         )
-        for engine, host in enumerate(sampler.hosts())
+        for engine, host in enumerate(engines.hosts)
         for index in range(size)
     )
     itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]

@@ -88,3 +88,14 @@ def test_weights_that_would_make_a_batch_too_old_are_refused():
     in_flight.check_push(6, max_staleness=1)
     with pytest.raises(WeightSyncError, match=r"version 7 is pushed while 1 requests .* begun with version 5; .*=1"):
         in_flight.check_push(7, max_staleness=1)
+
+
+def test_a_batch_has_the_name_that_it_was_given():
+    engine = Engine(1, 3)
+    in_flight = InFlight(engine)
+    assert in_flight.add(requests(1), 0, version=5, ticket=("group", 7)) == ("group", 7)
+    in_flight.add(requests(1), 1, version=5, ticket=("group", 8))
+    assert in_flight.advance(limit_s=0) == [("group", 7)]
+    assert in_flight.take(("group", 7))[2] == ["text 0"]
+    in_flight.abort(("group", 8))
+    assert engine.aborted == ["1"]

@@ -12,7 +12,7 @@ import torch
 from gtpo_megatron.config.algorithm import DynamicSamplingConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import to_scalars
-from gtpo_megatron.orchestration.stages.engine import SliceEnd
+from gtpo_megatron.orchestration.stages.engines import SliceEnd
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import read_metrics

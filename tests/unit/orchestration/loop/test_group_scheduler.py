@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules
-from gtpo_megatron.orchestration.stages.engine import Attempt
+from gtpo_megatron.orchestration.stages.engines import Attempt
 
 
 def scheduler(num_engines=2, **rules):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.orchestration.on_ray.group_slices import RayGroupSampler
-from gtpo_megatron.orchestration.stages.engine import SliceEnd
+from gtpo_megatron.orchestration.stages.engines import SliceEnd
 
 
 class Engine:
@@ -12,7 +12,7 @@ class Engine:
 
     def __init__(self):
         self.slices = 0
-        self.sample_slice = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.begin))
+        self.sample = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.begin))
 
     def begin(self, *_):
         self.slices += 1

@@ -1,6 +1,7 @@
-"""In which order processes come up; remote calls answer at once here."""
+"""In which order processes come up, and what is told of it; remote calls answer at once here."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.orchestration.on_ray import collect as ray_collect
 from gtpo_megatron.orchestration.on_ray import start as ray_start
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
-from gtpo_megatron.orchestration.on_ray.start import bring_up
+from gtpo_megatron.orchestration.on_ray.start import bring_up, counted
 from recipes import tiny_cpu
 
 
@@ -21,6 +22,11 @@ class Process:
     def __getattr__(self, method):
         return Remote(lambda: self._calls.append((self._name, method)))
 
+    @property
+    def answer(self):
+        """What the question asks of the object that the process holds."""
+        return SimpleNamespace(remote=lambda question: question(Process(self._name, self._calls)))
+
 
 class Remote:
     def __init__(self, write):
@@ -29,6 +35,8 @@ class Remote:
     def remote(self, *_, **__):
         self._write()
         return "host", 1
+
+    __call__ = remote
 
 
 @pytest.fixture
@@ -81,3 +89,19 @@ def test_one_deadline_is_that_of_all_phases(monkeypatch, placement):
     with pytest.raises(WorkerError, match="no answer in start within 100 s"):
         bring_up(config, processes, ranks, deadline=Deadline(100.0), met=lambda *_: None)
     assert waits == [100.0, 60.0, 20.0]
+
+
+def test_each_answer_is_counted_with_its_kind():
+    told, names = [], ["rank 0", "rank 1", "rollout engine", "reward process"]
+    answered = counted("loading", names, lambda *words: told.append(words))
+    for name in ("rank 1", "reward process", "rank 0", "rollout engine"):
+        answered(name)
+    assert {doing for doing, _ in told} == {"loading"}
+    assert [how_far for _, how_far in told] == [
+        "ranks 0 of 2 · engines 0 of 1 · graders 0 of 1",
+        "ranks 1 of 2 · engines 0 of 1 · graders 0 of 1",
+        "ranks 1 of 2 · engines 0 of 1 · graders 1 of 1",
+        "ranks 2 of 2 · engines 0 of 1 · graders 1 of 1",
+        "ranks 2 of 2 · engines 1 of 1 · graders 1 of 1",
+    ]
+    assert counted("loading", names, None) is None
