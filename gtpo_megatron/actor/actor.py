@@ -424,7 +424,7 @@ class MegatronActor:
         return records
 
     def explain_gap(self, typical_nats: float) -> GapReport:
-        """Where the log-prob gaps of this rank's responses are, by the trainer's log-probs that were compared last.
+        """Reports where this rank's responses have log-prob gaps, by the trainer's log-probs that were compared last.
 
         Args:
             typical_nats: gap up to which a token is as it should be.
@@ -448,7 +448,7 @@ class MegatronActor:
         return self._balance.loads_by_layer()
 
     def release_batch(self) -> None:
-        """Lets the step's responses go, with all that the stages made of them. Communication: none."""
+        """Frees the step's responses and all that the stages computed from them. Communication: none."""
         self.held.release()
         if self._replay is not None:
             self._replay.release()
@@ -467,7 +467,7 @@ class MegatronActor:
         logger.info("%.1f GiB of optimizer state are on the host", parked / 2**30)
 
     def onload(self) -> None:
-        """Moves them back to the GPU. Communication: none."""
+        """Moves gradients and optimizer state back to the GPU. Communication: none."""
         if cpu_platform.is_cpu():
             return
         self._host_copies.fetch()

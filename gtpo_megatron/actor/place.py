@@ -1,4 +1,4 @@
-"""Where a rank stands in the trainer's layout. Free of Megatron, so that a driver can talk about ranks."""
+"""Position of a rank in the trainer's layout. Free of Megatron, so that a driver can talk about ranks."""
 
 from dataclasses import dataclass
 

@@ -31,7 +31,7 @@ Metrics = dict[str, Metric]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptMicroBatch:
-    """What a micro-batch leaves behind, on the device: reading it there would keep the host from launching backward.
+    """Results of a micro-batch, on the device: reading them there would keep the host from launching backward.
 
     Attributes:
         share: scalar, its part of the loss.
@@ -169,7 +169,7 @@ class PolicyUpdate:
         return merge([metrics, *of_micro_batches]), sum(float(one.share) for one in kept)
 
     def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateBatch | None:
-        """What the loss needs of the whole mini-batch; None on a rank without logits."""
+        """Computes what the loss needs of the whole mini-batch; None on a rank without logits."""
         if batch.credit is None or batch.scored.scores is None:
             return None
         index = torch.tensor(list(rows), dtype=torch.int64)

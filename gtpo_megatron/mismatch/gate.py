@@ -17,7 +17,7 @@ from gtpo_megatron.untrusted.text import shown
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the gate says of a step.
+    """Result of the gate for a step.
 
     Attributes:
         broken: one phrase per figure beyond its limit; empty if all are within.
@@ -89,7 +89,7 @@ class MismatchGate:
         return bool(self._samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learnt, for a checkpoint."""
+        """Returns the learnt samples for a checkpoint."""
         return {"samples": [asdict(sample) for sample in self._samples]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -78,13 +78,13 @@ def fused_name(name: str, *, has_experts: bool = False) -> str:
 
 
 def chunk_prefix(chunk: int, virtual_size: int) -> str:
-    """What the names of a model chunk's parameters begin with in a rank's plan; nothing if it is the only one."""
+    """Prefix of a model chunk's parameter names in a rank's plan; empty if it is the only chunk."""
     return f"chunks.{chunk}." if virtual_size > 1 else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardPlace:
-    """Where a rank stands in the trainer's layout.
+    """Position of a rank in the trainer's layout.
 
     Attributes:
         tensor_parallel: among the ranks that share a layer's matrices, those of experts excepted.

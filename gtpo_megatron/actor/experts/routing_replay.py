@@ -74,7 +74,7 @@ class RoutingReplay:
         self._rows: list[Tensor] | None = None
 
     def begin_scoring(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> None:
-        """Before the scoring pass: the sampler's choices are told, or the routers' will be noted.
+        """Before the scoring pass: gives the routers the sampler's choices, or starts to record theirs.
 
         Args:
             batches: of the pass, in its order.
@@ -131,7 +131,7 @@ class RoutingReplay:
         self._forget_told()
 
     def release(self) -> None:
-        """Lets the step's choices go."""
+        """Frees the step's choices."""
         self._rows = None
         self._forget_told()
 

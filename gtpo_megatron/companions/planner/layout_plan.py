@@ -59,7 +59,7 @@ def make_plan(request: PlanRequest) -> Plan:
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
-    """What ``--json`` prints: dictionaries, lists, numbers and strings; bytes as integers, seconds as floats."""
+    """Values that ``--json`` prints: dictionaries, lists, numbers and strings; bytes as integers, seconds as floats."""
     request, shown = plan.request, plan.own or plan.choice
     numbers = {"num_engines": request.num_engines, "sequences_in_cache": plan.sequences_in_cache}
     return {

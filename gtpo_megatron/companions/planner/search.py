@@ -170,8 +170,7 @@ def _in_order(judged_layouts: Sequence[JudgedLayout]) -> list[JudgedLayout]:
         layout, ratio = judged.layout, judged.seconds / fastest
         if ratio > ABOUT_AS_FAST:
             return 1, 0, 0, 0, ratio
-        # chunks must be worth their messages, and unequal stages their trouble: the steps of a percentage are coarse,
-        # and the simpler layout wins a step
+        # times that round to the same step are equal: then fewer chunks and equal stages win
         simplicity = 2 * layout.virtual + (layout.last_layers is not None)
         return 0, layout.model_ranks, round(ratio / EQUALLY_FAST), simplicity, ratio
 

@@ -1,4 +1,4 @@
-"""What would make a model fit, if no layout does: each change is tried by planning again."""
+"""Changes that would make a model fit, if no layout does: each is tried by planning again."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -72,7 +72,7 @@ def _single_sequences(request: PlanRequest) -> Choice:
 
 
 def _wider_engines(request: PlanRequest) -> Choice:
-    """Of twice as many GPUs each, and so fewer of them."""
+    """Doubles ``rollout.tensor_parallel_size``, which halves the number of engines."""
     changed = replace(request, engine=replace(request.engine, tensor=2 * request.engine.tensor))
     return (
         f"--rollout.tensor-parallel-size {changed.engine.tensor} --rollout.num-engines {changed.num_engines}",

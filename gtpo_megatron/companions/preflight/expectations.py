@@ -1,4 +1,4 @@
-"""What the planner expects of the recipe on the GPUs that are there: rates, seconds and bytes."""
+"""The planner's expectations of the recipe on the GPUs that are there: rates, seconds and bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectations:
-    """Of one recipe on one kind of GPU; nothing is expected of machines without GPUs.
+    """Expectations of one recipe on one kind of GPU; nothing is expected of machines without GPUs.
 
     Attributes:
         gpu: rates by the data sheet; None without GPUs, or for a kind that the planner does not know.

@@ -1,4 +1,4 @@
-"""What a check found: one line with a measured figure, an expected figure and a verdict."""
+"""Result of a check: one line with a measured figure, an expected figure and a status."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

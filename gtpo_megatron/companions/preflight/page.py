@@ -44,7 +44,7 @@ def _heading(report: Report) -> str:
 
 
 def _failures(lines: Sequence[Line]) -> str:
-    """What to do, first of all."""
+    """Section with the checks that have not passed and what to do, first on the page."""
     failed = [line for line in lines if line.finding.verdict in UNPROVEN]
     if not failed:
         return ""

@@ -67,7 +67,7 @@ def shown_line(line: Line) -> str:
 
 
 def to_plain(report: Report) -> dict[str, Any]:
-    """As JSON has it; figures that are not finite become null."""
+    """Returns the report as values for JSON; figures that are not finite become null."""
     return {
         "recipe": report.recipe,
         "began": report.began,

@@ -1,4 +1,4 @@
-"""What checks work on: the recipe, the processes as far as they have started, and what earlier checks have left."""
+"""Inputs of checks: the recipe, the processes as far as they have started, and what earlier checks have left."""
 
 import math
 from collections.abc import Mapping
@@ -110,7 +110,7 @@ class Room:
 
     @property
     def transport(self) -> str:
-        """Of the run's pushes."""
+        """Transport of the run's pushes."""
         return self.config.transport(has_gpus=self.expected.has_gpus)
 
     @property

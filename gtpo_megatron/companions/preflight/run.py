@@ -60,7 +60,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightOptions:
-    """What to check.
+    """Choice of the checks, and limits on all of them.
 
     Attributes:
         output: folder of the report, on the disk of the run.
@@ -193,7 +193,7 @@ def _run(room: Room) -> None:
 def _stages(
     config: RunConfig, folder: Path, timers: StageTimers, inspector: Inspector
 ) -> AbstractContextManager[Stages]:
-    """As ``train`` makes them."""
+    """Opens the stages of a step in the way ``train`` does."""
     if config.cluster.mode == "ray":
         return ray_stages(config, folder, timers, inspector=inspector)
     return local_stages(config, folder, timers, inspector=inspector)

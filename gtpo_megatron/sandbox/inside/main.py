@@ -320,7 +320,7 @@ class Reaper:
 
 
 class Watched:
-    """What a process writes, until it ends or breaks a limit."""
+    """Collects what a process writes, until it ends or breaks a limit."""
 
     def __init__(self, pipes, output_bytes, nonce):
         self.names = {descriptor: name for name, descriptor in pipes.items()}

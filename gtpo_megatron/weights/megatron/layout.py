@@ -1,4 +1,4 @@
-"""What a Megatron checkpoint holds of a model: keys, shapes, and which box is which box of a Hugging Face tensor. Pure.
+"""Contents of a Megatron checkpoint: keys, shapes, and which box is which box of a Hugging Face tensor. Pure.
 
 A checkpoint is one set of whole tensors, cut into chunks that lie in files. Every layer's parameter of one kind is a
 slice along the first axis of one tensor: ``decoder.layers.mlp.linear_fc2.weight`` is ``[layers, rows, columns]``.
@@ -143,7 +143,7 @@ def locate(key: str) -> tuple[str, int | None]:
 def chunks_by_rank(
     arch: Architecture, parts: list[CheckpointPart], parallel: ParallelConfig
 ) -> list[list[tuple[CheckpointPart, Box]]]:
-    """What each rank of a layout holds; ranks in Megatron's order, without those that hold replicas only.
+    """Chunks that each rank of a layout holds; ranks in Megatron's order, without those that hold replicas only.
 
     Replicated parameters are given to the first rank of their stage. Chunks of a virtual pipeline are not told apart:
     stages are of consecutive layers.

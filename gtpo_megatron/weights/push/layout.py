@@ -28,7 +28,7 @@ class SourceRank:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """What decides which part of the model a worker keeps.
+    """Decides which part of the model a worker keeps.
 
     Attributes:
         tensor_parallel: its place in its engine.

@@ -20,7 +20,7 @@ from gtpo_megatron.weights.reshard import hf_shapes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relay:
-    """Where ranks meet, and where each of them hands on to the worker on its GPU.
+    """Meeting point of the ranks, and the slots in which each of them passes buckets on to the worker on its GPU.
 
     Attributes:
         meeting: of the ranks.

@@ -75,7 +75,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank does for one worker in one push.
+    """The part of one worker's stream that one rank takes part in.
 
     Attributes:
         worker: its number.
@@ -96,7 +96,7 @@ def relay_partners(rank: int, shares: Sequence[Share]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
-    """What one rank contributes to one bucket of a section.
+    """Contribution of one rank to one bucket of a section.
 
     Attributes:
         bucket: its number in the section.
@@ -165,7 +165,7 @@ class PushPlan:
         return Stream(target, kept_boxes(self._arch, target), tuple(buckets))
 
     def spans(self, worker: int) -> list[Spans]:
-        """Who sends how much of each bucket to a worker, without the pieces."""
+        """Ranks and sizes of every bucket of a worker, without the pieces."""
         target = self._layout.target(worker)
         return [spans for section in self._order(target) for spans in self._section_spans(section, target)]
 
@@ -236,7 +236,7 @@ class PushPlan:
         return found
 
     def _parcels(self, sheet: Sheet, shard: Shard, target: TargetWorker) -> Iterator[_Parcel]:
-        """What each of a shard's replicas contributes to each bucket of a worker."""
+        """Yields the contribution of each of a shard's replicas to each bucket of a worker."""
         return _parcels(sheet, shard.number, self._sharing.shares(shard, target))
 
 

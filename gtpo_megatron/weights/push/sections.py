@@ -68,7 +68,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one shard contributes to one bucket of a section.
+    """Contribution of one shard to one bucket of a section.
 
     Attributes:
         bucket: its number in the section.
@@ -137,7 +137,7 @@ class Sections:
         return [section for virtual in stages for section in self.of_stage(virtual)]
 
     def sheet(self, section: Section, place: WorkerPlace) -> Sheet:
-        """What every shard contributes to every bucket."""
+        """Sizes of every shard's contribution to every bucket."""
         flags = self._expert_layers(section.stage)
         kind: tuple[object, ...] = (sum(flags),)
         if not section.has_experts:

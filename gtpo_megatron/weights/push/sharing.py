@@ -26,7 +26,7 @@ _LEAST_SHARE = 64
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What ranks hold in common.
+    """The part of the model that replicas hold in common.
 
     Attributes:
         stage: of the pipeline.
@@ -44,7 +44,7 @@ Shares = tuple[tuple[int, int], ...]
 
 
 class Sharing:
-    """Who serves whom.
+    """Decides which ranks send to which workers.
 
     Args:
         layout: of the push.
@@ -89,7 +89,7 @@ class Sharing:
         return self._seats[target.worker]
 
     def shares(self, shard: Shard, target: TargetWorker) -> Shares:
-        """Who serves a worker with a shard; none if the worker wants nothing of it."""
+        """Returns the ranks that send a shard to a worker; none if the worker wants nothing of it."""
         key = (shard, target.worker)
         if key not in self._found:
             self._found[key] = self._shares(shard, target)
@@ -161,7 +161,7 @@ class Sharing:
         return self._own[shard]
 
     def _starts(self, shard: Shard, region: str) -> tuple[dict[int, int], int]:
-        """Where each worker's demand begins if all of them are in the line, and the length of that line."""
+        """Start of each worker's demand if all of them are in the line, and the length of that line."""
         demand = self._demand(shard)
         key = (shard.has_experts, region, tuple(demand.values()))  # equal for most shards
         if key not in self._begins:

@@ -1,4 +1,4 @@
-"""What the driver reads before any process starts."""
+"""Checks what the driver reads before any process starts."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What depends on the recipe's size: memory by phase, seconds of its lengths, checkpoint, the step's time."""
+"""Checks what depends on the recipe's size: memory by phase, seconds of its lengths, checkpoint, the step's time."""
 
 import shutil
 import time
