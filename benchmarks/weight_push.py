@@ -143,7 +143,7 @@ def plan_rows() -> list[dict[str, Any]]:
         arch = architecture_of(sizes)
         layout = layout_of(arch, parallel, workers=workers, engines=engines, bucket_mib=512)
         plan = PushPlan(arch, layout)
-        sent, moved, least, pieces = dict.fromkeys(range(parallel.num_ranks), 0), [], [], 0
+        sent, moved, least, slices = dict.fromkeys(range(parallel.num_ranks), 0), [], [], 0
         for target in layout.targets:
             spans = [span for bucket in plan.spans(target.worker) for span in bucket.items()]
             for rank, (_, num) in spans:
@@ -152,7 +152,7 @@ def plan_rows() -> list[dict[str, Any]]:
         for index in range(workers):  # the same for every engine
             stream = plan.stream(index)
             least += [sum(2 * box.num_elements for box in stream.kept.values())] * engines
-            pieces += engines * sum(len(bucket.pieces) for bucket in stream.buckets)
+            slices += engines * sum(len(bucket.slices) for bucket in stream.buckets)
         rows.append(
             {
                 "model": name,
@@ -163,7 +163,7 @@ def plan_rows() -> list[dict[str, Any]]:
                 "largest_worker_gb": max(moved) / 1e9,
                 "largest_rank_gb": max(sent.values()) / 1e9,
                 "smallest_rank_gb": min(sent.values()) / 1e9,
-                "pieces": pieces,
+                "slices": slices,
                 "predicted_s": {link: max(*moved, *sent.values()) / 1e9 / speed for link, speed in LINKS_GB_S.items()},
             }
         )
@@ -415,7 +415,7 @@ def print_tables(result: dict[str, Any]) -> None:
         predicted = ", ".join(f"{link}: {value:.2f} s" for link, value in row["predicted_s"].items())
         print(
             f"{row['model']} {row['layout']}  moved {row['moved_gb']:.1f} GB ({row['over_least']:.5f} of the least)  "
-            f"{row['engines']} engine(s), {row['pieces']:,} pieces  largest worker {row['largest_worker_gb']:.1f} GB  "
+            f"{row['engines']} engine(s), {row['slices']:,} slices  largest worker {row['largest_worker_gb']:.1f} GB  "
             f"ranks {row['smallest_rank_gb']:.2f} to {row['largest_rank_gb']:.2f} GB  "
             f"{predicted}"
         )

@@ -70,15 +70,15 @@ class Ends:
             case "shared_memory":
                 return SharedMemorySender(rank, self.slots)
             case "process_group":
-                workers = {share.worker for share in self.plan.shares(rank)}
+                workers = {stream.worker for stream in self.plan.rank_streams(rank)}
                 return ProcessGroupSender(rank, self.meeting, {self.meeting.member_for(one) for one in workers})
-        partners = relay_partners(rank, self.plan.shares(rank, passes_on=True))
+        partners = relay_partners(rank, self.plan.rank_streams(rank, passes_on=True))
         return RelaySender(rank, self.meeting, self.slots, partners)
 
     def sender(self, rank, dtype):
         columns = {name: as_matrix(tensor).shape[1] for name, tensor in numbered_tensors(self.arch).items()}
-        shares = self.plan.shares(rank, passes_on=self.transport == "relay")
-        return WeightSender(rank, shares, self.sending(rank), dtype=dtype, columns=columns)
+        streams = self.plan.rank_streams(rank, passes_on=self.transport == "relay")
+        return WeightSender(rank, streams, self.sending(rank), dtype=dtype, columns=columns)
 
     def receiving(self, worker):
         match self.transport:
@@ -152,7 +152,7 @@ def test_pushes_arrive_whole(transport, workers, make_ends):
 @pytest.mark.parametrize(
     "transport", ["shared_memory", *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSPORTS[1:])]
 )
-def test_experts_arrive_whole_in_the_smallest_pieces(transport, make_ends):
+def test_experts_arrive_whole_in_the_smallest_slices(transport, make_ends):
     """Of two pipeline stages, each with the experts on two ranks; a bucket holds two rows, so a matrix takes many."""
     arch = architecture(family="glm4_moe", vocab_size=64)
     sources = tuple(
@@ -171,8 +171,8 @@ def assert_whole(ends):
         for worker in range(num_workers):
             received, sent = answers[num_ranks + worker][push], {}
             for rank in range(num_ranks):
-                for name, share in answers[rank][push].get(worker, {}).items():
-                    sent[name] = (sent.get(name, 0) + share) % 2**64
+                for name, part in answers[rank][push].get(worker, {}).items():
+                    sent[name] = (sent.get(name, 0) + part) % 2**64
             assert received == sent
             assert len(received) == len(ends.streams[worker].kept)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, expert_of
-from gtpo_megatron.weights.push.plan import Bucket, Piece, Stream, kept_boxes
+from gtpo_megatron.weights.push.plan import Bucket, Slice, Stream, kept_boxes
 from gtpo_megatron.weights.reshard import load_plan, stage_mappings
 
 
@@ -118,17 +118,17 @@ class Whole:
         self.hosts = {source.rank: source.host for source in layout.sources}
         self.kept = {target.worker: kept_boxes(arch, target) for target in layout.targets}
         found = holdings(arch, layout)
-        by_place = {t.place: parts_of(t, self.kept[t.worker], found, layout) for t in layout.targets}
-        self.parts = {target.worker: by_place[target.place] for target in layout.targets}
+        by_coordinates = {t.coordinates: parts_of(t, self.kept[t.worker], found, layout) for t in layout.targets}
+        self.parts = {target.worker: by_coordinates[target.coordinates] for target in layout.targets}
         self.holders = {self.shard_of(one): one.ranks for one in found}
         self.wanted = {target.worker: Counter() for target in layout.targets}
         for worker, parts in self.parts.items():
             for one, copy in parts:
                 self.wanted[worker][self.shard_of(one)] += size_of(copy.hf_name, copy.hf_box, layout)
-        self.shares = {}
+        self.senders = {}
         for shard in self.holders:
             for region in {self.region(target) for target in layout.targets}:
-                self.share_out(shard, region)
+                self.assign_senders(shard, region)
 
     def shard_of(self, one):
         return one.section[0] % self.layout.sources[0].place.pipeline_size, one.section[1], one.shard
@@ -148,12 +148,12 @@ class Whole:
         members = [target for target in self.layout.targets if self.region(target) == region]
         return sorted(members, key=lambda target: (self.column(target.worker, has_experts), target.worker))
 
-    def share_out(self, shard, region):
+    def assign_senders(self, shard, region):
         ranks = self.holders[shard]
         able = [rank for rank in ranks if self.layout.reach != "same_host" or self.hosts[rank] == region]
         line = [target.worker for target in self.line(region, shard[1]) if self.wanted[target.worker][shard]]
         if self.layout.reach == "own_rank_first":
-            self.shares |= {(worker, shard): {worker: 1} for worker in line if worker in ranks}
+            self.senders |= {(worker, shard): {worker: 1} for worker in line if worker in ranks}
             line = [worker for worker in line if worker not in ranks]
         total, start = sum(self.wanted[worker][shard] for worker in line), 0
         for worker in line:
@@ -163,11 +163,11 @@ class Whole:
                 if (overlap := min(last, end) - max(first, start)) > 0:
                     mine[rank] = overlap
             least = min(end - start, total // len(able)) // 64
-            self.shares[worker, shard] = {rank: share for rank, share in mine.items() if share >= least}
+            self.senders[worker, shard] = {rank: num for rank, num in mine.items() if num >= least}
             start = end
 
     def stream(self, target):
-        line = [one for one in self.line(self.region(target), False) if one.place == target.place]
+        line = [one for one in self.line(self.region(target), False) if one.coordinates == target.coordinates]
         stages = self.layout.sources[0].place.layer_split.num_stages
         first = line.index(target) + target.tensor_parallel.index
         buckets = []
@@ -179,7 +179,7 @@ class Whole:
                     one.shard,
                     size_of(copy.hf_name, copy.hf_box, self.layout),
                     copy,
-                    self.shares[target.worker, self.shard_of(one)],
+                    self.senders[target.worker, self.shard_of(one)],
                 )
                 for one, copy in self.parts[target.worker]
                 if one.section == section
@@ -195,13 +195,11 @@ def whole_plan(arch, layout):
 
 
 def section_buckets(parts, bucket_bytes):
-    """Buckets of parts ``(shard, bytes, copy, shares)``."""
+    """Buckets of parts ``(shard, bytes, copy, senders)``."""
     sent, done, chosen = Counter(), Counter(), []
-    for shard, size, copy, shares in parts:
+    for shard, size, copy, senders in parts:
         done[shard] += size
-        behind = {
-            r: Fraction(share, sum(shares.values())) * done[shard] - sent[shard, r] for r, share in shares.items()
-        }
+        behind = {r: Fraction(num, sum(senders.values())) * done[shard] - sent[shard, r] for r, num in senders.items()}
         rank = min(behind, key=lambda one: (-behind[one], one))
         sent[shard, rank] += size
         chosen.append((shard, rank, copy, size))
@@ -214,13 +212,13 @@ def section_buckets(parts, bucket_bytes):
 
 
 def bucket_of(items):
-    pieces, spans, offset = [], {}, 0
+    slices, spans, offset = [], {}, 0
     for _, rank, copy, size in items:
-        pieces.append(Piece(rank, copy, offset))
+        slices.append(Slice(rank, copy, offset))
         first, num = spans.get(rank, (offset, 0))
         spans[rank] = (first, num + size)
         offset += size
-    return Bucket(tuple(pieces), spans, offset)
+    return Bucket(tuple(slices), spans, offset)
 
 
 def least_sent(arch, layout):

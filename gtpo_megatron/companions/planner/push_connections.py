@@ -1,6 +1,6 @@
 """With how many other processes one talks in a push: each of them is a communicator of two under NCCL.
 
-``weights/push/sharing.py`` decides who serves whom; this says the same in sizes, at most.
+``weights/push/replicas.py`` chooses who sends to whom; this says the same in sizes, at most.
 """
 
 from gtpo_megatron.companions.planner.hardware import COMMUNICATOR_BYTES

@@ -27,11 +27,11 @@ class SourceRank:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
+class WorkerCoordinates:
     """Decides which part of the model a worker keeps.
 
     Attributes:
-        tensor_parallel: its place in its engine.
+        tensor_parallel: its index in its engine.
         expert_parallel: it keeps whole experts, as many as each other worker of its engine, in place of its rows and
             columns of every expert.
     """
@@ -46,8 +46,8 @@ class TargetWorker:
 
     Attributes:
         worker: its number over all engines.
-        tensor_parallel: as in ``WorkerPlace``.
-        expert_parallel: as in ``WorkerPlace``.
+        tensor_parallel: as in ``WorkerCoordinates``.
+        expert_parallel: as in ``WorkerCoordinates``.
         host: the machine it is on.
     """
 
@@ -57,9 +57,9 @@ class TargetWorker:
     host: str = ""
 
     @property
-    def place(self) -> WorkerPlace:
+    def coordinates(self) -> WorkerCoordinates:
         """Equal for all workers that keep the same part of the model."""
-        return WorkerPlace(self.tensor_parallel, self.expert_parallel)
+        return WorkerCoordinates(self.tensor_parallel, self.expert_parallel)
 
     def __str__(self) -> str:
         return f"worker {self.worker} (tp{self.tensor_parallel.index} of {self.tensor_parallel.size})"
