@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from gtpo_megatron.companions.planner.request import PlanRequest
-from gtpo_megatron.companions.planner.search import anything_fits, judge_all
+from gtpo_megatron.companions.planner.search import anything_fits, assess_all
 
 FRACTIONS = (2, 4, 8)
 """The cache is made smaller, and the cluster larger, by the first of these that helps."""
@@ -32,7 +32,7 @@ def suggestions(request: PlanRequest) -> list[str]:
 def _first_that_fits(choices: list[Choice]) -> list[str]:
     for overrides, changed in choices:
         if anything_fits(changed):
-            best = judge_all(changed)[0][0]
+            best = assess_all(changed)[0][0]
             return [f"{overrides}: {best.layout}, recompute {best.layout.recompute}, {best.reason()}"]
     return []
 
