@@ -20,7 +20,7 @@ class Holding:
 
     Attributes:
         section: virtual stage, and whether it is of an expert.
-        turn: its place in the section.
+        turn: its position in the section.
         shard: number of the shard in the section.
         ranks: that have it.
         copy: the boxes.
@@ -40,28 +40,32 @@ def holdings(arch, layout):
     ranks = defaultdict(list)
     for source in layout.sources:
         for is_expert in (False, True):
-            ranks[(source.place.expert_shard if is_expert else source.place.dense_shard, is_expert)].append(source.rank)
+            ranks[(source.coordinates.expert_shard if is_expert else source.coordinates.dense_shard, is_expert)].append(
+                source.rank
+            )
     order = {name: number for number, name in enumerate(names(arch))}
     found = []
     for source in layout.sources:
-        place = source.place
-        experts = {m.megatron_name: expert_of(m) for m in stage_mappings(arch, place, layout.padded_vocab_size)}
-        for copy in load_plan(arch, place, layout.padded_vocab_size):
+        coordinates = source.coordinates
+        experts = {m.megatron_name: expert_of(m) for m in stage_mappings(arch, coordinates, layout.padded_vocab_size)}
+        for copy in load_plan(arch, coordinates, layout.padded_vocab_size):
             expert = experts[copy.megatron_name]
-            holders = ranks[(place.dense_shard if expert is None else place.expert_shard, expert is not None)]
+            holders = ranks[
+                (coordinates.dense_shard if expert is None else coordinates.expert_shard, expert is not None)
+            ]
             if holders[0] != source.rank or (
                 arch.tied_embeddings and copy.megatron_name.endswith("output_layer.weight")
             ):
                 continue
-            chunk = int(copy.megatron_name.split(".")[1]) if place.virtual_size > 1 else 0
-            section = (chunk * place.pipeline_size + place.pipeline_stage, expert is not None)
+            chunk = int(copy.megatron_name.split(".")[1]) if coordinates.virtual_size > 1 else 0
+            section = (chunk * coordinates.pipeline_size + coordinates.pipeline_stage, expert is not None)
             if expert is None:
-                turn, shard = (order[copy.hf_name],), place.tensor_parallel.index
+                turn, shard = (order[copy.hf_name],), coordinates.tensor_parallel.index
             else:
-                group, local = divmod(expert, arch.experts.num_experts // place.expert_parallel.size)
+                group, local = divmod(expert, arch.experts.num_experts // coordinates.expert_parallel.size)
                 layer = int(copy.hf_name.split(".")[2])
                 turn = (layer, local, group, order[copy.hf_name])
-                split = place.expert_tensor_parallel
+                split = coordinates.expert_tensor_parallel
                 shard = group * split.size + split.index
             everywhere = expert is None and ("norm" in copy.hf_name or ".mlp.gate." in copy.hf_name)
             found.append(Holding(section, turn, shard, tuple(holders), copy, everywhere))
@@ -82,7 +86,7 @@ def size_of(name, box, layout):
 
 def parts_of(target, kept, found, layout):
     """What a worker takes: ``(holding, copy)`` in the order of sections and turns."""
-    tensor = layout.sources[0].place.tensor_parallel.size
+    tensor = layout.sources[0].coordinates.tensor_parallel.size
     parts = []
     for one in sorted(found, key=lambda one: (one.section, one.turn, one.shard)):
         name, here, there = one.copy.hf_name, one.copy.megatron_box, one.copy.hf_box
@@ -114,7 +118,7 @@ class Whole:
 
     def __init__(self, arch, layout):
         self.layout = layout
-        self.places = {source.rank: source.place for source in layout.sources}
+        self.coordinates = {source.rank: source.coordinates for source in layout.sources}
         self.hosts = {source.rank: source.host for source in layout.sources}
         self.kept = {target.worker: kept_boxes(arch, target) for target in layout.targets}
         found = holdings(arch, layout)
@@ -131,17 +135,17 @@ class Whole:
                 self.assign_senders(shard, region)
 
     def shard_of(self, one):
-        return one.section[0] % self.layout.sources[0].place.pipeline_size, one.section[1], one.shard
+        return one.section[0] % self.layout.sources[0].coordinates.pipeline_size, one.section[1], one.shard
 
     def region(self, target):
         return target.host if self.layout.reach == "same_host" else ""
 
     def column(self, worker, has_experts):
-        if self.layout.reach != "own_rank_first" or worker not in self.places:
+        if self.layout.reach != "own_rank_first" or worker not in self.coordinates:
             return 0
         if not any(worker in ranks for shard, ranks in self.holders.items() if shard[1] == has_experts):
             return 0  # its stage has no layer with experts
-        shards = {r: p.expert_shard if has_experts else p.dense_shard for r, p in self.places.items()}
+        shards = {r: p.expert_shard if has_experts else p.dense_shard for r, p in self.coordinates.items()}
         return [rank for rank in shards if shards[rank] == shards[worker]].index(worker)
 
     def line(self, region, has_experts):
@@ -168,7 +172,7 @@ class Whole:
 
     def stream(self, target):
         line = [one for one in self.line(self.region(target), False) if one.coordinates == target.coordinates]
-        stages = self.layout.sources[0].place.layer_split.num_stages
+        stages = self.layout.sources[0].coordinates.layer_split.num_stages
         first = line.index(target) + target.tensor_parallel.index
         buckets = []
         for section in [

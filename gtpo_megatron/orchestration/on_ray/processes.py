@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.config.serialize import from_plain
@@ -86,7 +86,7 @@ class RankProcess(_Process):
 
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
-    def start(self, init_method: str) -> RankPlace:
+    def start(self, init_method: str) -> RankCoordinates:
         """Joins the world and builds the model; must be called on all ranks at once."""
         import ray
 
@@ -99,17 +99,17 @@ class RankProcess(_Process):
             run_folder=self._run_folder,
             address=ray.util.get_node_ip_address(),
         )
-        place: RankPlace = self._actor.place
+        coordinates: RankCoordinates = self._actor.coordinates
         self._set_up_logs(
             rank_prefix(
                 self._global_rank,
-                tp=place.tensor_index,
-                pp=place.pipeline_index,
-                cp=place.context_index,
-                dp=place.data_index,
+                tp=coordinates.tensor_index,
+                pp=coordinates.pipeline_index,
+                cp=coordinates.context_index,
+                dp=coordinates.data_index,
             )
         )
-        return place
+        return coordinates
 
     def _held(self) -> Any:
         return self._actor

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
@@ -30,7 +30,7 @@ class RayRanks:
     """
 
     def __init__(
-        self, processes: Sequence[Any], places: Sequence[RankPlace], *, hosts: Sequence[str], deadline_s: float
+        self, processes: Sequence[Any], places: Sequence[RankCoordinates], *, hosts: Sequence[str], deadline_s: float
     ) -> None:
         self.places = list(places)
         self.hosts = list(hosts)

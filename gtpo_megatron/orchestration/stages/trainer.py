@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import RewardBatch, TokenRecord
 from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
@@ -26,7 +26,7 @@ class Ranks(Protocol):
     """Calls the Megatron ranks."""
 
     @property
-    def places(self) -> Sequence[RankPlace]:
+    def places(self) -> Sequence[RankCoordinates]:
         """The place of each rank in the parallel layout, by global rank."""
         ...
 
@@ -137,7 +137,7 @@ class Trainer:
         self._all("checkpoint", lambda actor: actor.load(str(folder), expected))
 
     # ------------------------------------------------------------------------------------ the trainer's end of a push
-    def places(self) -> list[tuple[RankPlace, str]]:
+    def places(self) -> list[tuple[RankCoordinates, str]]:
         """Place and host of every rank."""
         return list(zip(self._ranks.places, self._ranks.hosts, strict=True))
 
@@ -170,7 +170,7 @@ class Trainer:
         return merge_reports(reports, self._ranks.places)
 
 
-def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Metrics:
+def merge_reports(reports: Sequence[Metrics], places: Sequence[RankCoordinates]) -> Metrics:
     """Merges machine metrics of all ranks, and the other metrics of one rank of each group of equal ones."""
     return merge(
         report if place.reports else {name: metric for name, metric in report.items() if not is_deterministic(name)}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
@@ -15,7 +15,7 @@ from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink
 from gtpo_megatron.weights.push.transports.process_group import Meeting
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
-from gtpo_megatron.weights.reshard import shard_place
+from gtpo_megatron.weights.reshard import shard_coordinates
 
 MIB = 1 << 20
 
@@ -29,7 +29,7 @@ _REACH: dict[str, Reach] = {
 class TrainerSide(Protocol):
     """The Megatron ranks."""
 
-    def places(self) -> Sequence[tuple[RankPlace, str]]:
+    def places(self) -> Sequence[tuple[RankCoordinates, str]]:
         """Every rank's place and host."""
         ...
 
@@ -140,7 +140,7 @@ def _layout(config: RunConfig, trainer: TrainerSide, sampler: SamplerSide, *, ha
     sources = tuple(
         SourceRank(
             rank=place.global_rank,
-            place=shard_place(parallel, place.global_rank),
+            coordinates=shard_coordinates(parallel, place.global_rank),
             host=host,
         )
         for place, host in trainer.places()

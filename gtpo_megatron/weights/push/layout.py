@@ -6,7 +6,7 @@ from typing import Literal
 from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.reshard import ShardPlace
+from gtpo_megatron.weights.reshard import ShardCoordinates
 
 Reach = Literal["same_host", "anywhere", "own_rank_first"]
 
@@ -17,12 +17,12 @@ class SourceRank:
 
     Attributes:
         rank: in the trainer's world.
-        place: which shards it holds.
+        coordinates: which shards it holds.
         host: the machine it is on.
     """
 
     rank: int
-    place: ShardPlace
+    coordinates: ShardCoordinates
     host: str = ""
 
 
@@ -122,15 +122,15 @@ class TrainerShape:
         return LayerSplit(self.pipeline, self.virtual, self.last_stage_layers)
 
 
-def shape_of(place: ShardPlace) -> TrainerShape:
-    """The sizes that a rank's place names."""
+def shape_of(coordinates: ShardCoordinates) -> TrainerShape:
+    """The sizes that a rank's coordinates name."""
     return TrainerShape(
-        place.tensor_parallel.size,
-        place.pipeline_size,
-        place.virtual_size,
-        place.last_stage_layers,
-        place.expert_parallel.size,
-        place.expert_tensor_parallel.size,
+        coordinates.tensor_parallel.size,
+        coordinates.pipeline_size,
+        coordinates.virtual_size,
+        coordinates.last_stage_layers,
+        coordinates.expert_parallel.size,
+        coordinates.expert_tensor_parallel.size,
     )
 
 
@@ -141,11 +141,11 @@ def trainer_shape(layout: PushLayout) -> TrainerShape:
         WeightMappingError: two ranks belong to different layouts.
     """
     first = layout.sources[0]
-    shape = shape_of(first.place)
+    shape = shape_of(first.coordinates)
     for source in layout.sources:
-        if shape_of(source.place) != shape:
+        if shape_of(source.coordinates) != shape:
             raise WeightMappingError(
-                f"rank {source.rank} is of layout {shape_of(source.place)} and rank {first.rank} of {shape}; "
+                f"rank {source.rank} is of layout {shape_of(source.coordinates)} and rank {first.rank} of {shape}; "
                 f"expected one layout for all ranks"
             )
     return shape

@@ -25,7 +25,7 @@ from gtpo_megatron.weights.param_mapping import Box, ExpertParallel, SliceCopy, 
 from gtpo_megatron.weights.push.layout import PushLayout, TargetWorker
 from gtpo_megatron.weights.push.replicas import Replicas, Senders, Shard, assign_slices
 from gtpo_megatron.weights.push.sections import Section, Sections, SectionSizes
-from gtpo_megatron.weights.reshard import ShardPlace, stage_mappings
+from gtpo_megatron.weights.reshard import ShardCoordinates, stage_mappings
 
 Spans = dict[int, tuple[int, int]]
 """Rank -> its span of a bucket: first byte, and number of bytes."""
@@ -122,7 +122,7 @@ def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
     Raises:
         WeightMappingError: a tensor or the experts do not split over the workers.
     """
-    whole, tp = ShardPlace(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
+    whole, tp = ShardCoordinates(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
     num_experts = 0 if arch.experts is None else arch.experts.num_experts
     mine = ExpertParallel(tp.size, tp.index).held(num_experts) if target.expert_parallel else range(num_experts)
     found: dict[str, Box] = {}

@@ -71,11 +71,11 @@ class Replicas:
 
     def shards_of(self, source: SourceRank) -> list[Shard]:
         """The shards of a rank."""
-        place, stage = source.place, source.place.pipeline_stage
-        shards = [Shard(stage, False, place.tensor_parallel.index)]
+        coordinates, stage = source.coordinates, source.coordinates.pipeline_stage
+        shards = [Shard(stage, False, coordinates.tensor_parallel.index)]
         if any(section.has_experts for section in self._sections.of_pipeline_stage(stage)):
-            expert_tensor = place.expert_tensor_parallel
-            number = place.expert_parallel.index * expert_tensor.size + expert_tensor.index
+            expert_tensor = coordinates.expert_tensor_parallel
+            number = coordinates.expert_parallel.index * expert_tensor.size + expert_tensor.index
             shards.append(Shard(stage, True, number))
         return shards
 

@@ -24,7 +24,7 @@ def layout_between(arch, shards, *, engine, engines, reach, bucket_bytes, expert
     tensor = shards[0].tensor_parallel.size
     return PushLayout(
         sources=tuple(
-            SourceRank(rank=rank, place=place, host=f"h{rank * hosts // len(shards)}")
+            SourceRank(rank=rank, coordinates=place, host=f"h{rank * hosts // len(shards)}")
             for rank, place in enumerate(shards)
         ),
         targets=tuple(

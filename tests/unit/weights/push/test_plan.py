@@ -35,7 +35,7 @@ def push_layout(
     shards = places(tp, pp, virtual, last)
     fields = {
         "sources": tuple(
-            SourceRank(rank=replica * len(shards) + i, place=place)
+            SourceRank(rank=replica * len(shards) + i, coordinates=place)
             for replica in range(replicas)
             for i, place in enumerate(shards)
         ),
@@ -81,7 +81,7 @@ def item_bytes(layout, name):
 def deliver(arch, layout):
     """Plays the push on numbered tensors: what each worker has in the end, and how often each element was written."""
     tensors = numbered_tensors(arch)
-    shards = {s.rank: filled(load_plan(arch, s.place, layout.padded_vocab_size), tensors) for s in layout.sources}
+    shards = {s.rank: filled(load_plan(arch, s.coordinates, layout.padded_vocab_size), tensors) for s in layout.sources}
     for stream in streams_of(arch, layout):
         got = {name: torch.full_like(as_matrix(tensor), torch.nan) for name, tensor in tensors.items()}
         times = {name: torch.zeros_like(matrix) for name, matrix in got.items()}
@@ -167,7 +167,7 @@ def test_dense_and_expert_shards_are_two_partitions(
         expert_parallel=expert_parallel,
         bucket_bytes=bucket_bytes,
         itemsize=2,
-        sources=tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(shards)),
+        sources=tuple(SourceRank(rank=rank, coordinates=place) for rank, place in enumerate(shards)),
     )
     for stream, tensors, got, times in deliver(arch, layout):
         for name, tensor in tensors.items():
@@ -209,7 +209,7 @@ def test_expert_replicas_share_the_work():
     """Of 8 ranks with two experts' halves each, the four with equal halves send a quarter each."""
     arch = architecture(family="qwen3_moe", vocab_size=64)
     shards = world(tensor=2, expert=2, replicas=4)
-    sources = tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(shards))
+    sources = tuple(SourceRank(rank=rank, coordinates=place) for rank, place in enumerate(shards))
     layout = push_layout(arch, tp=2, engines=4, bucket_bytes=256, sources=sources)
     sent = bytes_sent(streams_of(arch, layout))
     for shard in range(2):  # of experts: ranks 0, 2, 4, 6 and 1, 3, 5, 7
@@ -255,7 +255,7 @@ def test_replicas_share_the_work(tp, workers):
 def test_a_worker_far_away_needs_a_whole_replica_beside_it():
     arch = architecture()
     near, far = (
-        SourceRank(rank=rank, place=place, host=host)
+        SourceRank(rank=rank, coordinates=place, host=host)
         for rank, place, host in ((0, places(1, 1)[0], "a"), (1, places(1, 1)[0], "b"))
     )
     worker = TargetWorker(worker=0, tensor_parallel=TensorParallel(1, 0), host="b")

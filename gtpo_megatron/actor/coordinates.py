@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlace:
+class RankCoordinates:
     """A rank's index along every axis.
 
     Attributes:
