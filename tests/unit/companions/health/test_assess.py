@@ -184,7 +184,7 @@ def test_damaged_values_are_no_measurement(bad):
 
 
 def test_every_sign_has_its_section():
-    text = (Path(__file__).parents[3] / "docs" / "health.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "health.md").read_text(encoding="utf-8")
     headings = {
         re.sub(r"[^a-z0-9]+", "-", line[3:].lower()).strip("-") for line in text.splitlines() if line.startswith("## ")
     }
