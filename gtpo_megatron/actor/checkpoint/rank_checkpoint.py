@@ -159,7 +159,7 @@ class RankCheckpoint:
 
         Args:
             folder: of the checkpoint.
-            checksums: by file name, checked before anything is read; each rank reads a share of the files.
+            checksums: by file name, checked before anything is read; each rank reads a part of the files.
 
         Returns:
             The counters that were saved.

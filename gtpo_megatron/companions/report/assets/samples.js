@@ -100,13 +100,13 @@ const sampledGroups = (draw) => {
     });
   }
 
-  /** What the reward said: each test with its verdict, then all else; a text that was cut is shown as it is. */
+  /** What the reward said: each test with its status, then all else; a text that was cut is shown as it is. */
   function toldOf(info) {
     try {
       const { tests = [], ...rest } = JSON.parse(info);
-      const verdicts = tests.map((verdict, i) => `${i + 1} ${verdict === "passed" ? "✓" : `✗ ${verdict}`}`);
+      const statuses = tests.map((status, i) => `${i + 1} ${status === "passed" ? "✓" : `✗ ${status}`}`);
       const others = Object.entries(rest).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
-      return [...(verdicts.length ? [`tests: ${verdicts.join(" · ")}`] : []), ...others].join("\n");
+      return [...(statuses.length ? [`tests: ${statuses.join(" · ")}`] : []), ...others].join("\n");
     } catch {
       return info;
     }
