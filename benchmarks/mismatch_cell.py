@@ -91,23 +91,23 @@ class Cell:
             prompts, sampling or self.config.rollout.sampling, samples_per_prompt=GROUP_SIZE, seed=self.num_drawn
         )
 
-    def judged(self, rollouts: RolloutHandle, *, may_learn: bool) -> dict[str, Any]:
+    def assessed(self, rollouts: RolloutHandle, *, may_learn: bool) -> dict[str, Any]:
         """What the trainer's scores and the gate say of responses."""
         metrics = self.stages.trainer.score_tokens(rollouts)
         is_verified = self.version % VERIFY_EVERY_STEPS == 0 or not self.gate.has_learnt
-        verdict = self.gate.judge(metrics, is_verified=may_learn and is_verified)
-        scalars = to_scalars({n: m for n, m in (metrics | verdict.metrics).items() if n.startswith(PREFIX)})
-        found = {"num_tokens": int(rollouts.own_lengths.sum()), "broken": list(verdict.broken), "figures": scalars}
-        if verdict.broken:
-            report = self.stages.trainer.explain_gap(verdict.typical_nats)
+        result = self.gate.assess(metrics, is_verified=may_learn and is_verified)
+        scalars = to_scalars({n: m for n, m in (metrics | result.metrics).items() if n.startswith(PREFIX)})
+        found = {"num_tokens": int(rollouts.own_lengths.sum()), "broken": list(result.broken), "figures": scalars}
+        if result.broken:
+            report = self.stages.trainer.explain_gap(result.typical_nats)
             found["looks_like"] = looks_like(report, engines=[0] * len(rollouts.own_lengths))
         return found
 
     def clean_step(self) -> dict[str, Any]:
-        """One step as a run makes it, judged."""
+        """One step as a run makes it, assessed."""
         prompts = self.draw()
         rollouts = self.sample(prompts)
-        found = self.judged(rollouts, may_learn=True)
+        found = self.assessed(rollouts, may_learn=True)
         self.stages.trainer.assign_credit(self.rewards(rollouts, prompts))
         self.version += 1
         self.stages.trainer.update(step=self.version)
@@ -156,7 +156,7 @@ class Cell:
         if name == KEPT_PREFIXES:
             prompts, self.gate = self.long_prompts(), MismatchGate.of_run(self.config, has_experts=False)
             self.push()
-            self.judged(self.sample(prompts), may_learn=True)
+            self.assessed(self.sample(prompts), may_learn=True)
         fresh = self.weights()
         self.set_weights(stale)
         self.push()
@@ -179,7 +179,7 @@ class Cell:
             settings = ""
             with ON_SAMPLING[name](world) if name in ON_SAMPLING else nullcontext():
                 settings = self.settings()
-                found = self.judged(self.sample(prompts, sampling), may_learn=False)
+                found = self.assessed(self.sample(prompts, sampling), may_learn=False)
         except RuntimeError as error:  # vLLM cannot sample from NaN
             found = {"broken": [f"the engine: {error}"[:200]], "figures": {}, "looks_like": "NaN"}
         self.push()

@@ -22,7 +22,7 @@ from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.request import Cluster, PlanRequest, request_from
-from gtpo_megatron.companions.planner.search import judge
+from gtpo_megatron.companions.planner.search import assess
 from recipes.qwen2_5_32b import gtpo_64gpu
 
 PROMPT_TOKENS = 200
@@ -142,7 +142,7 @@ def estimate(row: Published) -> dict[str, float]:
         mean_prompt_tokens=PROMPT_TOKENS,
         mean_response_tokens=tokens - PROMPT_TOKENS,
     )
-    estimated = judge(replace(request, batch=batch), row.layout).time
+    estimated = assess(replace(request, batch=batch), row.layout).time
     per_gpu = row.responses * tokens / estimated.total / row.gpus
     return {
         "published_s": row.seconds,

@@ -69,14 +69,14 @@ def measure(case: int, side: str, number: int) -> dict[str, Any]:
     before, start = resident_bytes("VmRSS"), time.process_time()
     if side == "rank":
         end: Any = link.sender(number)
-        pieces = sum(len(bucket.pieces) for share in end._shares for bucket in share.buckets.values())
+        slices = sum(len(bucket.slices) for stream in end._streams for bucket in stream.buckets.values())
     else:
         end = link.receiver(number, arch, torch.device("cpu"))
-        pieces = sum(len(bucket.pieces) for bucket in end._stream.buckets)
+        slices = sum(len(bucket.slices) for bucket in end._stream.buckets)
     seconds = time.process_time() - start
     growth = resident_bytes("VmHWM") - before
     remove_name(slots)
-    return {"side": side, "number": number, "cpu_s": seconds, "growth_mib": growth / MIB, "pieces": pieces}
+    return {"side": side, "number": number, "cpu_s": seconds, "growth_mib": growth / MIB, "slices": slices}
 
 
 def in_a_process_of_its_own(*arguments: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def main() -> None:
         rows.append(row)
         print(f"{name}, {sizes}: at most {row['cpu_s']:.2f} s of CPU and {row['growth_mib']:.0f} MiB a process")
         for one in found:
-            figures = f"{one['cpu_s']:.2f} s, {one['growth_mib']:.0f} MiB, {one['pieces']:,} pieces"
+            figures = f"{one['cpu_s']:.2f} s, {one['growth_mib']:.0f} MiB, {one['slices']:,} slices"
             print(f"    {one['side']} {one['number']}: {figures}")
     if arguments.json:
         arguments.json.write_text(

@@ -32,7 +32,7 @@ from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, Tar
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
-from gtpo_megatron.weights.reshard import ShardPlace, hf_shapes, load_plan, shard_place
+from gtpo_megatron.weights.reshard import ShardCoordinates, hf_shapes, load_plan, shard_coordinates
 
 MIB = 1 << 20
 DEADLINE_S = 300.0
@@ -96,7 +96,9 @@ def layout_of(
 ) -> PushLayout:
     tensor = parallel.tensor_parallel_size
     return PushLayout(
-        sources=tuple(SourceRank(rank=rank, place=shard_place(parallel, rank)) for rank in range(parallel.num_ranks)),
+        sources=tuple(
+            SourceRank(rank=rank, coordinates=shard_coordinates(parallel, rank)) for rank in range(parallel.num_ranks)
+        ),
         targets=tuple(
             TargetWorker(worker=i, tensor_parallel=TensorParallel(workers, i % workers))
             for i in range(engines * workers)
@@ -143,7 +145,7 @@ def plan_rows() -> list[dict[str, Any]]:
         arch = architecture_of(sizes)
         layout = layout_of(arch, parallel, workers=workers, engines=engines, bucket_mib=512)
         plan = PushPlan(arch, layout)
-        sent, moved, least, pieces = dict.fromkeys(range(parallel.num_ranks), 0), [], [], 0
+        sent, moved, least, slices = dict.fromkeys(range(parallel.num_ranks), 0), [], [], 0
         for target in layout.targets:
             spans = [span for bucket in plan.spans(target.worker) for span in bucket.items()]
             for rank, (_, num) in spans:
@@ -152,7 +154,7 @@ def plan_rows() -> list[dict[str, Any]]:
         for index in range(workers):  # the same for every engine
             stream = plan.stream(index)
             least += [sum(2 * box.num_elements for box in stream.kept.values())] * engines
-            pieces += engines * sum(len(bucket.pieces) for bucket in stream.buckets)
+            slices += engines * sum(len(bucket.slices) for bucket in stream.buckets)
         rows.append(
             {
                 "model": name,
@@ -163,7 +165,7 @@ def plan_rows() -> list[dict[str, Any]]:
                 "largest_worker_gb": max(moved) / 1e9,
                 "largest_rank_gb": max(sent.values()) / 1e9,
                 "smallest_rank_gb": min(sent.values()) / 1e9,
-                "pieces": pieces,
+                "slices": slices,
                 "predicted_s": {link: max(*moved, *sent.values()) / 1e9 / speed for link, speed in LINKS_GB_S.items()},
             }
         )
@@ -198,10 +200,10 @@ def make_folder(folder: Path, kind: Kind, megabytes: int) -> None:
         (folder / path.name).write_bytes(path.read_bytes())
 
 
-def shard_of(arch: Architecture, place: ShardPlace, padded: int) -> dict[str, Tensor]:
+def shard_of(arch: Architecture, coordinates: ShardCoordinates, padded: int) -> dict[str, Tensor]:
     """Parameters as a trainer rank holds them, with numbers in them."""
     extents: dict[str, tuple[int, int]] = {}
-    for copy in load_plan(arch, place, padded):
+    for copy in load_plan(arch, coordinates, padded):
         box, (rows, columns) = copy.megatron_box, extents.get(copy.megatron_name, (0, 0))
         extents[copy.megatron_name] = max(rows, box.row + box.num_rows), max(columns, box.column + box.num_columns)
     return {name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in extents.items()}
@@ -219,7 +221,7 @@ def own_bytes() -> int:
 def rank_main(link: WeightLink, rank: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     source = next(s for s in link.layout.sources if s.rank == rank)
-    parameters = shard_of(link.arch, source.place, link.layout.padded_vocab_size)
+    parameters = shard_of(link.arch, source.coordinates, link.layout.padded_vocab_size)
     sender = link.sender(rank)
     pipe.send("ready")
     while (with_checksums := pipe.recv()) is not None:
@@ -415,7 +417,7 @@ def print_tables(result: dict[str, Any]) -> None:
         predicted = ", ".join(f"{link}: {value:.2f} s" for link, value in row["predicted_s"].items())
         print(
             f"{row['model']} {row['layout']}  moved {row['moved_gb']:.1f} GB ({row['over_least']:.5f} of the least)  "
-            f"{row['engines']} engine(s), {row['pieces']:,} pieces  largest worker {row['largest_worker_gb']:.1f} GB  "
+            f"{row['engines']} engine(s), {row['slices']:,} slices  largest worker {row['largest_worker_gb']:.1f} GB  "
             f"ranks {row['smallest_rank_gb']:.2f} to {row['largest_rank_gb']:.2f} GB  "
             f"{predicted}"
         )

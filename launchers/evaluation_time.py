@@ -7,7 +7,7 @@ from typing import Any
 
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.request import PlanRequest
-from gtpo_megatron.companions.planner.search import judge
+from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.adapters import adapter_of
 from gtpo_megatron.data.records import read_records
@@ -65,7 +65,7 @@ def estimated_s(request: PlanRequest, layout: Layout, config: RunConfig) -> dict
             max_response_tokens=longest,
             mean_response_tokens=longest / 2,
         )
-        seconds[label] = judge(replace(request, batch=batch), layout).time.generate if num else 0.0
+        seconds[label] = assess(replace(request, batch=batch), layout).time.generate if num else 0.0
     return seconds
 
 

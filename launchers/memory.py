@@ -10,7 +10,7 @@ from gtpo_megatron.companions.planner.hardware import GIB, GPUS
 from gtpo_megatron.companions.planner.layout_plan import Plan, make_plan
 from gtpo_megatron.companions.planner.page import print_plan
 from gtpo_megatron.companions.planner.request import Cluster, gpus_of, request_from
-from gtpo_megatron.companions.planner.search import judge
+from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.errors import ConfigError
 from launchers.evaluation_time import estimated_s
 from launchers.options import SlurmOptions
@@ -54,7 +54,7 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
     )
     request = request_from(options.config, cluster)
     assert request.own_layout is not None, "the trainer has as many GPUs as ranks"
-    own = judge(request, request.own_layout)
+    own = assess(request, request.own_layout)
     if not own.fits:
         better = make_plan(request)
         hint = (

@@ -78,7 +78,7 @@ class MegatronActor:
         address: of this machine, as the others reach it.
 
     Attributes:
-        place: of this rank in the layout.
+        coordinates: of this rank in the layout.
         held: the batch between the stages of a step.
 
     Collectives: rendezvous and group creation.
@@ -98,7 +98,7 @@ class MegatronActor:
         self._config = config
         self._arch = read_architecture(Path(config.model.path))
         self._arch.check_layout(config.parallel)
-        self.place = megatron_init.initialize(
+        self.coordinates = megatron_init.initialize(
             config.parallel,
             global_rank=global_rank,
             init_method=init_method,
@@ -110,12 +110,11 @@ class MegatronActor:
         self._micro_batching = MicroBatching.of(
             config.parallel,
             self._groups,
-            context_index=self.place.context_index,
+            context_index=self.coordinates.context_index,
             budget_tokens=config.update.micro_batch_tokens,
         )
-        self._stages = StageReport(
-            self._arch, config, StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
-        )
+        profiler = StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
+        self._stages = StageReport(self._arch, config, profiler)
         self._build_model()
         self._head = PolicyHead(
             self._policy,
@@ -179,7 +178,8 @@ class MegatronActor:
         self._schedule = optimizer.build_schedule(config.optimizer, self._optimizer, num_updates=config.num_updates)
 
     def _load_weights(self, folder: Path) -> None:
-        load_model_folder(folder, self._arch, self._config.parallel, self._chunks, global_rank=self.place.global_rank)
+        rank = self.coordinates.global_rank
+        load_model_folder(folder, self._arch, self._config.parallel, self._chunks, global_rank=rank)
 
     def _routing_replay(self) -> RoutingReplay | None:
         """None if nothing is replayed or compared: routers are then left as they are."""
@@ -192,7 +192,7 @@ class MegatronActor:
             experts=self._arch.experts,
             chunks=self._chunks,
             parallel=self._config.parallel,
-            place=self.place,
+            coordinates=self.coordinates,
             groups=self._groups,
         )
 
@@ -284,7 +284,7 @@ class MegatronActor:
     ) -> PolicyScores | None:
         """Holds this rank's responses with their scores, which it has if it has logits."""
         scores = None
-        if self.place.has_logits:
+        if self.coordinates.has_logits:
             scores = PolicyScores(
                 old_logprobs=logprobs,
                 token_entropy=entropy,
@@ -377,13 +377,13 @@ class MegatronActor:
         """Opens this rank's end of the pushes; one that was open before is closed."""
         if self._sender is not None:
             self._sender.close()
-        self._sender = link.sender(self.place.global_rank)
+        self._sender = link.sender(self.coordinates.global_rank)
 
     def send_weights(self, version: int, with_checksums: bool) -> Checksums:
-        """Sends this rank's share of the weights as policy ``version``; all ranks and the sampler at once.
+        """Sends this rank's part of the weights as policy ``version``; all ranks and the sampler at once.
 
         Returns:
-            This rank's shares of the checksums of every sampler worker, or nothing.
+            This rank's parts of the checksums of every sampler worker, or nothing.
 
         Communication: that of the link's transport, to the sampler's workers.
         """
@@ -424,7 +424,7 @@ class MegatronActor:
         return records
 
     def explain_gap(self, typical_nats: float) -> GapReport:
-        """Where the log-prob gaps of this rank's responses are, by the trainer's log-probs that were compared last.
+        """Reports where this rank's responses have log-prob gaps, by the trainer's log-probs that were compared last.
 
         Args:
             typical_nats: gap up to which a token is as it should be.
@@ -448,7 +448,7 @@ class MegatronActor:
         return self._balance.loads_by_layer()
 
     def release_batch(self) -> None:
-        """Lets the step's responses go, with all that the stages made of them. Communication: none."""
+        """Frees the step's responses and all that the stages computed from them. Communication: none."""
         self.held.release()
         if self._replay is not None:
             self._replay.release()
@@ -467,7 +467,7 @@ class MegatronActor:
         logger.info("%.1f GiB of optimizer state are on the host", parked / 2**30)
 
     def onload(self) -> None:
-        """Moves them back to the GPU. Communication: none."""
+        """Moves gradients and optimizer state back to the GPU. Communication: none."""
         if cpu_platform.is_cpu():
             return
         self._host_copies.fetch()

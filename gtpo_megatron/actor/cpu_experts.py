@@ -70,7 +70,7 @@ def _gather(
     output_split_sizes: Sequence[int] | None = None,
     use_global_buffer: bool = False,
 ) -> Tensor:
-    """As Megatron's, with parts padded to the longest if they are unequal."""
+    """Gathers as Megatron does; parts of unequal length are padded to the longest."""
     if output_split_sizes is None or group.size() == 1:
         return original(input_, group, output_split_sizes, use_global_buffer)
     longest = max(output_split_sizes)
@@ -87,7 +87,7 @@ def _reduce_scatter(
     input_split_sizes: Sequence[int] | None = None,
     use_global_buffer: bool = False,
 ) -> Tensor:
-    """As Megatron's, by a sum over all parts if they are unequal."""
+    """Scatters sums as Megatron does; for parts of unequal length by a sum over all parts."""
     if input_split_sizes is None or group.size() == 1:
         return original(input_, group, input_split_sizes, use_global_buffer)
     total = input_.clone(memory_format=torch.contiguous_format)

@@ -44,7 +44,7 @@ def is_cpu() -> bool:
 
 
 def device() -> torch.device:
-    """Where this rank's tensors live."""
+    """Device of this rank's tensors."""
     return torch.device("cpu") if is_cpu() else torch.device("cuda", torch.cuda.current_device())
 
 

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.distributed.groups import ParallelGroups
 
 
 def initialize(
     config: ParallelConfig, *, global_rank: int, init_method: str, seed: int, collective_timeout_s: float
-) -> RankPlace:
+) -> RankCoordinates:
     """Starts torch.distributed and Megatron's parallel state.
 
     Args:
@@ -56,7 +56,7 @@ def initialize(
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global state is what libraries draw from
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-    return RankPlace(
+    return RankCoordinates(
         global_rank=global_rank,
         tensor_index=parallel_state.get_tensor_model_parallel_rank(),
         pipeline_index=parallel_state.get_pipeline_model_parallel_rank(),

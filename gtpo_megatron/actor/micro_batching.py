@@ -21,7 +21,7 @@ class MicroBatching:
     Attributes:
         budget_tokens: of a micro-batch.
         layout: of packed sequences.
-        even_group: ranks that must make equally many passes; None: this rank's number is its own affair.
+        even_group: ranks that must make equally many passes; None: ranks may make different numbers.
     """
 
     budget_tokens: int
@@ -32,7 +32,7 @@ class MicroBatching:
     def of(
         cls, parallel: ParallelConfig, groups: ParallelGroups, *, context_index: int, budget_tokens: int
     ) -> "MicroBatching":
-        """What a layout of ranks asks for.
+        """Micro-batching for a layout of ranks.
 
         If replicas share experts, every pass of one is a pass of the other. The maximum is taken over all replicas
         rather than those that share experts: a step waits for the slowest of all in any case.

@@ -31,16 +31,16 @@ Metrics = dict[str, Metric]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptMicroBatch:
-    """What a micro-batch leaves behind, on the device: reading it there would keep the host from launching backward.
+    """Results of a micro-batch, on the device: reading them there would keep the host from launching backward.
 
     Attributes:
-        share: scalar, its part of the loss.
+        loss: scalar, its part of the loss.
         statistics: of its tokens.
         places: row and column of its response tokens in the rank's batch; None with a scoring pass.
         token_logprobs: ``[R]`` nats, theirs; None with a scoring pass.
     """
 
-    share: Tensor
+    loss: Tensor
     statistics: dict[str, SumCount]
     places: tuple[Tensor, Tensor] | None = None
     token_logprobs: Tensor | None = None
@@ -141,10 +141,8 @@ class PolicyUpdate:
                     "token_logprobs": token_logprobs.detach(),
                 }
             terms = update_loss(self._config.algorithm, logprobs, chosen)
-            share = terms.loss_sum / weight
-            return share, KeptMicroBatch(
-                share=share.detach(), statistics=statistics | terms.statistics, **beside_sampler
-            )
+            loss = terms.loss_sum / weight
+            return loss, KeptMicroBatch(loss=loss.detach(), statistics=statistics | terms.statistics, **beside_sampler)
 
         with self._stages.stage("forward_backward"):
             for chunk in self._chunks:
@@ -166,10 +164,10 @@ class PolicyUpdate:
         if prepared is not None and self._has_scoring_pass:
             metrics |= _as_means(prepared.statistics)
         of_micro_batches = [self._metrics(one, batch.scored.shard.rollouts) for one in kept]
-        return merge([metrics, *of_micro_batches]), sum(float(one.share) for one in kept)
+        return merge([metrics, *of_micro_batches]), sum(float(one.loss) for one in kept)
 
     def _prepare(self, batch: TrainBatch, rows: Sequence[int]) -> UpdateBatch | None:
-        """What the loss needs of the whole mini-batch; None on a rank without logits."""
+        """Computes what the loss needs of the whole mini-batch; None on a rank without logits."""
         if batch.credit is None or batch.scored.scores is None:
             return None
         index = torch.tensor(list(rows), dtype=torch.int64)

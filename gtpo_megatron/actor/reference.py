@@ -145,14 +145,14 @@ def first_reference(
 
 
 def _file_checksums(folder: Path) -> dict[str, str]:
-    """Checksum by name of the files with a model folder's weights; every rank reads a share of them.
+    """Checksum by name of the files with a model folder's weights; every rank reads a part of them.
 
     Collectives: one gather of texts over the world.
     """
     converted = converted_weights(folder)
     files = weight_files(folder) if converted is None else sorted(converted.glob("*.distcp"))
-    share = sorted(files)[dist.get_rank() :: dist.get_world_size()]
-    mine = {path.name: file_checksum(path) for path in share}
+    paths = sorted(files)[dist.get_rank() :: dist.get_world_size()]
+    mine = {path.name: file_checksum(path) for path in paths}
     every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, mine)
     return {name: checksum for part in every for name, checksum in sorted(part.items())}

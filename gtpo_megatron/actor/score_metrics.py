@@ -1,4 +1,4 @@
-"""What the scores of a step say of its policy, beside the sampler and beside the reference policy."""
+"""Metrics of a step's scores: of the policy itself, beside the sampler and beside the reference policy."""
 
 from gtpo_megatron.algorithms.losses.ratios import log_ratio
 from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate

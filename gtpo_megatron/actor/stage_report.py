@@ -1,4 +1,4 @@
-"""What a rank's stages cost: seconds, GPU memory, tokens and operations a second."""
+"""Costs of a rank's stages: seconds, GPU memory, tokens and operations a second."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ UPDATE_STAGES = ("prepare", "forward_backward", "optimizer")
 
 @dataclass(slots=True)
 class _Work:
-    """Of this rank's replica since the last report."""
+    """Tokens and operations of this rank's replica since the last report."""
 
     tokens: float = 0.0
     flops: float = 0.0

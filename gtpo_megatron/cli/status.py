@@ -15,8 +15,8 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.companions.health.judge import in_one_line, judge
-from gtpo_megatron.companions.health.verdict import Level, Verdict, worst
+from gtpo_megatron.companions.health.assess import assess, in_one_line
+from gtpo_megatron.companions.health.finding import Finding, Level, worst
 from gtpo_megatron.companions.status import RunStatus, read_status
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.run_folder.finite import finite
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     """``status RUN``; 1 for a run that failed or vanished, 4 for a red sign, 3 for an amber one with ``--strict``."""
     options = parse_options(StatusOptions, arguments, program="gtpo-megatron status")
     status = read_status(Path(options.run))
-    verdicts = judge(status.rows, status.num_problems)
+    verdicts = assess(status.rows, status.num_problems)
     if options.json:
         sys.stdout.write(json.dumps(_plain(status, verdicts), indent=1) + "\n")
     else:
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     return exits.get(worst(verdicts), 0)
 
 
-def _health(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+def _health(verdicts: Sequence[Finding]) -> list[tuple[str, str]]:
     """One line for all green signs, one for each other with its rule."""
     if not verdicts:
         return [("health", in_one_line(verdicts))]
@@ -72,7 +72,7 @@ def _health(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     ]
 
 
-def _plain(status: RunStatus, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def _plain(status: RunStatus, verdicts: Sequence[Finding]) -> dict[str, Any]:
     """Plain values for a script; of the metrics the last step's."""
     skipped = {"rows", "last_row", "folder"}
     plain = {field.name: getattr(status, field.name) for field in fields(status) if field.name not in skipped}
@@ -108,7 +108,7 @@ def screen(status: RunStatus) -> list[tuple[str, str]]:
     else:
         others = " besides that of its end" if status.state == "failed" else ""
         lines.append(("errors", f"none in log.txt since the last start{others}"))
-    lines += _health(judge(status.rows, status.num_problems))
+    lines += _health(assess(status.rows, status.num_problems))
     return lines + [("remark", remark) for remark in status.remarks]
 
 

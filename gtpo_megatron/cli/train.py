@@ -12,7 +12,7 @@ from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.extras import require_libraries
 from gtpo_megatron.cli.reader import hangs_up
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
-from gtpo_megatron.companions.health.judge import in_one_line, judge
+from gtpo_megatron.companions.health.assess import assess, in_one_line
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 from gtpo_megatron.sentence import print_sentence
@@ -100,7 +100,7 @@ def _say_how_it_ended(summary: "RunSummary", run_dir: Path, report: Path | None,
         print_sentence(console, f"after:  {result}")
     if (run_dir / METRICS_FILE).exists():
         rows, _ = read_what_there_is(run_dir / METRICS_FILE)
-        print_sentence(console, f"health: {in_one_line(judge(rows))}")
+        print_sentence(console, f"health: {in_one_line(assess(rows))}")
     if report is not None:
         print_sentence(console, f"report: {report}")
     return 0

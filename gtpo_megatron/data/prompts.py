@@ -30,7 +30,7 @@ SHOWN_TOKENS = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsNeeded:
-    """What the reward needs of a row.
+    """Columns and checks that the reward needs of a row.
 
     Attributes:
         answer: a reference answer.

@@ -48,7 +48,7 @@ class RoutingLayout:
         return held.chunk(self.sequence_size)[sequence_index]
 
     def pack(self, rows: Sequence[Tensor], batch: PackedMicroBatch) -> tuple[Tensor, Tensor]:
-        """What the routers of all ranks together are told of a micro-batch.
+        """Packs the routing of a micro-batch for the routers of all ranks together.
 
         Args:
             rows: per row of the rank's batch ``[n, M, k]``, of its first ``n`` tokens.

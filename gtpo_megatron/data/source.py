@@ -111,7 +111,7 @@ def _records(dataset: DatasetRef) -> Iterator[tuple[str, object]]:
 
 
 def _hub_place(dataset: DatasetRef) -> HubPlace:
-    """Where a data set of the hub is; what is not said of a known one is its own."""
+    """Location of a data set of the hub; a known data set fills in what the reference does not name."""
     if not dataset.repository:
         known = adapter_of(dataset.name).hub
         return replace(known, revision=dataset.revision or known.revision)

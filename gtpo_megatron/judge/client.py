@@ -24,7 +24,7 @@ SHOWN_MODELS = 10
 """Names in a message; an endpoint may list thousands."""
 
 MOST_TOKENS = 1_000_000
-"""An endpoint that counts more has not counted."""
+"""Largest plausible number of tokens of a call; a larger one is taken as not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class JudgeSetup:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the judge said.
+    """Answer of the judge.
 
     Attributes:
         text: of a chat model; "" of a reward model.

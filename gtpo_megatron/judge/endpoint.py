@@ -1,4 +1,4 @@
-"""What is sent to a judge's endpoint, and how much of its answer is read: little, and only for so long."""
+"""Sends requests to a judge's endpoint, and reads a limited part of each answer for a limited time."""
 
 import asyncio
 import ipaddress
@@ -51,7 +51,7 @@ class Endpoint:
         )
 
     async def asked(self, path: str, body: dict[str, Any] | None = None) -> object:
-        """What is answered to a request; JSON as its values, anything else as text.
+        """Sends a request and returns its answer; JSON as its values, anything else as text.
 
         Args:
             path: below the base URL, or a whole URL.

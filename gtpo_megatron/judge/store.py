@@ -1,4 +1,4 @@
-"""What the grading processes of a run share: the judge's answers by question, and the calls that each budget paid for.
+"""State that a run's grading processes share: the judge's answers by question, and the calls each budget paid for.
 
 An SQLite database in the run folder. All processes that open it are on one host.
 """

@@ -1,4 +1,4 @@
-"""What a mismatch looks like, in one phrase, from where its excess is."""
+"""Describes a mismatch in one phrase, by where its excess is."""
 
 import math
 from collections.abc import Mapping, Sequence

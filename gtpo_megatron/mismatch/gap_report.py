@@ -1,4 +1,4 @@
-"""Where the gaps of a step are: a rank's part of what is said when a run stops."""
+"""Report on where the gaps of a step are: a rank's part of the message when a run stops."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

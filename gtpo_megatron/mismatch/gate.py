@@ -16,8 +16,8 @@ from gtpo_megatron.untrusted.text import shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What the gate says of a step.
+class GateResult:
+    """Result of the gate for a step.
 
     Attributes:
         broken: one phrase per figure beyond its limit; empty if all are within.
@@ -31,7 +31,7 @@ class Verdict:
 
 
 class MismatchGate:
-    """Judges each step's figures; remembers those of steps with verified weights.
+    """Assesses each step's figures; remembers those of steps with verified weights.
 
     Args:
         config: limits, or how they are learnt.
@@ -55,8 +55,8 @@ class MismatchGate:
             has_other_routing=has_experts and config.update.routing_replay != "rollout",
         )
 
-    def judge(self, metrics: Mapping[str, Metric], *, is_verified: bool) -> Verdict:
-        """Judges a step's figures.
+    def assess(self, metrics: Mapping[str, Metric], *, is_verified: bool) -> GateResult:
+        """Assesses a step's figures.
 
         Args:
             metrics: of ``gap_metrics``, merged over ranks.
@@ -77,7 +77,7 @@ class MismatchGate:
         broken = _broken(measured, limits) if sample.num_tokens else ()
         if is_verified and not broken and sample.num_tokens:
             self._samples = [*self._samples[1 - NUM_SAMPLES :], sample]
-        return Verdict(
+        return GateResult(
             broken=broken,
             metrics={BEYOND: Mean(beyond, sample.num_tokens), **_limit_metrics(limits)},
             typical_nats=limits.p99_nats,
@@ -89,7 +89,7 @@ class MismatchGate:
         return bool(self._samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learnt, for a checkpoint."""
+        """Returns the learnt samples for a checkpoint."""
         return {"samples": [asdict(sample) for sample in self._samples]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

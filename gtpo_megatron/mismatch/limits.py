@@ -4,9 +4,10 @@ A learnt limit of a figure is
 
 ``min(factor x max(largest of the last samples, floor), ceiling) x allowance``
 
-``floor`` and ``ceiling`` are those of the dtypes of sampler and trainer. Below the floor rounding may move a figure as
-it likes, such as when the policy gets sharper or flatter. Above the ceiling no sampler is of use; it is the limit of
-the first step too, when nothing was learnt yet. ``allowance`` is for the noise of a figure over few tokens.
+``floor`` and ``ceiling`` are those of the dtypes of sampler and trainer. A figure below the floor may be rounding
+alone, which changes as the policy gets sharper or flatter, and never fails a step. One above the ceiling always does;
+the ceiling is the limit of the first step too, when nothing was learnt yet. ``allowance`` is for the noise of a figure
+over few tokens.
 """
 
 import math

@@ -74,7 +74,7 @@ class LocalRanks:
 
     def __init__(self, actor: "MegatronActor") -> None:
         self._actor = actor
-        self.places = (actor.place,)
+        self.coordinates = (actor.coordinates,)
 
     def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Answer]]") -> list[Answer]:
         """Calls the function of the rank."""

@@ -101,7 +101,7 @@ def _verdicts(tests: ProgramTests, results: Sequence[CaseResult]) -> list[str]:
 
 
 def _missing(results: Sequence[CaseResult]) -> dict[str, str]:
-    """What the report says of a package that the sandbox lacks."""
+    """Values of the report for a package that the sandbox lacks."""
     for result in results:
         if result.status != "ok" and (found := _NO_MODULE.search(result.detail)):
             return {"packages": f"{printable(found[1])} is not in the sandbox; reward.packages says what is"}

@@ -24,7 +24,7 @@ _WRAPPING = " \t\r\n*_`$"
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Where a box begins, and where its content begins and ends; a box that is never closed has no end."""
+    """Positions of a box: its begin, and start and end of its content; a box that is never closed has no end."""
 
     begin: int
     start: int

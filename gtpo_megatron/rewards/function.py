@@ -38,7 +38,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """What a reward function says about itself, with :func:`states`.
+    """Statement of a reward function about itself, made with :func:`states`.
 
     Attributes:
         success_threshold: a response is correct from this reward on; None: the run's setting decides.
@@ -194,7 +194,7 @@ def _resolved(name: str, weight: float) -> RewardFunction:
 
 
 def _stated(function: Any) -> Statement:
-    """What a function says about itself; for a ``partial``, what the function in it says."""
+    """Returns the statement of a function about itself; for a ``partial``, that of the function in it."""
     for one in (function, getattr(function, "func", None), type(function).__call__):
         if isinstance(found := getattr(one, _STATEMENT, None), Statement):
             return found

@@ -94,7 +94,7 @@ class RewardCaller:
         self._sandbox.close()
 
     def _given(self, request: RewardRequest) -> RewardRequest:
-        """What one function is given: nothing in it is shared with another function or another response."""
+        """Makes the request that one function gets: it shares nothing with another function or another response."""
         judge = Judge(self._judge, budget=request.judge_budget)
         return request.fresh(limit_s=self._timeout_s, sandbox=self._sandbox, judge=judge)
 
@@ -109,7 +109,7 @@ class RewardCaller:
         return checked(self._final(function.function(*_of_one(function, request))))
 
     def _final(self, returned: Any) -> Any:
-        """What was returned; an awaitable, as of a wrapped async function, is awaited."""
+        """Returns the result itself; an awaitable, as of a wrapped async function, is awaited."""
         return self._runner.run(self._limited(returned)) if inspect.isawaitable(returned) else returned
 
     def _called_on_columns(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
@@ -145,7 +145,7 @@ class _LateError(Exception):
 
 
 def checked(returned: object) -> Reward:
-    """What a function returned for one row, as a reward of finite numbers.
+    """Returns a function's result for one row as a reward of finite numbers.
 
     A number of numpy or torch is allowed.
 
@@ -190,7 +190,7 @@ def _of_one(function: RewardFunction, request: RewardRequest) -> tuple[Any, ...]
 
 
 def _as_many(returned: Any, num: int) -> list[Any]:
-    """What a batched function returned, as a list of one value per row, by place and never by a label.
+    """Returns a batched function's result as a list of one value per row, by position and never by a label.
 
     Raises:
         DataError: it has no order (a dict, a set), no values, another number of them, or several per row.

@@ -77,7 +77,7 @@ def _blocks(text: str, language: str) -> list[_Block]:
 
 
 def _begin(line: str) -> tuple[str, str, str, str | None] | None:
-    """What is before a fence that begins a block, the fence, the mark, and code behind that, if there is any."""
+    """Splits a line that begins a block: text before the fence, the fence, the mark, and code after it, if any."""
     match = _BEGIN.fullmatch(line)
     if match is None:
         return None

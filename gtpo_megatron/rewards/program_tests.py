@@ -127,7 +127,7 @@ def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a row's program must have.
+    """Names that a row's program must define.
 
     Attributes:
         function: name of the function that calls are made of; "" if none is named.
@@ -267,7 +267,7 @@ def _of_code(code: str, name: str, asked: _Asked) -> list[ProgramTest]:
 
 
 def _entry_point(columns: Mapping[str, Any], function: str) -> str:
-    """What ``check`` is called with: ``entry_point`` or the function, of ``Solution`` if the starter code says so."""
+    """Argument of ``check``: ``entry_point`` or the function, of ``Solution`` if the starter code says so."""
     named = str(columns.get("entry_point") or function)
     starter = str(columns.get("starter_code") or columns.get("stub") or "")
     in_class = re.search(rf"^class Solution\b.*\n[ \t]+def {re.escape(named)}\b", starter, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a reward function may see of a response, and what it may return."""
+"""Input and result of a reward function: what it may see of a response, and what it may return."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ class RewardRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a reward function may return in place of a number.
+    """Result of a reward function, in place of a number.
 
     Attributes:
         value: the outcome reward.

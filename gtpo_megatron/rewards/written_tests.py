@@ -199,7 +199,7 @@ def _own_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
 
 
 def _of_program(tree: ast.Module) -> list[ast.alias]:
-    """What the text imports from the program."""
+    """Names that the text imports from the program."""
     found = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module in MODULES)
     return [alias for one in found for alias in one.names]
 

@@ -62,7 +62,7 @@ class Requests:
 
 
 def interrupt(number: int) -> KeyboardInterrupt:
-    """What a signal raises where nothing is to be finished; it carries the signal's name."""
+    """Makes the exception that a signal raises where nothing is to be finished; it carries the signal's name."""
     return KeyboardInterrupt(signal.Signals(number).name)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gtpo_megatron.errors import SandboxError
 from gtpo_megatron.sandbox import seccomp
-from gtpo_megatron.sandbox.keeper import ENVIRONMENT, NOBODY, Keeper
 from gtpo_megatron.sandbox.packages import is_open_to_all, packages_for
 from gtpo_megatron.sandbox.protocol import Case, Job, Outcome
+from gtpo_megatron.sandbox.server import ENVIRONMENT, NOBODY, ProgramServer
 
 INSTALL = (
     "install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap), or name a "
@@ -43,15 +43,15 @@ class BubblewrapSandbox:
             raise SandboxError(f"no seccomp filter for {os.uname().machine}, only for {seccomp.MACHINE}")
         python = _interpreter()
         command = [bwrap, *_options(python, packages_for(packages, python))]
-        self._keeper = Keeper(command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,))
+        self._server = ProgramServer(command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,))
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
-        return self._keeper.run(job)
+        return self._server.run(job)
 
     def close(self) -> None:
         """Ends all of its processes."""
-        self._keeper.close()
+        self._server.close()
 
 
 @lru_cache(maxsize=1)
@@ -84,7 +84,7 @@ def _options(python: Path, packages: Mapping[str, Path]) -> list[str]:
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
         *(part for name, value in {**ENVIRONMENT, "HOME": FOLDER}.items() for part in ("--setenv", name, value)),
         *("--uid", _INSIDE_ID, "--gid", _INSIDE_ID),
-        # the keeper makes process namespaces; programs have no capabilities
+        # the server makes process namespaces; programs have no capabilities
         *("--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"),
         *("--ro-bind", "/usr", "/usr"),
     ]

@@ -1,4 +1,4 @@
-"""What a sandbox is given and what it answers."""
+"""Jobs that a sandbox is given, and its answers."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a program may take.
+    """Limits on the time, memory and output of a program.
 
     Attributes:
         case_s: seconds per case.
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseResult:
-    """What became of a case.
+    """Result of a case.
 
     Attributes:
         status: how it ended.
@@ -90,7 +90,7 @@ class CaseResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a job.
+    """Result of a job.
 
     Attributes:
         results: one per case; empty if the program does not compile.

@@ -4,9 +4,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gtpo_megatron.sandbox.keeper import Keeper
 from gtpo_megatron.sandbox.packages import packages_for
 from gtpo_megatron.sandbox.protocol import Job, Outcome
+from gtpo_megatron.sandbox.server import ProgramServer
 
 
 class UnsafeSandbox:
@@ -24,13 +24,13 @@ class UnsafeSandbox:
         self._packages = tempfile.TemporaryDirectory(prefix="packages-")
         for name, path in found.items():
             (Path(self._packages.name) / name).symlink_to(path)
-        self._keeper = Keeper([], python=sys.executable, is_isolated=False, packages=(self._packages.name,))
+        self._server = ProgramServer([], python=sys.executable, is_isolated=False, packages=(self._packages.name,))
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
-        return self._keeper.run(job)
+        return self._server.run(job)
 
     def close(self) -> None:
         """Ends all of its processes."""
-        self._keeper.close()
+        self._server.close()
         self._packages.cleanup()

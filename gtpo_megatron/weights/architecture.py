@@ -48,7 +48,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture(ModelShape):
-    """What Megatron and the name tables need to know of a decoder-only transformer besides its shape.
+    """Describes a decoder-only transformer to Megatron and the name tables, besides its shape.
 
     Attributes:
         family: key of the name table.
@@ -135,7 +135,7 @@ class Architecture(ModelShape):
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What a Hugging Face class says of a model that its ``config.json`` need not.
+    """Facts that a Hugging Face class fixes for a model and that its ``config.json`` may leave out.
 
     Attributes:
         table: key of the name table.

@@ -79,7 +79,7 @@ def clip(copy: SliceCopy, box: Box) -> SliceCopy | None:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """A rank's place among the ranks that share a layer's matrices; those of experts have one of their own."""
+    """A rank's index among the ranks that share a layer's matrices; those of experts have one of their own."""
 
     size: int
     index: int
@@ -87,7 +87,7 @@ class TensorParallel:
 
 @dataclass(frozen=True, slots=True)
 class ExpertParallel:
-    """A rank's place among the ranks that share a layer's experts, each of them as many neighbouring ones."""
+    """A rank's index among the ranks that share a layer's experts, each of them as many neighbouring ones."""
 
     size: int
     index: int

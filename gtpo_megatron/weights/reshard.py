@@ -1,7 +1,7 @@
 """The plan: which slices of a rank's Megatron shard are which slices of the Hugging Face tensors. Pure.
 
-The plan is one list of copies for a place in the trainer's layout. Loading a checkpoint, exporting one, converting one
-and pushing weights to the sampler all follow it.
+The plan is one list of copies for the coordinates of a rank. Loading a checkpoint, exporting one, converting one and
+pushing weights to the sampler all follow it.
 
 The ranks of a pipeline stage are split in two ways at once: ``tensor x context x data`` for everything but experts, and
 ``expert tensor x expert x expert data`` for experts. Ranks with equal tensor index hold the same dense parameters,
@@ -78,13 +78,13 @@ def fused_name(name: str, *, has_experts: bool = False) -> str:
 
 
 def chunk_prefix(chunk: int, virtual_size: int) -> str:
-    """What the names of a model chunk's parameters begin with in a rank's plan; nothing if it is the only one."""
+    """Prefix of a model chunk's parameter names in a rank's plan; empty if it is the only chunk."""
     return f"chunks.{chunk}." if virtual_size > 1 else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardPlace:
-    """Where a rank stands in the trainer's layout.
+class ShardCoordinates:
+    """Position of a rank in the trainer's layout.
 
     Attributes:
         tensor_parallel: among the ranks that share a layer's matrices, those of experts excepted.
@@ -115,13 +115,13 @@ class ShardPlace:
         return [chunk * self.pipeline_size + self.pipeline_stage for chunk in range(self.virtual_size)]
 
     @property
-    def dense_shard(self) -> "ShardPlace":
-        """Equal on all ranks with the same dense parameters: the place without what concerns experts only."""
+    def dense_shard(self) -> "ShardCoordinates":
+        """Equal on all ranks with the same dense parameters: the coordinates without what concerns experts only."""
         return replace(self, expert_parallel=ExpertParallel(1, 0), expert_tensor_parallel=TensorParallel(1, 0))
 
     @property
-    def expert_shard(self) -> "ShardPlace":
-        """Equal on all ranks with the same experts: the place without what concerns dense parameters only."""
+    def expert_shard(self) -> "ShardCoordinates":
+        """Equal on all ranks with the same experts: the coordinates without what concerns dense parameters only."""
         return replace(self, tensor_parallel=TensorParallel(1, 0))
 
     def split_of(self, mapping: ParamMapping) -> TensorParallel:
@@ -129,8 +129,8 @@ class ShardPlace:
         return self.tensor_parallel if expert_of(mapping) is None else self.expert_tensor_parallel
 
 
-def shard_place(parallel: ParallelConfig, rank: int) -> ShardPlace:
-    """The place of a rank, by its number in the trainer's world.
+def shard_coordinates(parallel: ParallelConfig, rank: int) -> ShardCoordinates:
+    """The coordinates of a rank, by its number in the trainer's world.
 
     Megatron numbers ranks with the tensor-parallel axis fastest and the pipeline axis slowest; inside a stage, the
     experts' tensor-parallel axis is fastest, then the expert-parallel one.
@@ -138,7 +138,7 @@ def shard_place(parallel: ParallelConfig, rank: int) -> ShardPlace:
     stage, index = divmod(rank, parallel.num_ranks // parallel.pipeline_parallel_size)
     tensor_size, expert_tensor_size = parallel.tensor_parallel_size, parallel.expert_tensor_parallel_size
     expert_size = parallel.expert_parallel_size
-    return ShardPlace(
+    return ShardCoordinates(
         tensor_parallel=TensorParallel(tensor_size, index % tensor_size),
         pipeline_size=parallel.pipeline_parallel_size,
         pipeline_stage=stage,
@@ -149,7 +149,7 @@ def shard_place(parallel: ParallelConfig, rank: int) -> ShardPlace:
     )
 
 
-def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> Iterator[ParamMapping]:
+def stage_mappings(arch: Architecture, coordinates: ShardCoordinates, padded_vocab_size: int) -> Iterator[ParamMapping]:
     """Every parameter of every model chunk of a pipeline stage; of the experts those that the rank holds.
 
     With tied embeddings the last stage's output layer is the embedding: if it is a copy of its own (more than one
@@ -157,12 +157,12 @@ def stage_mappings(arch: Architecture, place: ShardPlace, padded_vocab_size: int
     """
     if arch.family not in LAYER_TABLES:
         raise WeightMappingError(f"family {arch.family!r} has no name table; known: {', '.join(LAYER_TABLES)}")
-    split = place.layer_split
+    split = coordinates.layer_split
     if (problem := split.problem(arch.num_layers)) is not None:
         raise WeightMappingError(problem)
-    experts = range(0) if arch.experts is None else place.expert_parallel.held(arch.experts.num_experts)
-    for chunk, stage in enumerate(place.stages):
-        prefix = chunk_prefix(chunk, place.virtual_size)
+    experts = range(0) if arch.experts is None else coordinates.expert_parallel.held(arch.experts.num_experts)
+    for chunk, stage in enumerate(coordinates.stages):
+        prefix = chunk_prefix(chunk, coordinates.virtual_size)
         yield from chunk_mappings(
             arch,
             split=split,
@@ -210,17 +210,22 @@ def is_tied_copy(arch: Architecture, mapping: ParamMapping) -> bool:
     return arch.tied_embeddings and mapping.megatron_name.endswith("output_layer.weight")
 
 
-def load_plan(arch: Architecture, place: ShardPlace, padded_vocab_size: int) -> list[SliceCopy]:
+def load_plan(arch: Architecture, coordinates: ShardCoordinates, padded_vocab_size: int) -> list[SliceCopy]:
     """Every copy that fills this rank's parameters from Hugging Face tensors."""
     return [
         copy
-        for mapping in stage_mappings(arch, place, padded_vocab_size)
-        for copy in mapping.copies(place.split_of(mapping))
+        for mapping in stage_mappings(arch, coordinates, padded_vocab_size)
+        for copy in mapping.copies(coordinates.split_of(mapping))
     ]
 
 
 def export_plan(
-    arch: Architecture, place: ShardPlace, padded_vocab_size: int, *, dense: bool = True, experts: bool = True
+    arch: Architecture,
+    coordinates: ShardCoordinates,
+    padded_vocab_size: int,
+    *,
+    dense: bool = True,
+    experts: bool = True,
 ) -> list[SliceCopy]:
     """The copies that this rank contributes to the Hugging Face tensors.
 
@@ -230,20 +235,20 @@ def export_plan(
 
     Args:
         arch: of the model.
-        place: of the rank.
+        coordinates: of the rank.
         padded_vocab_size: of the trainer.
         dense: with the parameters that are no experts'.
         experts: with those of experts.
     """
     plan: list[SliceCopy] = []
-    for mapping in stage_mappings(arch, place, padded_vocab_size):
+    for mapping in stage_mappings(arch, coordinates, padded_vocab_size):
         if not (dense if expert_of(mapping) is None else experts):
             continue
-        if isinstance(mapping, Replicated) and place.tensor_parallel.index > 0:
+        if isinstance(mapping, Replicated) and coordinates.tensor_parallel.index > 0:
             continue
         if is_tied_copy(arch, mapping):
             continue
-        plan += mapping.copies(place.split_of(mapping))
+        plan += mapping.copies(coordinates.split_of(mapping))
     return plan
 
 
@@ -252,7 +257,7 @@ def hf_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 
     Biases and norms are vectors; everything else is a matrix.
     """
-    whole = ShardPlace(tensor_parallel=TensorParallel(1, 0))
+    whole = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
     extents: dict[str, tuple[int, int]] = {}
     for copy in load_plan(arch, whole, arch.vocab_size):
         box = copy.hf_box

@@ -6,7 +6,7 @@ import torch
 
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.reshard import export_plan, hf_shapes, shard_place
+from gtpo_megatron.weights.reshard import export_plan, hf_shapes, shard_coordinates
 
 
 def read_tensors(path, model_folder):
@@ -26,8 +26,8 @@ def write_slices(path, actor, config, parameters=None):
     tensors = read_tensors(path, config.model.path)
     arch = read_architecture(Path(config.model.path))
     found = actor._weights() if parameters is None else parameters
-    rank = actor.place.global_rank
-    places = [shard_place(config.parallel, other) for other in range(rank + 1)]
+    rank = actor.coordinates.global_rank
+    places = [shard_coordinates(config.parallel, other) for other in range(rank + 1)]
     plan = export_plan(
         arch,
         places[rank],

@@ -45,7 +45,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
 
     mappings._reduce = watched
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
-    rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.place.data_index]
+    rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index]
     scored = actor.score_tokens(RolloutShard.of(rollouts, rows))
     actor.assign_credit(make_rewards(failed))
     metrics = scored | actor.update(1)
@@ -53,14 +53,14 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     gradients = {name: parameter.main_grad for name, parameter in parameters_by_name(actor._chunks).items()}
     write_slices(f"{buffer_path}_gradients", actor, config, gradients)
     found = {
-        "place": actor.place,
+        "coordinates": actor.coordinates,
         "metrics": metrics,
         "rows": rows,
         "reduced_contiguous": is_contiguous,
         "gradient_dtypes": {gradient.dtype for gradient in gradients.values()},
         "rotary_dtypes": {chunk.rotary_pos_emb.inv_freq.dtype for chunk in actor._chunks},
     }
-    if actor.place.has_logits:
+    if actor.coordinates.has_logits:
         found |= {
             "logprobs": actor.held.batch.scored.scores.old_logprobs,
             "entropy": actor.held.batch.scored.scores.token_entropy,
@@ -109,7 +109,7 @@ def compare(
             if found.get(name) is not None:
                 wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
                 torch.testing.assert_close(found[name], wanted, rtol=scores_rtol, atol=scores_atol)
-    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
+    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["coordinates"].reports))
     assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
     assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=norm_rtol)
     if expected["loads"]:

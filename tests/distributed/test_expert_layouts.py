@@ -163,7 +163,7 @@ def test_bfloat16(models, tmp_path, name):
         for found in ranks
         if "logprobs" in found
     ]
-    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
+    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["coordinates"].reports))
     assert float(torch.cat(gaps).mean()) < 0.03
     assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.01)
     for found in ranks:

@@ -51,7 +51,7 @@ def one_family(rank, init_method, config, buffer_path):
         rollouts,
         range(rollouts.num_responses),
         budget_tokens=config.update.micro_batch_tokens,
-        layout=PackLayout.of(config.parallel, actor.place.context_index),
+        layout=PackLayout.of(config.parallel, actor.coordinates.context_index),
     )
 
     def finish(hidden, batch):

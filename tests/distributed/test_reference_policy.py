@@ -187,7 +187,7 @@ def a_step_then_scores(rank, world_size, init_method, config):
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     replicas = config.parallel.data_parallel_size
-    rows = DEALINGS["one" if replicas == 1 else "split", replicas][actor.place.data_index]
+    rows = DEALINGS["one" if replicas == 1 else "split", replicas][actor.coordinates.data_index]
     actor.score_tokens(RolloutShard.of(make_rollouts(), rows))
     actor.assign_credit(make_rewards())
     actor.update(1)

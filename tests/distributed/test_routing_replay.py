@@ -106,7 +106,7 @@ def step(rank, world_size, init_method, config, rollouts, buffer_path, push_rout
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     dealing = "one" if config.parallel.data_parallel_size == 1 else "split"
-    rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.place.data_index]
+    rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index]
     metrics = actor.score_tokens(RolloutShard.of(rollouts, rows))
     actor.assign_credit(make_rewards())
     if push_routers:

@@ -71,10 +71,14 @@ def scored(rank, world_size, init_method, config, rollouts):
     from gtpo_megatron.actor.actor import MegatronActor
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
-    replica, num = actor.place.data_index, config.parallel.data_parallel_size
+    replica, num = actor.coordinates.data_index, config.parallel.data_parallel_size
     metrics = actor.score_tokens(RolloutShard.of(rollouts, range(replica, 8, num)))
     report = actor.explain_gap(0.01)
-    return actor.place.reports, {name: metric for name, metric in metrics.items() if name.startswith(PREFIX)}, report
+    return (
+        actor.coordinates.reports,
+        {name: metric for name, metric in metrics.items() if name.startswith(PREFIX)},
+        report,
+    )
 
 
 @pytest.mark.parametrize("layout", [{"num_ranks": 2}, {"num_ranks": 2, "pipeline_parallel_size": 2}])

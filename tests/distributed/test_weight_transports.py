@@ -70,15 +70,15 @@ class Ends:
             case "shared_memory":
                 return SharedMemorySender(rank, self.slots)
             case "process_group":
-                workers = {share.worker for share in self.plan.shares(rank)}
+                workers = {stream.worker for stream in self.plan.rank_streams(rank)}
                 return ProcessGroupSender(rank, self.meeting, {self.meeting.member_for(one) for one in workers})
-        partners = relay_partners(rank, self.plan.shares(rank, passes_on=True))
+        partners = relay_partners(rank, self.plan.rank_streams(rank, passes_on=True))
         return RelaySender(rank, self.meeting, self.slots, partners)
 
     def sender(self, rank, dtype):
         columns = {name: as_matrix(tensor).shape[1] for name, tensor in numbered_tensors(self.arch).items()}
-        shares = self.plan.shares(rank, passes_on=self.transport == "relay")
-        return WeightSender(rank, shares, self.sending(rank), dtype=dtype, columns=columns)
+        streams = self.plan.rank_streams(rank, passes_on=self.transport == "relay")
+        return WeightSender(rank, streams, self.sending(rank), dtype=dtype, columns=columns)
 
     def receiving(self, worker):
         match self.transport:
@@ -112,7 +112,7 @@ def push_and_check(index, _, __, ends):
     tensors = {name: t.float() for name, t in numbered_tensors(ends.arch).items()}
     num_ranks = len(ends.layout.sources)
     if index < num_ranks:
-        plan = load_plan(ends.arch, ends.layout.sources[index].place, ends.layout.padded_vocab_size)
+        plan = load_plan(ends.arch, ends.layout.sources[index].coordinates, ends.layout.padded_vocab_size)
         sender = ends.sender(index, torch.bfloat16)
         sums = []
         for number in range(1, NUM_PUSHES + 1):
@@ -152,11 +152,12 @@ def test_pushes_arrive_whole(transport, workers, make_ends):
 @pytest.mark.parametrize(
     "transport", ["shared_memory", *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSPORTS[1:])]
 )
-def test_experts_arrive_whole_in_the_smallest_pieces(transport, make_ends):
+def test_experts_arrive_whole_in_the_smallest_slices(transport, make_ends):
     """Of two pipeline stages, each with the experts on two ranks; a bucket holds two rows, so a matrix takes many."""
     arch = architecture(family="glm4_moe", vocab_size=64)
     sources = tuple(
-        SourceRank(rank=rank, place=place) for rank, place in enumerate(world(expert=2, replicas=2, pipeline=(2, 1)))
+        SourceRank(rank=rank, coordinates=place)
+        for rank, place in enumerate(world(expert=2, replicas=2, pipeline=(2, 1)))
     )
     layout = push_layout(arch, bucket_bytes=64, itemsize=2, sources=sources)
     assert_whole(make_ends(transport, arch, layout))
@@ -171,8 +172,8 @@ def assert_whole(ends):
         for worker in range(num_workers):
             received, sent = answers[num_ranks + worker][push], {}
             for rank in range(num_ranks):
-                for name, share in answers[rank][push].get(worker, {}).items():
-                    sent[name] = (sent.get(name, 0) + share) % 2**64
+                for name, part in answers[rank][push].get(worker, {}).items():
+                    sent[name] = (sent.get(name, 0) + part) % 2**64
             assert received == sent
             assert len(received) == len(ends.streams[worker].kept)
 
@@ -272,7 +273,7 @@ def test_a_worker_that_does_not_read_is_named(make_ends):
     tensors = numbered_tensors(arch)
     sender = ends.sender(0, torch.float32)
     with pytest.raises(WeightSyncError, match="transport shared_memory, rank 0: worker 0 .* within 0.2 s"):
-        sender.push(filled(load_plan(arch, ends.layout.sources[0].place, 13), tensors), with_checksums=False)
+        sender.push(filled(load_plan(arch, ends.layout.sources[0].coordinates, 13), tensors), with_checksums=False)
 
 
 def test_no_room_in_shared_memory_says_so():

@@ -80,7 +80,7 @@ def te_update(tmp_path, model, config) -> Agreement:
         for kind, into in (("logprobs", gaps), ("entropy", entropy_gaps)):
             wanted = expected[kind][rows][:, : found[kind].shape[1]]
             into.append((found[kind] - wanted)[is_scored[:, : wanted.shape[1]]].abs())
-    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["place"].reports))
+    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["coordinates"].reports))
     directions, lengths = [], []
     for name, tensor in read_tensors(path, config.model.path).items():
         ours, theirs = (

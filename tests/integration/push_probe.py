@@ -81,7 +81,7 @@ def layout_of(arch, sampler_tp, sizes):
     fields = {"itemsize": 4, "workers": sampler_tp, "bucket_bytes": BUCKET_BYTES}
     if arch.experts is None:
         return push_layout(arch, **sizes, **fields)
-    sources = tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(world(**sizes)))
+    sources = tuple(SourceRank(rank=rank, coordinates=place) for rank, place in enumerate(world(**sizes)))
     return push_layout(arch, tp=sizes.get("tensor", 1), sources=sources, **fields)
 
 
@@ -144,7 +144,7 @@ class Link:
         from tests.unit.weights.test_reshard import filled
 
         tensors = hub_tensors(reference)
-        plans = [load_plan(self.link.arch, s.place, self.layout.padded_vocab_size) for s in self.layout.sources]
+        plans = [load_plan(self.link.arch, s.coordinates, self.layout.padded_vocab_size) for s in self.layout.sources]
         shards = [filled(plan, tensors) for plan in plans]
         pushes = zip(self.senders, shards, strict=True)
         futures = [pool.submit(sender.push, shard, with_checksums=True) for sender, shard in pushes]

@@ -28,11 +28,11 @@ def preflight(output, *options, timeout_s=380):
     return status, text, json.loads((output / "preflight.json").read_text())
 
 
-def verdicts(report):
-    """Check -> its verdicts."""
+def statuses(report):
+    """Check -> its statuses."""
     found = {}
     for line in report["lines"]:
-        found.setdefault(line["check"], []).append(line["verdict"])
+        found.setdefault(line["check"], []).append(line["status"])
     return found
 
 
@@ -41,7 +41,7 @@ def test_in_short(tmp_path):
     only = ["--only", "collectives", "logprobs", "new-weights", "checkpoint", "network", "end"]
     status, text, report = preflight(tmp_path / "out", *only, *SMALL)
     assert status == 0, text[-3000:]
-    found = verdicts(report)
+    found = statuses(report)
     assert set(found) == {
         *("inputs", "network", "start", "collectives", "push", "generate", "rewards", "logprobs", "update"),
         *("new-weights", "checkpoint", "end"),
@@ -59,7 +59,7 @@ def test_whole(tmp_path):
     assert status == 0, text[-3000:]
     assert report["passed"]
     assert report["seconds"] < 180
-    found = verdicts(report)
+    found = statuses(report)
     assert len(found) == 24
     assert found["layer"] == ["passed"]
     assert found["transports"] == ["passed", "not here"]
@@ -78,7 +78,7 @@ def test_limits_that_are_exceeded_fail_and_the_rest_goes_on(tmp_path):
     status, text, report = preflight(tmp_path / "out", "--only", "logprobs", "checkpoint", *limits, *SMALL)
     assert status == 1
     assert not report["passed"]
-    found = verdicts(report)
+    found = statuses(report)
     assert (found["logprobs"], found["checkpoint"]) == (["failed"], ["passed"])
     assert "what to do: the sampler is not the trainer's policy" in text
 
@@ -87,7 +87,7 @@ def test_limits_that_are_exceeded_fail_and_the_rest_goes_on(tmp_path):
 def test_without_a_model_the_machines_are_checked_all_the_same(tmp_path):
     status, text, report = preflight(tmp_path / "out", "--model.path", str(tmp_path / "nowhere"))
     assert status == 1
-    found = verdicts(report)
+    found = statuses(report)
     assert found["inputs"] == ["failed"]
     assert found["clocks"][0] == "passed"
     assert found["push"] == found["start"] == ["not run"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, expert_of
-from gtpo_megatron.weights.push.plan import Bucket, Piece, Stream, kept_boxes
+from gtpo_megatron.weights.push.plan import Bucket, Slice, Stream, kept_boxes
 from gtpo_megatron.weights.reshard import load_plan, stage_mappings
 
 
@@ -20,7 +20,7 @@ class Holding:
 
     Attributes:
         section: virtual stage, and whether it is of an expert.
-        turn: its place in the section.
+        turn: its position in the section.
         shard: number of the shard in the section.
         ranks: that have it.
         copy: the boxes.
@@ -40,28 +40,32 @@ def holdings(arch, layout):
     ranks = defaultdict(list)
     for source in layout.sources:
         for is_expert in (False, True):
-            ranks[(source.place.expert_shard if is_expert else source.place.dense_shard, is_expert)].append(source.rank)
+            ranks[(source.coordinates.expert_shard if is_expert else source.coordinates.dense_shard, is_expert)].append(
+                source.rank
+            )
     order = {name: number for number, name in enumerate(names(arch))}
     found = []
     for source in layout.sources:
-        place = source.place
-        experts = {m.megatron_name: expert_of(m) for m in stage_mappings(arch, place, layout.padded_vocab_size)}
-        for copy in load_plan(arch, place, layout.padded_vocab_size):
+        coordinates = source.coordinates
+        experts = {m.megatron_name: expert_of(m) for m in stage_mappings(arch, coordinates, layout.padded_vocab_size)}
+        for copy in load_plan(arch, coordinates, layout.padded_vocab_size):
             expert = experts[copy.megatron_name]
-            holders = ranks[(place.dense_shard if expert is None else place.expert_shard, expert is not None)]
+            holders = ranks[
+                (coordinates.dense_shard if expert is None else coordinates.expert_shard, expert is not None)
+            ]
             if holders[0] != source.rank or (
                 arch.tied_embeddings and copy.megatron_name.endswith("output_layer.weight")
             ):
                 continue
-            chunk = int(copy.megatron_name.split(".")[1]) if place.virtual_size > 1 else 0
-            section = (chunk * place.pipeline_size + place.pipeline_stage, expert is not None)
+            chunk = int(copy.megatron_name.split(".")[1]) if coordinates.virtual_size > 1 else 0
+            section = (chunk * coordinates.pipeline_size + coordinates.pipeline_stage, expert is not None)
             if expert is None:
-                turn, shard = (order[copy.hf_name],), place.tensor_parallel.index
+                turn, shard = (order[copy.hf_name],), coordinates.tensor_parallel.index
             else:
-                group, local = divmod(expert, arch.experts.num_experts // place.expert_parallel.size)
+                group, local = divmod(expert, arch.experts.num_experts // coordinates.expert_parallel.size)
                 layer = int(copy.hf_name.split(".")[2])
                 turn = (layer, local, group, order[copy.hf_name])
-                split = place.expert_tensor_parallel
+                split = coordinates.expert_tensor_parallel
                 shard = group * split.size + split.index
             everywhere = expert is None and ("norm" in copy.hf_name or ".mlp.gate." in copy.hf_name)
             found.append(Holding(section, turn, shard, tuple(holders), copy, everywhere))
@@ -82,7 +86,7 @@ def size_of(name, box, layout):
 
 def parts_of(target, kept, found, layout):
     """What a worker takes: ``(holding, copy)`` in the order of sections and turns."""
-    tensor = layout.sources[0].place.tensor_parallel.size
+    tensor = layout.sources[0].coordinates.tensor_parallel.size
     parts = []
     for one in sorted(found, key=lambda one: (one.section, one.turn, one.shard)):
         name, here, there = one.copy.hf_name, one.copy.megatron_box, one.copy.hf_box
@@ -114,46 +118,46 @@ class Whole:
 
     def __init__(self, arch, layout):
         self.layout = layout
-        self.places = {source.rank: source.place for source in layout.sources}
+        self.coordinates = {source.rank: source.coordinates for source in layout.sources}
         self.hosts = {source.rank: source.host for source in layout.sources}
         self.kept = {target.worker: kept_boxes(arch, target) for target in layout.targets}
         found = holdings(arch, layout)
-        by_place = {t.place: parts_of(t, self.kept[t.worker], found, layout) for t in layout.targets}
-        self.parts = {target.worker: by_place[target.place] for target in layout.targets}
+        by_coordinates = {t.coordinates: parts_of(t, self.kept[t.worker], found, layout) for t in layout.targets}
+        self.parts = {target.worker: by_coordinates[target.coordinates] for target in layout.targets}
         self.holders = {self.shard_of(one): one.ranks for one in found}
         self.wanted = {target.worker: Counter() for target in layout.targets}
         for worker, parts in self.parts.items():
             for one, copy in parts:
                 self.wanted[worker][self.shard_of(one)] += size_of(copy.hf_name, copy.hf_box, layout)
-        self.shares = {}
+        self.senders = {}
         for shard in self.holders:
             for region in {self.region(target) for target in layout.targets}:
-                self.share_out(shard, region)
+                self.assign_senders(shard, region)
 
     def shard_of(self, one):
-        return one.section[0] % self.layout.sources[0].place.pipeline_size, one.section[1], one.shard
+        return one.section[0] % self.layout.sources[0].coordinates.pipeline_size, one.section[1], one.shard
 
     def region(self, target):
         return target.host if self.layout.reach == "same_host" else ""
 
     def column(self, worker, has_experts):
-        if self.layout.reach != "own_rank_first" or worker not in self.places:
+        if self.layout.reach != "own_rank_first" or worker not in self.coordinates:
             return 0
         if not any(worker in ranks for shard, ranks in self.holders.items() if shard[1] == has_experts):
             return 0  # its stage has no layer with experts
-        shards = {r: p.expert_shard if has_experts else p.dense_shard for r, p in self.places.items()}
+        shards = {r: p.expert_shard if has_experts else p.dense_shard for r, p in self.coordinates.items()}
         return [rank for rank in shards if shards[rank] == shards[worker]].index(worker)
 
     def line(self, region, has_experts):
         members = [target for target in self.layout.targets if self.region(target) == region]
         return sorted(members, key=lambda target: (self.column(target.worker, has_experts), target.worker))
 
-    def share_out(self, shard, region):
+    def assign_senders(self, shard, region):
         ranks = self.holders[shard]
         able = [rank for rank in ranks if self.layout.reach != "same_host" or self.hosts[rank] == region]
         line = [target.worker for target in self.line(region, shard[1]) if self.wanted[target.worker][shard]]
         if self.layout.reach == "own_rank_first":
-            self.shares |= {(worker, shard): {worker: 1} for worker in line if worker in ranks}
+            self.senders |= {(worker, shard): {worker: 1} for worker in line if worker in ranks}
             line = [worker for worker in line if worker not in ranks]
         total, start = sum(self.wanted[worker][shard] for worker in line), 0
         for worker in line:
@@ -163,12 +167,12 @@ class Whole:
                 if (overlap := min(last, end) - max(first, start)) > 0:
                     mine[rank] = overlap
             least = min(end - start, total // len(able)) // 64
-            self.shares[worker, shard] = {rank: share for rank, share in mine.items() if share >= least}
+            self.senders[worker, shard] = {rank: num for rank, num in mine.items() if num >= least}
             start = end
 
     def stream(self, target):
-        line = [one for one in self.line(self.region(target), False) if one.place == target.place]
-        stages = self.layout.sources[0].place.layer_split.num_stages
+        line = [one for one in self.line(self.region(target), False) if one.coordinates == target.coordinates]
+        stages = self.layout.sources[0].coordinates.layer_split.num_stages
         first = line.index(target) + target.tensor_parallel.index
         buckets = []
         for section in [
@@ -179,7 +183,7 @@ class Whole:
                     one.shard,
                     size_of(copy.hf_name, copy.hf_box, self.layout),
                     copy,
-                    self.shares[target.worker, self.shard_of(one)],
+                    self.senders[target.worker, self.shard_of(one)],
                 )
                 for one, copy in self.parts[target.worker]
                 if one.section == section
@@ -195,13 +199,11 @@ def whole_plan(arch, layout):
 
 
 def section_buckets(parts, bucket_bytes):
-    """Buckets of parts ``(shard, bytes, copy, shares)``."""
+    """Buckets of parts ``(shard, bytes, copy, senders)``."""
     sent, done, chosen = Counter(), Counter(), []
-    for shard, size, copy, shares in parts:
+    for shard, size, copy, senders in parts:
         done[shard] += size
-        behind = {
-            r: Fraction(share, sum(shares.values())) * done[shard] - sent[shard, r] for r, share in shares.items()
-        }
+        behind = {r: Fraction(num, sum(senders.values())) * done[shard] - sent[shard, r] for r, num in senders.items()}
         rank = min(behind, key=lambda one: (-behind[one], one))
         sent[shard, rank] += size
         chosen.append((shard, rank, copy, size))
@@ -214,13 +216,13 @@ def section_buckets(parts, bucket_bytes):
 
 
 def bucket_of(items):
-    pieces, spans, offset = [], {}, 0
+    slices, spans, offset = [], {}, 0
     for _, rank, copy, size in items:
-        pieces.append(Piece(rank, copy, offset))
+        slices.append(Slice(rank, copy, offset))
         first, num = spans.get(rank, (offset, 0))
         spans[rank] = (first, num + size)
         offset += size
-    return Bucket(tuple(pieces), spans, offset)
+    return Bucket(tuple(slices), spans, offset)
 
 
 def least_sent(arch, layout):

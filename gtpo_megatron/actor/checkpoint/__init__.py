@@ -1,1 +1,1 @@
-"""What a rank saves and restores."""
+"""Saves and restores the state of a rank."""

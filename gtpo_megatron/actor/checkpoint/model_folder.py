@@ -11,13 +11,13 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.hf.reader import read_parameters
-from gtpo_megatron.weights.reshard import hf_shapes, load_plan, shard_place
+from gtpo_megatron.weights.reshard import hf_shapes, load_plan, shard_coordinates
 
 
 def load_model_folder(
     folder: Path, arch: Architecture, parallel: ParallelConfig, chunks: Sequence[Any], *, global_rank: int
 ) -> None:
-    """Loads this rank's share of the weights.
+    """Loads this rank's part of the weights.
 
     Args:
         folder: in Hugging Face format, or converted.
@@ -37,5 +37,5 @@ def load_model_folder(
     if converted is not None:
         load_converted(converted, chunks)
         return
-    plan = load_plan(arch, shard_place(parallel, global_rank), padded_vocab_size(arch, parallel))
+    plan = load_plan(arch, shard_coordinates(parallel, global_rank), padded_vocab_size(arch, parallel))
     read_parameters(folder, hf_shapes(arch), plan, weights_by_name(chunks))

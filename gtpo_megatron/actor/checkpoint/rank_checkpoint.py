@@ -159,7 +159,7 @@ class RankCheckpoint:
 
         Args:
             folder: of the checkpoint.
-            checksums: by file name, checked before anything is read; each rank reads a share of the files.
+            checksums: by file name, checked before anything is read; each rank reads a part of the files.
 
         Returns:
             The counters that were saved.
@@ -244,7 +244,7 @@ def _without_copies(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, as if it were nobody's part."""
+    """A view of the same memory whose storage covers only its own bytes."""
     is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
     if not is_part or tensor.device.type != "cpu" or not tensor.is_contiguous() or not tensor.numel():
         return tensor
@@ -318,7 +318,7 @@ def _refuse_mismatch(folder: Path, *, absent: set[str], left_over: set[str]) -> 
 
 
 def _of_all_ranks(trouble: str) -> str:
-    """What went wrong anywhere, with the rank's number. Collectives: one gather of texts over the world."""
+    """Returns the errors of all ranks, each with its rank's number. Collectives: one gather of texts over the world."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, trouble)
     return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text)

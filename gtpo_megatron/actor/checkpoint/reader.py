@@ -78,7 +78,7 @@ class CheckpointReader:
         return load_object(self._folder, self._metadata, name)
 
     def read_common(self) -> Any:
-        """What all ranks share: optimizer groups, schedule, counters. None where Megatron stores it as an object.
+        """Reads what all ranks share: optimizer groups, schedule, counters. None where Megatron stores it as an object.
 
         Raises:
             CheckpointError: as in :meth:`read_object`.

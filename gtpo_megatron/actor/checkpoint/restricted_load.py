@@ -69,7 +69,7 @@ class RestrictedStrategy(TorchDistLoadShardedStrategy):
 
 
 def load_common(folder: str | Path) -> Any:
-    """What all ranks share, from ``common.pt`` or, as Megatron 0.19 writes it, from an object of a rank.
+    """Reads what all ranks share, from ``common.pt`` or, as Megatron 0.19 writes it, from an object of a rank.
 
     Raises:
         CheckpointError: it cannot be read, or names what may not be in it.

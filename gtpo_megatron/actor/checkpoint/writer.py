@@ -116,7 +116,7 @@ class ForkedWrite:
         self, rank: int, buckets: Sequence[Any], folder: Path, child_end: Any, in_background: bool, parent: int
     ) -> None:
         """The child: never returns into the parent's code."""
-        os.setpgid(0, 0)  # signals to the group of a rank that is the driver's are for the driver; nice needs the session
+        os.setpgid(0, 0)  # a signal to the driver's group is not for this child; nice needs the session
         self._results.close()  # while this end is open anywhere, nobody hears that the rank is gone
         if in_background:
             with contextlib.suppress(OSError):  # where the system forbids it, the writer competes

@@ -1,1 +1,1 @@
-"""What a mixture of experts needs beside Megatron: balance and replayed routing."""
+"""Adds to Megatron's mixture of experts: balance and replayed routing."""

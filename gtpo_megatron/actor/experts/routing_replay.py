@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.actor.model.replayed_router import ReplayedRouter, replay_routers
-from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
@@ -37,7 +37,7 @@ class RoutingReplay:
         experts: of the model.
         chunks: the rank's parts of the model; their routers are given an object that can be told.
         parallel: the layout.
-        place: of this rank.
+        coordinates: of this rank.
         groups: of this rank.
     """
 
@@ -49,7 +49,7 @@ class RoutingReplay:
         experts: Experts,
         chunks: Sequence[Any],
         parallel: ParallelConfig,
-        place: RankPlace,
+        coordinates: RankCoordinates,
         groups: ParallelGroups,
     ) -> None:
         self._source = source
@@ -61,7 +61,7 @@ class RoutingReplay:
         self._routers = [found[number] for number in numbers if number in found]
         self._num_routers = len(numbers)
         self._places = torch.tensor([i for i, number in enumerate(numbers) if number in found], dtype=torch.int64)
-        self._place = place
+        self._coordinates = coordinates
         # inner to outer: tensor-parallel ranks share what a context-parallel rank holds
         self._groups = (groups.tp if parallel.sequence_parallel else None, groups.cp)
         self._layout = RoutingLayout(
@@ -74,7 +74,7 @@ class RoutingReplay:
         self._rows: list[Tensor] | None = None
 
     def begin_scoring(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> None:
-        """Before the scoring pass: the sampler's choices are told, or the routers' will be noted.
+        """Before the scoring pass: gives the routers the sampler's choices, or starts to record theirs.
 
         Args:
             batches: of the pass, in its order.
@@ -131,7 +131,7 @@ class RoutingReplay:
         self._forget_told()
 
     def release(self) -> None:
-        """Lets the step's choices go."""
+        """Frees the step's choices."""
         self._rows = None
         self._forget_told()
 
@@ -143,14 +143,14 @@ class RoutingReplay:
     def _tell(self, batches: Sequence[PackedMicroBatch]) -> None:
         assert self._rows is not None, "scoring comes first"
         for number, batch in enumerate(batches):
-            positions = self._layout.positions(batch, self._place.context_index, self._sequence_index)
+            positions = self._layout.positions(batch, self._coordinates.context_index, self._sequence_index)
             told, is_told = (tensor[positions] for tensor in self._layout.pack(self._rows, batch))
             for index, router in enumerate(self._routers):
                 router.told[number] = told[:, index].contiguous(), is_told
 
     @property
     def _sequence_index(self) -> int:
-        return self._place.tensor_index if self._layout.sequence_size > 1 else 0
+        return self._coordinates.tensor_index if self._layout.sequence_size > 1 else 0
 
     def _sampled(self, rollouts: RolloutBatch) -> list[Tensor]:
         """Per response ``[n, M, k]``: the sampler's choices in this rank's layers."""
@@ -195,7 +195,7 @@ class RoutingReplay:
     def _mismatch(self, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> dict[str, Metric]:
         counts = torch.zeros(2, dtype=torch.int64, device=cpu_platform.device())
         # ranks that share sequences all hold the same rows
-        if self._place.tensor_index == self._place.context_index == 0:
+        if self._coordinates.tensor_index == self._coordinates.context_index == 0:
             for mine, sampled in zip(ours, theirs, strict=True):
                 differs = routing_mismatch(mine[: len(sampled)], sampled)
                 counts += torch.tensor([int(differs.sum()), differs.numel()], device=counts.device)

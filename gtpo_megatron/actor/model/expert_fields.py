@@ -1,4 +1,4 @@
-"""What Megatron's configuration says of a mixture of experts."""
+"""Fields of Megatron's configuration for a mixture of experts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Of which modules Megatron builds the layers of a pipeline stage."""
+"""Modules from which Megatron builds the layers of a pipeline stage."""
 
 import functools
 from typing import Any

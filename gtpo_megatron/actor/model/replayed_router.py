@@ -1,4 +1,4 @@
-"""What a router is told to choose, or has chosen, micro-batch by micro-batch.
+"""Expert choices of a router by micro-batch: those it must replay, or those it has made.
 
 Megatron's own ``RouterReplay`` has one slot per layer: with several micro-batches it replays the last one's choices on
 all of them, without an error if lengths fit. Here choices are kept by the number of the micro-batch. The number travels

@@ -67,7 +67,7 @@ def _yarn(powers: Tensor, scaling: RopeScaling, arch: Architecture) -> Tensor:
 
 
 def attention_factor(arch: Architecture) -> float:
-    """What queries and keys are multiplied by where they are rotated."""
+    """Factor on queries and keys where they are rotated."""
     return 1.0 if arch.rope_scaling is None else arch.rope_scaling.attention_factor
 
 

@@ -20,7 +20,7 @@ def padded_vocab_size(arch: Architecture, config: ParallelConfig) -> int:
 
 
 def torch_dtype(config: ModelConfig) -> torch.dtype:
-    """Of the weights in forward and backward."""
+    """Dtype of the weights in forward and backward."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 

@@ -45,7 +45,7 @@ class Denominator:
         return live
 
     def total(self, row_weights: Tensor, lengths: Tensor, *, per_response: bool) -> Tensor:
-        """What the rows add to the denominator, a float64 scalar.
+        """Sum that the rows add to the denominator, a float64 scalar.
 
         Args:
             row_weights: ``[B]`` float64, the result of ``row_weights``.

@@ -1,1 +1,1 @@
-"""Whether a run is healthy: one verdict a sign, with its rule, from the metrics alone."""
+"""Whether a run is healthy: one finding a sign, with its rule, from the metrics alone."""

@@ -1,4 +1,4 @@
-"""What a run has measured so far, as the signs read it."""
+"""Values that a run has measured so far, as the signs read them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from statistics import median
 
+from gtpo_megatron.companions.health.finding import Finding, Level, level_above
 from gtpo_megatron.companions.health.history import EDGE_STEPS, History
-from gtpo_megatron.companions.health.verdict import Level, Verdict, level_above
 from gtpo_megatron.observability.measured_sets import set_name
 from gtpo_megatron.run_folder.finite import finite
 
@@ -16,13 +16,13 @@ RESTARTS_RED = 5
 _CONTAMINATED = "_contaminated_count"
 
 
-def graders(history: History) -> Verdict | None:
+def graders(history: History) -> Finding | None:
     """Responses without a verdict, which take no part in the update."""
     failed = history.total("rollout/reward_failed_count", recent=True)
     responses = history.total("rollout/responses_count", recent=True)
     if failed is None or not responses:
         return None
-    return Verdict(
+    return Finding(
         sign="graders",
         anchor="graders",
         level=level_above(failed / responses, FAILED_AMBER, FAILED_RED),
@@ -31,7 +31,7 @@ def graders(history: History) -> Verdict | None:
     )
 
 
-def contamination(history: History, num_problems: Mapping[str, int]) -> Verdict | None:
+def contamination(history: History, num_problems: Mapping[str, int]) -> Finding | None:
     """Held-out problems that are trained on too.
 
     Args:
@@ -53,7 +53,7 @@ def contamination(history: History, num_problems: Mapping[str, int]) -> Verdict 
     for label, count in found.items():
         of = f" of {num_problems[label]}" if label in num_problems else ""
         texts.append(f"{count:.0f}{of} in {set_name(label)}")
-    return Verdict(
+    return Finding(
         sign="contamination",
         anchor="contamination",
         level=Level.RED if is_many else Level.AMBER if found else Level.GREEN,
@@ -62,7 +62,7 @@ def contamination(history: History, num_problems: Mapping[str, int]) -> Verdict 
     )
 
 
-def waiting(history: History) -> Verdict | None:
+def waiting(history: History) -> Finding | None:
     """Time in which the trainer waits for responses, where sampling runs beside it."""
     shares = [
         wait / step
@@ -72,7 +72,7 @@ def waiting(history: History) -> Verdict | None:
     if not shares:
         return None
     share = median(shares)
-    return Verdict(
+    return Finding(
         sign="waiting for responses",
         anchor="waiting-for-responses",
         level=level_above(share, WAIT_AMBER, WAIT_RED),
@@ -81,13 +81,13 @@ def waiting(history: History) -> Verdict | None:
     )
 
 
-def engines(history: History) -> Verdict | None:
+def engines(history: History) -> Finding | None:
     """Engines that died and were replaced."""
     restarts = history.values("health/engine_restarts_count")
     if not restarts:
         return None
     most = max(restarts)
-    return Verdict(
+    return Finding(
         sign="engines",
         anchor="engines",
         level=Level.RED if most >= RESTARTS_RED else Level.AMBER if most else Level.GREEN,

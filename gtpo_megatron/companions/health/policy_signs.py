@@ -1,7 +1,7 @@
 """Signs in the policy's behaviour: entropy, lengths, groups, divergence, and rewards that rise where accuracy falls."""
 
+from gtpo_megatron.companions.health.finding import Finding, Level, level_above
 from gtpo_megatron.companions.health.history import EDGE_STEPS, History
-from gtpo_megatron.companions.health.verdict import Level, Verdict, level_above
 from gtpo_megatron.observability.measured_sets import interval, labels_among, mean_metric, set_name
 
 ENTROPY_AMBER = (0.4, 2.0)
@@ -15,7 +15,7 @@ KL_REF_AMBER, KL_REF_RED = 0.3, 1.0
 ENDS = f"mean of the last {EDGE_STEPS} steps over that of the first {EDGE_STEPS}"
 
 
-def entropy(history: History) -> Verdict | None:
+def entropy(history: History) -> Finding | None:
     """Collapse or explosion of the policy's entropy."""
     first, last = history.first_mean("policy/entropy_nats"), history.last_mean("policy/entropy_nats")
     if not first or last is None:
@@ -26,7 +26,7 @@ def entropy(history: History) -> Verdict | None:
         level = Level.RED
     elif not ENTROPY_AMBER[0] < ratio < ENTROPY_AMBER[1]:
         level = Level.AMBER
-    return Verdict(
+    return Finding(
         sign="entropy",
         anchor="entropy",
         level=level,
@@ -36,7 +36,7 @@ def entropy(history: History) -> Verdict | None:
     )
 
 
-def length(history: History) -> Verdict | None:
+def length(history: History) -> Finding | None:
     """Responses that are cut, or grow without reward."""
     cut, tokens = history.last_mean("rollout/truncated_frac"), history.last_mean("rollout/response_length_tokens")
     if cut is None or tokens is None:
@@ -48,7 +48,7 @@ def length(history: History) -> Verdict | None:
         seen += f", {tokens / first:.2f} of what it was"
         if rewards[1] <= rewards[0]:
             level = max(level, level_above(tokens / first, GROWTH_AMBER, GROWTH_RED))
-    return Verdict(
+    return Finding(
         sign="response length",
         anchor="response-length",
         level=level,
@@ -58,12 +58,12 @@ def length(history: History) -> Verdict | None:
     )
 
 
-def equal_groups(history: History) -> Verdict | None:
+def equal_groups(history: History) -> Finding | None:
     """Groups whose responses all have one reward, which teach nothing."""
     mixed = history.last_mean("rollout/groups_mixed_frac")
     if mixed is None:
         return None
-    return Verdict(
+    return Finding(
         sign="groups without variance",
         anchor="groups-without-variance",
         level=level_above(1 - mixed, EQUAL_GROUPS_AMBER, EQUAL_GROUPS_RED),
@@ -72,7 +72,7 @@ def equal_groups(history: History) -> Verdict | None:
     )
 
 
-def divergence(history: History) -> Verdict | None:
+def divergence(history: History) -> Finding | None:
     """How far a step's updates move the policy, and how far it is from its reference."""
     old, reference = history.last_mean("policy/kl_old_nats"), history.last_mean("policy/kl_ref_nats")
     if old is None:
@@ -81,7 +81,7 @@ def divergence(history: History) -> Verdict | None:
     if reference is not None:
         level = max(level, level_above(reference, KL_REF_AMBER, KL_REF_RED))
         seen += f", {reference:.2g} from the reference"
-    return Verdict(
+    return Finding(
         sign="divergence",
         anchor="divergence",
         level=level,
@@ -91,14 +91,14 @@ def divergence(history: History) -> Verdict | None:
     )
 
 
-def held_out(history: History) -> Verdict | None:
+def held_out(history: History) -> Finding | None:
     """Held-out accuracy that falls while the training reward rises."""
     labels = labels_among(name for row in history.rows for name in row)
-    judged = [found for label in labels if (found := _fall(history, label)) is not None]
-    if not judged:
+    falls = [found for label in labels if (found := _fall(history, label)) is not None]
+    if not falls:
         return None
-    level, seen = max(judged)
-    return Verdict(
+    level, seen = max(falls)
+    return Finding(
         sign="held-out accuracy",
         anchor="held-out-accuracy",
         level=level,

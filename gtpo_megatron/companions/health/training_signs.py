@@ -1,7 +1,7 @@
 """Signs in the numbers of the update: sampler beside trainer, skipped updates, gradients, experts."""
 
+from gtpo_megatron.companions.health.finding import Finding, Level, level_above
 from gtpo_megatron.companions.health.history import EDGE_STEPS, History
-from gtpo_megatron.companions.health.verdict import Level, Verdict, level_above
 from gtpo_megatron.run_folder.finite import finite
 
 LIMIT_AMBER, LIMIT_RED = 0.5, 1.0
@@ -12,7 +12,7 @@ DEAD_AMBER, DEAD_RED = 0.05, 0.3
 _LIMIT = "_limit"
 
 
-def mismatch(history: History) -> Verdict | None:
+def mismatch(history: History) -> Finding | None:
     """Sampler's and trainer's log-probs against the limits at which the run stops."""
     shares = [
         (value / limit, name.removesuffix(_LIMIT).removeprefix("sync/"))
@@ -24,7 +24,7 @@ def mismatch(history: History) -> Verdict | None:
     if not shares:
         return None
     share, name = max(shares)
-    return Verdict(
+    return Finding(
         sign="sampler beside trainer",
         anchor="sampler-beside-trainer",
         level=level_above(share, LIMIT_AMBER, LIMIT_RED),
@@ -34,14 +34,14 @@ def mismatch(history: History) -> Verdict | None:
     )
 
 
-def skipped(history: History) -> Verdict | None:
+def skipped(history: History) -> Finding | None:
     """Updates that were left out, because their gradient was not finite."""
     total = history.total("optimizer/skipped_count")
     recent = history.total("optimizer/skipped_count", recent=True)
     if total is None or recent is None:
         return None
     level = Level.RED if recent >= SKIPPED_RED else Level.AMBER if total else Level.GREEN
-    return Verdict(
+    return Finding(
         sign="skipped updates",
         anchor="skipped-updates",
         level=level,
@@ -50,7 +50,7 @@ def skipped(history: History) -> Verdict | None:
     )
 
 
-def gradient_norm(history: History) -> Verdict | None:
+def gradient_norm(history: History) -> Finding | None:
     """Spikes of the gradient's norm."""
     middle = history.middle("optimizer/grad_norm")
     recent = [row["optimizer/grad_norm"] for row in history.recent if "optimizer/grad_norm" in row]
@@ -62,7 +62,7 @@ def gradient_norm(history: History) -> Verdict | None:
     seen = f"at most {ratio:.1f} of the median {middle:.2g}"
     if len(values) < len(recent):
         level, seen = max(level, Level.AMBER), f"{seen}; {len(recent) - len(values)} not finite"
-    return Verdict(
+    return Finding(
         sign="gradient norm",
         anchor="gradient-norm",
         level=level,
@@ -72,12 +72,12 @@ def gradient_norm(history: History) -> Verdict | None:
     )
 
 
-def experts(history: History) -> Verdict | None:
+def experts(history: History) -> Finding | None:
     """Experts that get no token; of a mixture of experts only."""
     dead, load = history.last_mean("experts/dead_frac"), history.last_mean("experts/load_max_over_mean")
     if dead is None or load is None:
         return None
-    return Verdict(
+    return Finding(
         sign="experts",
         anchor="experts",
         level=level_above(dead, DEAD_AMBER, DEAD_RED),

@@ -1,4 +1,4 @@
-"""What autograd keeps of a layer between forward and backward, tensor by tensor.
+"""Bytes that autograd keeps of a layer between forward and backward, tensor by tensor.
 
 Two sets of kernels are known. ``te``: Transformer Engine's layers on a GPU, which
 ``actor/model/policy_model.py`` builds there.

@@ -7,13 +7,13 @@ from typing import Any
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.phases import GPUMemory, engine_gpu, engine_of, trainer_gpu
 from gtpo_megatron.companions.planner.request import PlanRequest
-from gtpo_megatron.companions.planner.search import JudgedLayout, judge, judge_all
+from gtpo_megatron.companions.planner.search import AssessedLayout, assess, assess_all
 from gtpo_megatron.companions.planner.suggestions import suggestions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All layouts, judged.
+    """All layouts, assessed.
 
     Attributes:
         request: what was planned.
@@ -24,13 +24,13 @@ class Plan:
     """
 
     request: PlanRequest
-    own: JudgedLayout | None
-    fitting: Sequence[JudgedLayout]
-    misses: Sequence[JudgedLayout]
+    own: AssessedLayout | None
+    fitting: Sequence[AssessedLayout]
+    misses: Sequence[AssessedLayout]
     suggestions: Sequence[str]
 
     @property
-    def choice(self) -> JudgedLayout | None:
+    def choice(self) -> AssessedLayout | None:
         """The layout to take; None if nothing fits."""
         return self.fitting[0] if self.fitting else None
 
@@ -47,11 +47,11 @@ class Plan:
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """Judges every layout, and the recipe's own."""
-    fitting, misses = judge_all(request)
+    """Assesses every layout, and the recipe's own."""
+    fitting, misses = assess_all(request)
     return Plan(
         request=request,
-        own=None if request.own_layout is None else judge(request, request.own_layout),
+        own=None if request.own_layout is None else assess(request, request.own_layout),
         fitting=fitting,
         misses=misses,
         suggestions=[] if fitting else suggestions(request),
@@ -59,7 +59,7 @@ def make_plan(request: PlanRequest) -> Plan:
 
 
 def plan_to_plain(plan: Plan) -> dict[str, Any]:
-    """What ``--json`` prints: dictionaries, lists, numbers and strings; bytes as integers, seconds as floats."""
+    """Values that ``--json`` prints: dictionaries, lists, numbers and strings; bytes as integers, seconds as floats."""
     request, shown = plan.request, plan.own or plan.choice
     numbers = {"num_engines": request.num_engines, "sequences_in_cache": plan.sequences_in_cache}
     return {
@@ -71,27 +71,27 @@ def plan_to_plain(plan: Plan) -> dict[str, Any]:
         "cluster": asdict(request.cluster) | {"is_colocated": request.cluster.is_colocated},
         "batch": asdict(request.batch),
         "engine": asdict(request.engine) | asdict(engine_of(request)) | numbers,
-        "own": plan.own and _judged(plan.own),
-        "choice": plan.choice and _judged(plan.choice),
+        "own": plan.own and _assessed(plan.own),
+        "choice": plan.choice and _assessed(plan.choice),
         "stages": [asdict(gpu) | _peak(gpu) for gpu in plan.gpus(shown.layout)] if shown else [],
-        "fitting": [_judged(judged) for judged in plan.fitting],
-        "misses": [_judged(judged) for judged in plan.misses],
+        "fitting": [_assessed(assessed) for assessed in plan.fitting],
+        "misses": [_assessed(assessed) for assessed in plan.misses],
         "suggestions": list(plan.suggestions),
     }
 
 
-def _judged(judged: JudgedLayout) -> dict[str, Any]:
+def _assessed(assessed: AssessedLayout) -> dict[str, Any]:
     return {
-        "layout": asdict(judged.layout) | {"data": judged.layout.data},
-        "fits": judged.fits,
-        "reason": judged.reason(),
-        **_peak(judged.worst),
-        "peak_role": judged.worst.role,
-        "overflow_bytes": judged.overflow,
-        "largest_parts": dict(judged.largest_parts),
-        "host_bytes": judged.host_bytes,
-        "host_overflow_bytes": judged.host_overflow,
-        "estimated_seconds": asdict(judged.time),
+        "layout": asdict(assessed.layout) | {"data": assessed.layout.data},
+        "fits": assessed.fits,
+        "reason": assessed.reason(),
+        **_peak(assessed.worst),
+        "peak_role": assessed.worst.role,
+        "overflow_bytes": assessed.overflow,
+        "largest_parts": dict(assessed.largest_parts),
+        "host_bytes": assessed.host_bytes,
+        "host_overflow_bytes": assessed.host_overflow,
+        "estimated_seconds": asdict(assessed.time),
     }
 
 

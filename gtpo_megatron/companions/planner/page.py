@@ -13,7 +13,7 @@ from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import Plan
 from gtpo_megatron.companions.planner.phases import PARTS, PHASES, GPUMemory, Phase, node_host
 from gtpo_megatron.companions.planner.request import PlanRequest
-from gtpo_megatron.companions.planner.search import JudgedLayout
+from gtpo_megatron.companions.planner.search import AssessedLayout
 from gtpo_megatron.sentence import print_sentence
 
 NUM_SHOWN = 8
@@ -32,7 +32,7 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
         show_all: every layout; else the best few, those that differ in their chunks only once.
     """
     console.width = max(MIN_WIDTH, console.width)
-    for line in (*_head(plan), "", *_verdict(plan)):
+    for line in (*_head(plan), "", *_conclusion(plan)):
         print_sentence(console, line)
     shown = plan.own or plan.choice or (plan.misses[0] if plan.misses else None)
     if shown is not None:
@@ -54,14 +54,16 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
         _print_table(console, title, _misses_table(_rows(plan.misses, show_all)))
 
 
-def _rows(layouts: Sequence[JudgedLayout], show_all: bool) -> list[JudgedLayout]:
+def _rows(layouts: Sequence[AssessedLayout], show_all: bool) -> list[AssessedLayout]:
     """All of them, or the first of each kind that differs in more than the number of chunks."""
     if show_all:
         return list(layouts)
-    first: dict[tuple[int, ...], JudgedLayout] = {}
-    for judged in layouts:
-        layout = judged.layout
-        first.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert, layout.expert_tensor), judged)
+    first: dict[tuple[int, ...], AssessedLayout] = {}
+    for assessed in layouts:
+        layout = assessed.layout
+        first.setdefault(
+            (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.expert_tensor), assessed
+        )
     return list(first.values())[:NUM_SHOWN]
 
 
@@ -96,7 +98,7 @@ def _head(plan: Plan) -> Iterable[str | Text]:
         yield Text(f"not one sequence of full length fits into the cache: {advice}", style="yellow")
 
 
-def _verdict(plan: Plan) -> Iterable[str | Text]:
+def _conclusion(plan: Plan) -> Iterable[str | Text]:
     own, choice = plan.own, plan.choice
     if own is not None:
         word, colour = ("fits", "green") if own.fits else ("does not fit", "red")
@@ -116,7 +118,7 @@ def _verdict(plan: Plan) -> Iterable[str | Text]:
         yield f"  {suggestion}"
 
 
-def _memory_table(gpus: Sequence[GPUMemory], shown: JudgedLayout) -> Table:
+def _memory_table(gpus: Sequence[GPUMemory], shown: AssessedLayout) -> Table:
     """Every part in every phase, on the GPU that is fullest in that phase."""
     phases = [phase for phase in PHASES if any(phase in gpu.phases for gpu in gpus)]
     fullest = {phase: _fullest(gpus, phase) for phase in phases}
@@ -135,7 +137,7 @@ def _fullest(gpus: Sequence[GPUMemory], phase: Phase) -> GPUMemory:
     return max((gpu for gpu in gpus if phase in gpu.phases), key=lambda gpu: sum(gpu.phases[phase].values()))
 
 
-def _stage_table(gpus: Sequence[GPUMemory], shown: JudgedLayout) -> Table:
+def _stage_table(gpus: Sequence[GPUMemory], shown: AssessedLayout) -> Table:
     """Every kind of GPU: what training takes, and its peak."""
     columns = PARTS[: PARTS.index("output layer") + 1]
     table = _table("GPU", right=[*columns, "peak"])
@@ -146,7 +148,7 @@ def _stage_table(gpus: Sequence[GPUMemory], shown: JudgedLayout) -> Table:
     return table
 
 
-def _host(plan: Plan, gpus: Sequence[GPUMemory], shown: JudgedLayout) -> str:
+def _host(plan: Plan, gpus: Sequence[GPUMemory], shown: AssessedLayout) -> str:
     nodes = [node_host(plan.request, gpu) for gpu in gpus if gpu.role != "engine"]
     fullest = max(nodes, key=lambda parts: sum(parts.values()))
     parts = ", ".join(f"{what} {size / GIB:.0f}" for what, size in fullest.items())
@@ -163,31 +165,31 @@ def _object_store(request: PlanRequest) -> str:
     return f"[yellow]{line}: Ray writes the rest to disk; --cluster.object-store-mib {math.ceil(1.1 * needed / MIB)}[/]"
 
 
-def _fitting_table(layouts: Sequence[JudgedLayout]) -> Table:
+def _fitting_table(layouts: Sequence[AssessedLayout]) -> Table:
     table = _table(
         "layout", "recompute", "fullest in", right=("peak", "free", "host GiB", "score s", "train s", "step s")
     )
-    for judged in layouts:
-        memory = (judged.worst.peak / GIB, -judged.overflow / GIB)
-        seconds = (judged.time.score, judged.time.train)
+    for assessed in layouts:
+        memory = (assessed.worst.peak / GIB, -assessed.overflow / GIB)
+        seconds = (assessed.time.score, assessed.time.train)
         table.add_row(
-            str(judged.layout),
-            judged.layout.recompute,
-            f"{judged.peak_phase}, {judged.worst.role}",
+            str(assessed.layout),
+            assessed.layout.recompute,
+            f"{assessed.peak_phase}, {assessed.worst.role}",
             *(f"{number:.1f}" for number in memory),
-            f"{judged.host_bytes / GIB:.0f}",
+            f"{assessed.host_bytes / GIB:.0f}",
             *(f"{number:.1f}" for number in seconds),
-            f"{judged.time.total:.0f}",
+            f"{assessed.time.total:.0f}",
         )
     return table
 
 
-def _misses_table(layouts: Sequence[JudgedLayout]) -> Table:
+def _misses_table(layouts: Sequence[AssessedLayout]) -> Table:
     table = _table()
     table.add_column("layout", no_wrap=True)
     table.add_column("why", overflow="fold")
-    for judged in layouts:
-        table.add_row(str(judged.layout), judged.reason())
+    for assessed in layouts:
+        table.add_row(str(assessed.layout), assessed.reason())
     return table
 
 

@@ -217,7 +217,7 @@ def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
 def _forward_and_backward(
     request: PlanRequest, layout: Layout, stage: int, parameters: StageParameters, head: OutputLayerMemory
 ) -> tuple[Bytes, Bytes]:
-    """What comes and goes while scoring, and while training.
+    """Temporary memory while scoring, and while training.
 
     Work within a layer: its activations without the sharding of sequence parallelism, and the gradients of the widest
     ones. The output layer and the last layer's backward pass are not at work at once.

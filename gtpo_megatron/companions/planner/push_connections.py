@@ -1,6 +1,6 @@
 """With how many other processes one talks in a push: each of them is a communicator of two under NCCL.
 
-``weights/push/sharing.py`` decides who serves whom; this says the same in sizes, at most.
+``weights/push/replicas.py`` chooses who sends to whom; this says the same in sizes, at most.
 """
 
 from gtpo_megatron.companions.planner.hardware import COMMUNICATOR_BYTES
@@ -28,7 +28,7 @@ def worker_connections(request: PlanRequest, layout: Layout) -> int:
 
 
 def connection_bytes(num_connections: int) -> int:
-    """What their communicators hold on a GPU."""
+    """Bytes of their communicators on a GPU."""
     return num_connections * COMMUNICATOR_BYTES
 
 
@@ -56,7 +56,7 @@ def _lines(request: PlanRequest, layout: Layout) -> list[tuple[int, int, int]]:
 
 
 def _colocated(request: PlanRequest, layout: Layout) -> int:
-    """Of ranks that pass on: those they take from, and those they send to."""
+    """Connections of a rank that passes on: with those it receives from, and those it sends to."""
     engine, others = request.engine.tensor, layout.num_ranks - 1
     lines = _lines(request, layout)
     found = 0

@@ -1,4 +1,4 @@
-"""What is to be planned: a model, a batch, an engine and the GPUs, as numbers."""
+"""Inputs of a plan: a model, a batch, an engine and the GPUs, as numbers."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Judges layouts: whether each fits, where it is fullest, and how long a step would take."""
+"""Assesses layouts: whether each fits, where it is fullest, and how long a step would take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +27,8 @@ EQUALLY_FAST = 0.03
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedLayout:
-    """One layout, judged.
+class AssessedLayout:
+    """One layout, assessed.
 
     Attributes:
         layout: with its recomputation.
@@ -90,10 +90,10 @@ class JudgedLayout:
         return f"{where}, {-self.overflow / GIB:.1f} GiB free"
 
 
-def judge(request: PlanRequest, layout: Layout) -> JudgedLayout:
-    """Judges a layout by the GPUs that can be fullest: the first stage's, the last one's, an engine's, and others'.
+def assess(request: PlanRequest, layout: Layout) -> AssessedLayout:
+    """Assesses a layout by the GPUs that can be fullest: the first stage's, the last one's, an engine's, and others'.
 
-    Of the stages between that have equal layers, the first one holds the most activations, and it alone is judged.
+    Of the stages between that have equal layers, the first one holds the most activations, and it alone is assessed.
     """
     last = layout.pipeline - 1
     between = {layers_of_stage(request.shape, layout, stage): stage for stage in range(last - 1, 0, -1)}
@@ -108,7 +108,7 @@ def judge(request: PlanRequest, layout: Layout) -> JudgedLayout:
         ),
         key=lambda parameters: parameters.num_elements,
     )
-    return JudgedLayout(
+    return AssessedLayout(
         layout=layout,
         worst=max(gpus, key=lambda gpu: gpu.peak),
         capacity=request.cluster.gpu_memory,
@@ -118,61 +118,60 @@ def judge(request: PlanRequest, layout: Layout) -> JudgedLayout:
     )
 
 
-def judge_all(request: PlanRequest) -> tuple[list[JudgedLayout], list[JudgedLayout]]:
+def assess_all(request: PlanRequest) -> tuple[list[AssessedLayout], list[AssessedLayout]]:
     """Every layout: those that fit, best first, and those that do not, closest first.
 
     Of the layouts that fit and whose estimated seconds of scoring and training are within a tenth of the fastest one's,
     those with the fewest ranks that must talk to each other for a micro-batch come first; of equals the fastest.
     """
-    fitting: list[JudgedLayout] = []
-    misses: list[JudgedLayout] = []
+    fitting: list[AssessedLayout] = []
+    misses: list[AssessedLayout] = []
     nodes = request.cluster.gpus_per_node
     for layout in layouts(request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=nodes):
-        judged = least_recompute(request, layout)
-        (fitting if judged.fits else misses).append(judged)
+        assessed = least_recompute(request, layout)
+        (fitting if assessed.fits else misses).append(assessed)
     return _in_order(fitting), sorted(misses, key=lambda v: (max(v.overflow, v.host_overflow), v.layout.virtual))
 
 
 def anything_fits(request: PlanRequest) -> bool:
-    """Whether ``judge_all`` would find a layout that fits, for a tenth of its work.
+    """Whether ``assess_all`` would find a layout that fits, for a tenth of its work.
 
     With everything recomputed and each stage in one piece: more chunks never hold less.
     """
     all_layouts = layouts(
         request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=request.cluster.gpus_per_node
     )
-    return any(judge(request, replace(layout, recompute="full")).fits for layout in all_layouts if layout.virtual == 1)
+    return any(assess(request, replace(layout, recompute="full")).fits for layout in all_layouts if layout.virtual == 1)
 
 
-def least_recompute(request: PlanRequest, layout: Layout) -> JudgedLayout:
+def least_recompute(request: PlanRequest, layout: Layout) -> AssessedLayout:
     """The least recomputation that fits, in the order of ``Recompute``; full if none does."""
-    judged = judge(request, layout)
-    if judged.fits:
-        return judged
-    fullest = judge(request, replace(layout, recompute="full"))
+    assessed = assess(request, layout)
+    if assessed.fits:
+        return assessed
+    fullest = assess(request, replace(layout, recompute="full"))
     if not fullest.fits:
         return fullest
     between: list[Recompute] = ["selective"]
     if request.shape.experts is not None:
         between.append("experts")
     for recompute in between:
-        judged = judge(request, replace(layout, recompute=recompute))
-        if judged.fits:
-            return judged
+        assessed = assess(request, replace(layout, recompute=recompute))
+        if assessed.fits:
+            return assessed
     return fullest
 
 
-def _in_order(judged_layouts: Sequence[JudgedLayout]) -> list[JudgedLayout]:
+def _in_order(assessed_layouts: Sequence[AssessedLayout]) -> list[AssessedLayout]:
     """Those about as fast as the fastest first, fewest communicating ranks before more; then the slower ones."""
-    fastest = min((judged.seconds for judged in judged_layouts), default=0.0)
+    fastest = min((assessed.seconds for assessed in assessed_layouts), default=0.0)
 
-    def key(judged: JudgedLayout) -> tuple[int, int, int, int, float]:
-        layout, ratio = judged.layout, judged.seconds / fastest
+    def key(assessed: AssessedLayout) -> tuple[int, int, int, int, float]:
+        layout, ratio = assessed.layout, assessed.seconds / fastest
         if ratio > ABOUT_AS_FAST:
             return 1, 0, 0, 0, ratio
-        # chunks must be worth their messages, and unequal stages their trouble: the steps of a percentage are coarse,
-        # and the simpler layout wins a step
+        # times that round to the same step are equal: then fewer chunks and equal stages win
         simplicity = 2 * layout.virtual + (layout.last_layers is not None)
         return 0, layout.model_ranks, round(ratio / EQUALLY_FAST), simplicity, ratio
 
-    return sorted(judged_layouts, key=key)
+    return sorted(assessed_layouts, key=key)

@@ -1,11 +1,11 @@
-"""What would make a model fit, if no layout does: each change is tried by planning again."""
+"""Changes that would make a model fit, if no layout does: each is tried by planning again."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
 from gtpo_megatron.companions.planner.request import PlanRequest
-from gtpo_megatron.companions.planner.search import anything_fits, judge_all
+from gtpo_megatron.companions.planner.search import anything_fits, assess_all
 
 FRACTIONS = (2, 4, 8)
 """The cache is made smaller, and the cluster larger, by the first of these that helps."""
@@ -32,7 +32,7 @@ def suggestions(request: PlanRequest) -> list[str]:
 def _first_that_fits(choices: list[Choice]) -> list[str]:
     for overrides, changed in choices:
         if anything_fits(changed):
-            best = judge_all(changed)[0][0]
+            best = assess_all(changed)[0][0]
             return [f"{overrides}: {best.layout}, recompute {best.layout.recompute}, {best.reason()}"]
     return []
 
@@ -72,7 +72,7 @@ def _single_sequences(request: PlanRequest) -> Choice:
 
 
 def _wider_engines(request: PlanRequest) -> Choice:
-    """Of twice as many GPUs each, and so fewer of them."""
+    """Doubles ``rollout.tensor_parallel_size``, which halves the number of engines."""
     changed = replace(request, engine=replace(request.engine, tensor=2 * request.engine.tensor))
     return (
         f"--rollout.tensor-parallel-size {changed.engine.tensor} --rollout.num-engines {changed.num_engines}",

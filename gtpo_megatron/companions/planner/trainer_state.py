@@ -1,4 +1,4 @@
-"""What a trainer's rank holds from step to step: weights, gradients, optimizer. Exact, as Megatron lays it out."""
+"""Memory of a trainer's rank from step to step: weights, gradients, optimizer. Exact, as Megatron lays it out."""
 
 import math
 from dataclasses import dataclass, field
@@ -200,7 +200,7 @@ def trainer_state(
 
 
 def _buffer_elements(sizes: Sizes, replicas: int) -> int:
-    """Of one of Megatron's contiguous buffers, which hold one bucket as long as reductions do not overlap."""
+    """Elements of one of Megatron's contiguous buffers: one bucket each as long as reductions do not overlap."""
     filled = sum(-(-elements // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT * count for elements, count in sizes)
     unit = math.lcm(replicas, BUFFER_ALIGNMENT)
     return -(-filled // unit) * unit

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from gtpo_megatron.companions.preflight.checks import inputs, kernels, layout, machines, sizes, step, surroundings
-from gtpo_megatron.companions.preflight.finding import Finding, judged
+from gtpo_megatron.companions.preflight.finding import Finding, assessed
 from gtpo_megatron.companions.preflight.room import Room
-from gtpo_megatron.companions.preflight.session import Check
+from gtpo_megatron.companions.preflight.runner import Check
 
 MACHINES, LAYOUT, STEP = "machines", "layout of the ranks", "one step"
 
@@ -24,7 +24,7 @@ def _nothing(_room: Room) -> Iterator[Finding]:
 
 def _ended(_room: Room) -> Iterator[Finding]:
     """Reached only where everything ended in good order."""
-    yield judged("ranks, engines and rewards", "ended in good order", is_good=True, expected="no error", remedy="")
+    yield assessed("ranks, engines and rewards", "ended in good order", is_good=True, expected="no error", remedy="")
 
 
 CHECKS: tuple[Check, ...] = (

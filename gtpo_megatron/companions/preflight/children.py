@@ -59,7 +59,7 @@ def in_child(_held: object, function: str, arguments: Mapping[str, Any], timeout
 
 
 def answer(given: Mapping[str, Any]) -> None:
-    """What a child does."""
+    """Calls the given function in a child, and prints its result for the parent."""
     module, _, name = given["function"].partition(":")
     found = getattr(importlib.import_module(module), name)(**given["arguments"])
     sys.stdout.write(f"{MARK}{json.dumps(found)}\n")

@@ -1,4 +1,4 @@
-"""What the planner expects of the recipe on the GPUs that are there: rates, seconds and bytes."""
+"""The planner's expectations of the recipe on the GPUs that are there: rates, seconds and bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gtpo_megatron.companions.planner.hardware import GPU, GPUS, MIB, GPUName, gpu_of_device
 from gtpo_megatron.companions.planner.phases import engine_gpu, trainer_gpu
 from gtpo_megatron.companions.planner.request import Cluster, PlanRequest, gpus_of, request_from
-from gtpo_megatron.companions.planner.search import judge
+from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.companions.planner.step_time import BYTES_EFFICIENCY, COMPUTE_EFFICIENCY, StepTime
 from gtpo_megatron.config.run import RunConfig
 
@@ -32,7 +32,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectations:
-    """Of one recipe on one kind of GPU; nothing is expected of machines without GPUs.
+    """Expectations of one recipe on one kind of GPU; nothing is expected of machines without GPUs.
 
     Attributes:
         gpu: rates by the data sheet; None without GPUs, or for a kind that the planner does not know.
@@ -106,7 +106,7 @@ def expectations(config: RunConfig, devices: Sequence[Device], *, gpu: GPUName |
             gpu=None, why_no_rates=f"the planner does not know {devices[0].name!r}; give --gpu", request=request
         )
     assert request.own_layout is not None, "the recipe has as many GPUs as ranks"
-    return Expectations(gpu=GPUS[name], why_no_rates="", request=request, time=judge(request, request.own_layout).time)
+    return Expectations(gpu=GPUS[name], why_no_rates="", request=request, time=assess(request, request.own_layout).time)
 
 
 def gib(num_bytes: float) -> str:

@@ -1,14 +1,14 @@
-"""What a check found: one line with a measured figure, an expected figure and a verdict."""
+"""Result of a check: one line with a measured figure, an expected figure and a status."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Verdict = Literal["passed", "failed", "noted", "not here", "not run"]
+Status = Literal["passed", "failed", "noted", "not here", "not run"]
 """``noted``: measured, with nothing to expect. ``not here``: this machine or recipe has no such thing.
 ``not run``: for want of time, or because what it builds on failed."""
 
-UNPROVEN: frozenset[Verdict] = frozenset({"failed", "not run"})
+UNPROVEN: frozenset[Status] = frozenset({"failed", "not run"})
 """With one of these the whole has not passed."""
 
 
@@ -20,14 +20,14 @@ class Finding:
         what: that was looked at.
         measured: figure with its unit, or what is there.
         expected: figure that decides; empty if there is none.
-        verdict: see ``Verdict``.
+        status: see ``Status``.
         remedy: what to do about a failure.
         figures: the same in numbers, by name with its unit.
     """
 
     what: str
     measured: str
-    verdict: Verdict
+    status: Status
     expected: str = ""
     remedy: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Line:
     seconds: float
 
 
-def judged(
+def assessed(
     what: str, measured: str, *, is_good: bool, expected: str, remedy: str, figures: Mapping[str, float] | None = None
 ) -> Finding:
     """A finding that passed or failed."""
@@ -58,7 +58,7 @@ def judged(
         what=what,
         measured=measured,
         expected=expected,
-        verdict="passed" if is_good else "failed",
+        status="passed" if is_good else "failed",
         remedy="" if is_good else remedy,
         figures=figures or {},
     )
@@ -67,16 +67,16 @@ def judged(
 def noted(what: str, measured: str, *, why: str, figures: Mapping[str, float] | None = None) -> Finding:
     """A figure without an expectation, and why there is none."""
     return Finding(
-        what=what, measured=measured, expected=f"no expectation: {why}", verdict="noted", figures=figures or {}
+        what=what, measured=measured, expected=f"no expectation: {why}", status="noted", figures=figures or {}
     )
 
 
 def not_here(what: str, why: str) -> Finding:
     """A check that does not exist on this machine, or for this recipe."""
-    return Finding(what=what, measured=why, verdict="not here")
+    return Finding(what=what, measured=why, status="not here")
 
 
 def has_passed(lines: Sequence[Line]) -> bool:
     """Whether something passed, and nothing failed or was not run."""
-    verdicts = {line.finding.verdict for line in lines}
-    return "passed" in verdicts and not verdicts & UNPROVEN
+    statuses = {line.finding.status for line in lines}
+    return "passed" in statuses and not statuses & UNPROVEN

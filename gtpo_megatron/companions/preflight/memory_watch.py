@@ -96,7 +96,7 @@ class MemoryWatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What is used within the block counts for this phase."""
+        """Counts for this phase what is used within the block."""
         self._tell(name)
         try:
             yield

@@ -34,18 +34,18 @@ def document(report: Report) -> str:
 
 
 def _heading(report: Report) -> str:
-    verdict = "passed" if report.has_passed else "failed"
+    status = "passed" if report.has_passed else "failed"
     gpus = ", ".join(report.gpus) or "no GPUs"
     return (
-        f"<h1>{escape(report.recipe)} <span class='verdict {verdict}'>{verdict}</span></h1>"
+        f"<h1>{escape(report.recipe)} <span class='status {status}'>{status}</span></h1>"
         f"<p class='sub'>{escape(report.summary)} · {report.seconds:.0f} s · {escape(report.began)} · "
         f"{escape(gpus)}<br>{escape(report.layout)}</p>"
     )
 
 
 def _failures(lines: Sequence[Line]) -> str:
-    """What to do, first of all."""
-    failed = [line for line in lines if line.finding.verdict in UNPROVEN]
+    """Section with the checks that have not passed and what to do, first on the page."""
+    failed = [line for line in lines if line.finding.status in UNPROVEN]
     if not failed:
         return ""
     items = "".join(
@@ -73,11 +73,11 @@ def _groups(lines: Sequence[Line]) -> Iterator[str]:
 
 def _row(line: Line, *, is_first: bool) -> str:
     finding = line.finding
-    kind = finding.verdict.replace(" ", "-")
+    kind = finding.status.replace(" ", "-")
     name = f"<th scope='row' id='{escape(line.check)}'>{escape(line.check)}</th>" if is_first else "<td></td>"
     remedy = f"<p class='remedy'>{escape(finding.remedy)}</p>" if finding.remedy else ""
     return (
-        f"<tr class='{kind}'>{name}<td class='mark' title='{escape(finding.verdict)}'>{MARKS[finding.verdict]} "
-        f"<span>{escape(finding.verdict)}</span></td><td>{escape(finding.what)}</td><td>{escape(finding.measured)}{remedy}</td>"
+        f"<tr class='{kind}'>{name}<td class='mark' title='{escape(finding.status)}'>{MARKS[finding.status]} "
+        f"<span>{escape(finding.status)}</span></td><td>{escape(finding.what)}</td><td>{escape(finding.measured)}{remedy}</td>"
         f"<td class='expected'>{escape(finding.expected)}</td></tr>"
     )

@@ -11,9 +11,9 @@ from rich.markup import escape
 
 from gtpo_megatron import __version__
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.companions.preflight.finding import Line, Verdict, has_passed
+from gtpo_megatron.companions.preflight.finding import Line, Status, has_passed
 
-STYLES: dict[Verdict, str] = {
+STYLES: dict[Status, str] = {
     "passed": "green",
     "failed": "bold red",
     "not run": "bold red",
@@ -50,15 +50,15 @@ class Report:
     @property
     def summary(self) -> str:
         """``17 passed, 2 noted, 4 not here``."""
-        counts = Counter(line.finding.verdict for line in self.lines)
-        return ", ".join(f"{count} {verdict}" for verdict in STYLES if (count := counts[verdict]))
+        counts = Counter(line.finding.status for line in self.lines)
+        return ", ".join(f"{count} {status}" for status in STYLES if (count := counts[status]))
 
 
 def shown_line(line: Line) -> str:
     """One line for a terminal, in rich's markup; a failure has a second one with what to do."""
     finding = line.finding
-    style = STYLES[finding.verdict]
-    text = f"[{style}]{finding.verdict:<8}[/] {line.check:<12} {escape(finding.what)}: {escape(finding.measured)}"
+    style = STYLES[finding.status]
+    text = f"[{style}]{finding.status:<8}[/] {line.check:<12} {escape(finding.what)}: {escape(finding.measured)}"
     if finding.expected:
         text += f" [dim]({escape(finding.expected)})[/]"
     if finding.remedy:
@@ -67,7 +67,7 @@ def shown_line(line: Line) -> str:
 
 
 def to_plain(report: Report) -> dict[str, Any]:
-    """As JSON has it; figures that are not finite become null."""
+    """Returns the report as values for JSON; figures that are not finite become null."""
     return {
         "recipe": report.recipe,
         "began": report.began,
@@ -82,7 +82,7 @@ def to_plain(report: Report) -> dict[str, Any]:
                 "check": line.check,
                 "group": line.group,
                 "what": line.finding.what,
-                "verdict": line.finding.verdict,
+                "status": line.finding.status,
                 "measured": line.finding.measured,
                 "expected": line.finding.expected,
                 "remedy": line.finding.remedy,

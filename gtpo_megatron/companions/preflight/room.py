@@ -1,4 +1,4 @@
-"""What checks work on: the recipe, the processes as far as they have started, and what earlier checks have left."""
+"""Inputs of checks: the recipe, the processes as far as they have started, and what earlier checks have left."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from gtpo_megatron.companions.planner.hardware import GPUName
 from gtpo_megatron.companions.preflight.children import in_child
 from gtpo_megatron.companions.preflight.expectations import Device, Expectations
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
-from gtpo_megatron.companions.preflight.session import Session
+from gtpo_megatron.companions.preflight.runner import CheckRunner
 from gtpo_megatron.companions.preflight.turns import Turns
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
@@ -37,7 +37,7 @@ class Room:
         config: of the recipe, with the deadlines of a preflight.
         output: folder, on the disk of the run.
         gpu: kind of GPU that the user named.
-        session: for deadlines.
+        runner: for deadlines.
         memory: peaks by phase.
         machines: processes (start).
         devices: GPUs of each process (start).
@@ -58,7 +58,7 @@ class Room:
     config: RunConfig
     output: Path
     gpu: GPUName | None
-    session: Session
+    runner: CheckRunner
     memory: MemoryWatch
     gate: MismatchGate
     machines: Machines | None = None
@@ -110,7 +110,7 @@ class Room:
 
     @property
     def transport(self) -> str:
-        """Of the run's pushes."""
+        """Transport of the run's pushes."""
         return self.config.transport(has_gpus=self.expected.has_gpus)
 
     @property
@@ -127,11 +127,11 @@ class Room:
 
     def ask_each(self, question: Question, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Asks each process with arguments of its own."""
-        return self.processes.ask(question, arguments, deadline_s=self.session.limit_s)
+        return self.processes.ask(question, arguments, deadline_s=self.runner.limit_s)
 
     def ask_children(self, names: tuple[str, ...], function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Asks children of processes; one that hangs is ended before the check's limit, so that it is named."""
-        timeout_s = max(1.0, self.session.limit_s - CHILD_ENDS_S)
+        timeout_s = max(1.0, self.runner.limit_s - CHILD_ENDS_S)
         return self.ask(names, in_child, function, arguments, timeout_s)
 
     def one_per_host(self) -> tuple[str, ...]:

@@ -13,14 +13,14 @@ from gtpo_megatron.companions.planner.hardware import GPUName
 from gtpo_megatron.companions.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
 from gtpo_megatron.companions.preflight.children import in_child
 from gtpo_megatron.companions.preflight.expectations import Device, expectations
-from gtpo_megatron.companions.preflight.finding import Line, judged
+from gtpo_megatron.companions.preflight.finding import Line, assessed
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch, set_phase, start_smi
 from gtpo_megatron.companions.preflight.page import write_page
 from gtpo_megatron.companions.preflight.probes import devices
 from gtpo_megatron.companions.preflight.probes.trainer import answers
 from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json
 from gtpo_megatron.companions.preflight.room import Room
-from gtpo_megatron.companions.preflight.session import Budget, Session, chosen_checks
+from gtpo_megatron.companions.preflight.runner import Budget, CheckRunner, chosen_checks
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.mismatch.gate import MismatchGate
@@ -60,7 +60,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreflightOptions:
-    """What to check.
+    """Choice of the checks, and limits on all of them.
 
     Attributes:
         output: folder of the report, on the disk of the run.
@@ -102,7 +102,7 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
     try:
         _run(room)
     except KeyboardInterrupt:  # what was found is kept
-        room.session.give_up_rest("interrupted")
+        room.runner.give_up_rest("interrupted")
         _report(room, options, began)
         raise
     return _report(room, options, began)
@@ -113,10 +113,10 @@ def _report(room: Room, options: PreflightOptions, began: datetime) -> Report:
     report = Report(
         recipe=room.config.name,
         began=began.isoformat(timespec="seconds"),
-        seconds=options.seconds - room.session.budget.left_s,
+        seconds=options.seconds - room.runner.budget.left_s,
         layout=str(room.config.parallel),
         gpus=sorted({device.name for found in room.devices.values() for device in found}),
-        lines=tuple(room.session.lines),
+        lines=tuple(room.runner.lines),
     )
     write_json(options.output / JSON_FILE, report)
     write_page(options.output / PAGE_FILE, report)
@@ -155,7 +155,7 @@ def _room(config: RunConfig, options: PreflightOptions, chosen: frozenset[str], 
         config=config,
         output=options.output,
         gpu=options.gpu,
-        session=Session(CHECKS, chosen, Budget(options.seconds), show=show, is_alive=is_alive),
+        runner=CheckRunner(CHECKS, chosen, Budget(options.seconds), show=show, is_alive=is_alive),
         memory=MemoryWatch(),
         gate=MismatchGate.of_run(config, has_experts=has_experts),
     )
@@ -164,9 +164,9 @@ def _room(config: RunConfig, options: PreflightOptions, chosen: frozenset[str], 
 
 def _run(room: Room) -> None:
     """All checks, with the processes around those that need them."""
-    session = room.session
-    session.run("inputs", room)
-    if not session.wants([*BEFORE_MODELS, *WITH_MODELS]):
+    runner = room.runner
+    runner.run("inputs", room)
+    if not runner.wants([*BEFORE_MODELS, *WITH_MODELS]):
         return
     inspector = _Inspection(room)
     config = room.config
@@ -178,22 +178,22 @@ def _run(room: Room) -> None:
             has_started = True
             _started(room, stages, seconds=time.monotonic() - began - inspector.seconds)
             for name in WITH_MODELS:
-                session.run(name, room)
+                runner.run(name, room)
     except _EnoughError:
         return
     except Exception as error:  # any: the report says what was found before
         logger.warning("the run's processes failed", exc_info=True)
-        session.fail("end" if has_started else "start", error, seconds=time.monotonic() - began)
+        runner.fail("end" if has_started else "start", error, seconds=time.monotonic() - began)
         if not has_started:
-            session.give_up(inspector.missing(), "the processes did not start")
+            runner.give_up(inspector.missing(), "the processes did not start")
         return
-    session.run("end", room)
+    runner.run("end", room)
 
 
 def _stages(
     config: RunConfig, folder: Path, timers: StageTimers, inspector: Inspector
 ) -> AbstractContextManager[Stages]:
-    """As ``train`` makes them."""
+    """Opens the stages of a step in the way ``train`` does."""
     if config.cluster.mode == "ray":
         return ray_stages(config, folder, timers, inspector=inspector)
     return local_stages(config, folder, timers, inspector=inspector)
@@ -202,9 +202,9 @@ def _stages(
 def _started(room: Room, stages: Stages, *, seconds: float) -> None:
     room.stages = stages
     limit = room.config.cluster.start_deadline_s
-    room.session.note(
+    room.runner.note(
         "start",
-        judged(
+        assessed(
             "ranks, engines and rewards",
             f"up in {seconds:.0f} s",
             is_good=True,
@@ -244,13 +244,13 @@ class _Inspection(Inspector):
         of_ranks = [device for name in machines.ranks for device in room.devices.get(name, ())]
         room.expected = expectations(room.config, of_ranks, gpu=room.gpu, per_node=per_node)
         for name in BEFORE_MODELS:
-            room.session.run(name, room)
+            room.runner.run(name, room)
         self._has_looked = True
-        if not room.session.can("start"):
+        if not room.runner.can("start"):
             for name in ("start", *WITH_MODELS, "end"):
-                room.session.run(name, room)  # each says why it is not run
+                room.runner.run(name, room)  # each says why it is not run
             raise _EnoughError
-        if not room.session.wants(["start"]):
+        if not room.runner.wants(["start"]):
             raise _EnoughError
         if room.expected.has_gpus:
             nodes = room.one_per_host()

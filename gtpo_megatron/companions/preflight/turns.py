@@ -1,4 +1,4 @@
-"""Whose turn it is on GPUs that trainer and engines share, and how long each move took; elsewhere moves are empty."""
+"""Switches GPUs that trainer and engines share from one to the other, and times it; does nothing on separate GPUs."""
 
 import time
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a page's curves may be drawn over besides the step: time and tokens, as running sums over the steps."""
+"""Axes of a page's curves besides the step: time and tokens, as running sums over the steps."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
-from gtpo_megatron.companions.health.judge import judge
-from gtpo_megatron.companions.health.verdict import Level, Verdict
+from gtpo_megatron.companions.health.assess import assess
+from gtpo_megatron.companions.health.finding import Finding, Level
 from gtpo_megatron.companions.report.run_data import RunData
 from gtpo_megatron.run_folder.data_file import sizes_by_label
 
@@ -18,13 +18,13 @@ def health(runs: Sequence[RunData]) -> str:
 
 
 def _one(run: RunData, *, is_alone: bool) -> str:
-    verdicts = judge(run.metrics, sizes_by_label(run.contents))
-    if not verdicts:
+    findings = assess(run.metrics, sizes_by_label(run.contents))
+    if not findings:
         return ""
-    bad = [verdict for verdict in verdicts if verdict.level > Level.GREEN]
-    green = [verdict for verdict in verdicts if verdict.level == Level.GREEN]
+    bad = [finding for finding in findings if finding.level > Level.GREEN]
+    green = [finding for finding in findings if finding.level == Level.GREEN]
     name = "" if is_alone else f"<b>{escape(run.name)}</b>: "
-    summary = f"{name}{len(green)} of {len(verdicts)} signs are green"
+    summary = f"{name}{len(green)} of {len(findings)} signs are green"
     return (
         f"<section class='health' aria-label='health'>{_list(bad)}"
         f"<details><summary>{_mark(Level.GREEN)} {summary}</summary>{_list(green)}</details></section>"
@@ -35,10 +35,10 @@ def _mark(level: Level) -> str:
     return f"<i class='{level.word}' title='{level.word}'>{_MARKS[level]}</i>"
 
 
-def _list(verdicts: Sequence[Verdict]) -> str:
+def _list(findings: Sequence[Finding]) -> str:
     rows = "".join(
-        f"<li>{_mark(verdict.level)}"
-        f"<span><b>{escape(verdict.sign)}</b> {escape(verdict.seen)}<small>{escape(verdict.rule)}</small></span></li>"
-        for verdict in verdicts
+        f"<li>{_mark(finding.level)}"
+        f"<span><b>{escape(finding.sign)}</b> {escape(finding.seen)}<small>{escape(finding.rule)}</small></span></li>"
+        for finding in findings
     )
     return f"<ul>{rows}</ul>" if rows else ""

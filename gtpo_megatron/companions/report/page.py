@@ -187,7 +187,7 @@ def _folded(figure: Figure) -> str:
 
 
 def _still_to_come(runs: Sequence[RunData]) -> str:
-    """What a page without a step will show, and when; empty if a run has done one."""
+    """Text for a page without a step: what it will show, and when; empty if a run has done one."""
     if any(run.num_steps_done for run in runs):
         return ""
     lines = []

@@ -37,7 +37,7 @@ class Kind(StrEnum):
     """In ``d_t``."""
     INCORRECT = "incorrect"
     """In ``h_t``."""
-    UNJUDGED = "unjudged"
+    UNGRADED = "ungraded"
     """Without a verdict: in neither."""
 
 
@@ -178,7 +178,7 @@ def sampled_groups(
 def _kind(record: RolloutRecord, threshold: float) -> Kind:
     """The outcome of a record."""
     if record.reward_failed:
-        return Kind.UNJUDGED
+        return Kind.UNGRADED
     return Kind.CORRECT if are_correct(record.reward, threshold=threshold) else Kind.INCORRECT
 
 

@@ -102,7 +102,7 @@ def run_session(
 
 
 class _Session:
-    """What is waiting, what is running, what has failed."""
+    """Runs that wait, that are under way, and that have failed."""
 
     def __init__(
         self, todo: Sequence[PlannedRun], *, num_done: int, note: Callable[[str], None], clock: Callable[[], float]

@@ -178,7 +178,7 @@ def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedR
 
 
 def notes(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> list[str]:
-    """What stands below the tables."""
+    """Notes below the tables."""
     below = (choices_note(study, rows), missing_note(study, summaries), commits_note(summaries))
     parts = (planned_legend(study), legend(study), *below)
     return [part for part in parts if part]

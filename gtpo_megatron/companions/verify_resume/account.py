@@ -1,4 +1,4 @@
-"""What can be compared of a run whose bits depend on the clock: that every prompt is accounted for, once."""
+"""Compares runs whose bits depend on the clock: every prompt must be accounted for, once."""
 
 from pathlib import Path
 from typing import Any

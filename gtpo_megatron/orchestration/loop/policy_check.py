@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.mismatch.diagnosis import looks_like
 from gtpo_megatron.mismatch.gap_report import GapToken
-from gtpo_megatron.mismatch.gate import MismatchGate, Verdict
+from gtpo_megatron.mismatch.gate import GateResult, MismatchGate
 from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Metrics, Trainer
@@ -80,12 +80,12 @@ class MismatchCheck:
         # the first push is always verified. A rule of the version alone: a resumed run, which verifies its first push
         # too, must learn the same limits as an unbroken one
         is_verified = version % self._verify_every_steps == 0 or not self._gate.has_learnt
-        verdict = self._gate.judge(metrics, is_verified=is_verified)
+        verdict = self._gate.assess(metrics, is_verified=is_verified)
         if verdict.broken:
             raise WeightSyncError(self._explained(verdict, rollouts, version))
         return verdict.metrics
 
-    def _explained(self, verdict: Verdict, rollouts: RolloutHandle, version: int) -> str:
+    def _explained(self, verdict: GateResult, rollouts: RolloutHandle, version: int) -> str:
         report = self._trainer.explain_gap(verdict.typical_nats)
         engines = rollouts.engines.tolist()
         shape = looks_like(report, engines=engines)

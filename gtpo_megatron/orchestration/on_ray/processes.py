@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.distributed.rendezvous import Rendezvous
@@ -73,7 +73,7 @@ class RankProcess(_Process):
 
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
-    def start(self, init_method: str) -> RankPlace:
+    def start(self, init_method: str) -> RankCoordinates:
         """Joins the world and builds the model; must be called on all ranks at once."""
         import ray
 
@@ -86,17 +86,17 @@ class RankProcess(_Process):
             run_folder=self._run_folder,
             address=ray.util.get_node_ip_address(),
         )
-        place: RankPlace = self.held.place
+        coordinates: RankCoordinates = self.held.coordinates
         self._set_up_logs(
             rank_prefix(
                 self._global_rank,
-                tp=place.tensor_index,
-                pp=place.pipeline_index,
-                cp=place.context_index,
-                dp=place.data_index,
+                tp=coordinates.tensor_index,
+                pp=coordinates.pipeline_index,
+                cp=coordinates.context_index,
+                dp=coordinates.data_index,
             )
         )
-        return place
+        return coordinates
 
 
 WORKER_DEATH_S = 2.0

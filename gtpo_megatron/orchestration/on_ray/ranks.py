@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
@@ -25,15 +25,20 @@ class RayRanks:
 
     Args:
         processes: remote ``RankProcess`` objects, by global rank.
-        places: place of each in the parallel layout.
+        coordinates: of each in the parallel layout.
         hosts: host of each.
         deadline_s: longest time for one call.
     """
 
     def __init__(
-        self, processes: Sequence[Any], places: Sequence[RankPlace], *, hosts: Sequence[str], deadline_s: float
+        self,
+        processes: Sequence[Any],
+        coordinates: Sequence[RankCoordinates],
+        *,
+        hosts: Sequence[str],
+        deadline_s: float,
     ) -> None:
-        self.places = list(places)
+        self.coordinates = list(coordinates)
         self.hosts = list(hosts)
         self._processes = list(processes)
         self._deadline_s = deadline_s
@@ -47,8 +52,8 @@ class RayRanks:
     def begin(self, functions: "Sequence[Callable[[MegatronActor], Any]]") -> dict[str, Any]:
         """Starts a call on each rank; returns the calls by name of the rank."""
         return {
-            str(place): process.answer.remote(function)
-            for place, process, function in zip(self.places, self._processes, functions, strict=False)
+            str(rank): process.answer.remote(function)
+            for rank, process, function in zip(self.coordinates, self._processes, functions, strict=False)
         }
 
 
@@ -83,7 +88,7 @@ class RayTransfer:
         def send(actor: "MegatronActor") -> Checksums:
             return actor.send_weights(version, with_checksums)
 
-        sending = self._ranks.begin([send] * len(self._ranks.places))
+        sending = self._ranks.begin([send] * len(self._ranks.coordinates))
         receiving = self._fleet.receiving(version, with_checksums=with_checksums)
         answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
         self._fleet.mark_received()

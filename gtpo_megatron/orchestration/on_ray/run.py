@@ -72,9 +72,9 @@ def ray_stages(
         inspector.processes_are_up(_machines(processes, placement))
         deadline.extend(time.monotonic() - began)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
-        places = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
+        coordinates = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
         deadline_s = config.cluster.stage_deadline_s
-        reach = RayRanks(ranks, places, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
+        reach = RayRanks(ranks, coordinates, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         trainer = Trainer(reach)
 
         def open_link(sync: WeightSyncConfig = config.weight_sync) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import GTPOError
@@ -168,8 +168,8 @@ def bring_up(
     deadline: Deadline,
     met: Met,
     starting: Starting | None = None,
-) -> list[RankPlace]:
-    """Waits until every process has started; returns the ranks' places.
+) -> list[RankCoordinates]:
+    """Waits until every process has started; returns the ranks' coordinates.
 
     Engines that share the ranks' GPUs start first and sleep, because both would not fit.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import RewardBatch, TokenRecord
 from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
@@ -26,8 +26,8 @@ class Ranks(Protocol):
     """Calls the Megatron ranks."""
 
     @property
-    def places(self) -> Sequence[RankPlace]:
-        """The place of each rank in the parallel layout, by global rank."""
+    def coordinates(self) -> Sequence[RankCoordinates]:
+        """The coordinates of each rank in the parallel layout, by global rank."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Trainer:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._data_parallel_size = 1 + max(place.data_index for place in ranks.places)
+        self._data_parallel_size = 1 + max(rank.data_index for rank in ranks.coordinates)
 
     # ----------------------------------------------------------------------------------------------- stages of a step
     def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
@@ -137,9 +137,9 @@ class Trainer:
         self._all("checkpoint", lambda actor: actor.load(str(folder), expected))
 
     # ------------------------------------------------------------------------------------ the trainer's end of a push
-    def places(self) -> list[tuple[RankPlace, str]]:
+    def coordinates(self) -> list[tuple[RankCoordinates, str]]:
         """Place and host of every rank."""
-        return list(zip(self._ranks.places, self._ranks.hosts, strict=True))
+        return list(zip(self._ranks.coordinates, self._ranks.hosts, strict=True))
 
     def padded_vocab_size(self) -> int:
         """Rows of the embedding over all tensor-parallel ranks."""
@@ -155,24 +155,24 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- answers
     def _all(self, stage: str, function: "Callable[[MegatronActor], Answer]") -> list[Answer]:
-        return self._ranks.call(stage, [function] * len(self._ranks.places))
+        return self._ranks.call(stage, [function] * len(self._ranks.coordinates))
 
     def _shards(self, rollouts: RolloutHandle) -> list[ShardHandle]:
         """The shard of each rank."""
         parts = shards(rollouts, self._data_parallel_size)
-        return [parts[place.data_index] for place in self._ranks.places]
+        return [parts[rank.data_index] for rank in self._ranks.coordinates]
 
     def _reporting(self, answers: Sequence[Answer]) -> list[Answer]:
         """The answers of one rank of each group of equal ones."""
-        return [answer for answer, place in zip(answers, self._ranks.places, strict=True) if place.reports]
+        return [answer for answer, rank in zip(answers, self._ranks.coordinates, strict=True) if rank.reports]
 
     def _merged(self, reports: Sequence[Metrics]) -> Metrics:
-        return merge_reports(reports, self._ranks.places)
+        return merge_reports(reports, self._ranks.coordinates)
 
 
-def merge_reports(reports: Sequence[Metrics], places: Sequence[RankPlace]) -> Metrics:
+def merge_reports(reports: Sequence[Metrics], coordinates: Sequence[RankCoordinates]) -> Metrics:
     """Merges machine metrics of all ranks, and the other metrics of one rank of each group of equal ones."""
     return merge(
-        report if place.reports else {name: metric for name, metric in report.items() if not is_deterministic(name)}
-        for report, place in zip(reports, places, strict=True)
+        report if rank.reports else {name: metric for name, metric in report.items() if not is_deterministic(name)}
+        for report, rank in zip(reports, coordinates, strict=True)
     )

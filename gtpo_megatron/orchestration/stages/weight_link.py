@@ -15,7 +15,7 @@ from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink
 from gtpo_megatron.weights.push.transports.process_group import Meeting
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
-from gtpo_megatron.weights.reshard import shard_place
+from gtpo_megatron.weights.reshard import shard_coordinates
 
 MIB = 1 << 20
 
@@ -102,11 +102,11 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
     parallel, size = config.parallel, config.rollout.tensor_parallel_size
     sources = tuple(
         SourceRank(
-            rank=place.global_rank,
-            place=shard_place(parallel, place.global_rank),
+            rank=rank.global_rank,
+            coordinates=shard_coordinates(parallel, rank.global_rank),
             host=host,
         )
-        for place, host in trainer.places()
+        for rank, host in trainer.coordinates()
     )
     targets = tuple(
         TargetWorker(

@@ -190,7 +190,7 @@ def read(text: str) -> Node:
 
 
 def _without_sentence(text: str) -> str:
-    """What follows "is" in a sentence such as "The number is 5"; the text itself if it is none."""
+    """Returns the text after "is" in a sentence such as "The number is 5"; any other text as it is."""
     found = _SENTENCE.fullmatch(text)
     if found is None or not re.search(r"\d|\\(?!text)|^[a-zA-Z]$", found["rest"]):
         return text
@@ -245,7 +245,7 @@ def _union(text: str) -> Node:
 
 
 def _whole(text: str) -> Node:
-    """What one pair of brackets holds, a matrix, a ratio, two values of a sign, or a leaf."""
+    """Reads the content of one pair of brackets, a matrix, a ratio, two values of a sign, or a leaf."""
     text = without_units(text)
     if found := _MATRIX.fullmatch(text):
         rows = [row for row in _matrix_rows(found["rows"]) if any(row)]

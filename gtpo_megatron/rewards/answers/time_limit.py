@@ -16,7 +16,7 @@ class _Late(BaseException):
 
 
 def within(seconds: float, call: Callable[[], Result], *, what: str) -> Result:
-    """What the call returns, which is ended after so many seconds.
+    """Returns the result of the call, which is ended after so many seconds.
 
     A signal would work in the main thread only, and a process would cost more than what it computes. The limit is seen
     between two operations of the interpreter: one operation, such as a power of large integers, is not interrupted.

@@ -114,7 +114,7 @@ class Exam:
         return ""
 
     def named(self, name):
-        """What the program calls so; a class is known as one that the tests name, but for what only holds functions."""
+        """Returns the program's value of a name; a class that does not only hold functions is marked as named."""
         value = self.link.ask("global", name=name)
         if isinstance(value, Mirror) and name in self.words - {"Solution"}:
             self.link.named.add(value._key)

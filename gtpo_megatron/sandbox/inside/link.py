@@ -207,7 +207,7 @@ class Link:
         return self.ask("plain", of=remote._number) if type(remote)._has_plain else remote
 
     def hash_of(self, remote):
-        """Of a class that the tests name its own; else by identity."""
+        """Hash by the object's own method if the tests name its class; else by identity."""
         if type(remote)._key in self.named:
             return self.ask("hash", of=remote._number)
         return object.__hash__(remote)

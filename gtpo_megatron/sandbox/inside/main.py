@@ -2,12 +2,12 @@
 
 Three kinds of processes::
 
-    keeper   reads jobs from a pipe, one line of JSON each; nothing of a job runs in it
+    server   reads jobs from a pipe, one line of JSON each; nothing of a job runs in it
     reaper   per job: process 1 of a process namespace of its own, so that all that the job starts ends with it
     program  per case, or per run of calls or tests: limits, no capabilities, seccomp, then the untrusted code
     exam     beside a program that has tests in Python: likewise, and the tests (see exam.py and link.py)
 
-The keeper and the reaper read what a program writes, and do not act on it. What a case returned is compared outside,
+The server and the reaper read what a program writes, and do not act on it. What a case returned is compared outside,
 and the text of tests is in no memory that a program has, so a program does not learn what is expected of it.
 """
 
@@ -55,7 +55,7 @@ def called(returned, what):
 
 
 def main():
-    """The keeper: answers every job with one line."""
+    """The server: answers every job with one line."""
     jobs, answers = os.dup(0), os.fdopen(os.dup(1), "wb")
     settings = json.loads(taken(jobs, int.from_bytes(taken(jobs, 8), "big")))
     for name in PRELOADED:
@@ -320,7 +320,7 @@ class Reaper:
 
 
 class Watched:
-    """What a process writes, until it ends or breaks a limit."""
+    """Collects what a process writes, until it ends or breaks a limit."""
 
     def __init__(self, pipes, output_bytes, nonce):
         self.names = {descriptor: name for name, descriptor in pipes.items()}

@@ -106,7 +106,7 @@ def names(text: str | None = None) -> dict[str, Any]:
 
 
 def for_tests(supplied: dict[str, Any]) -> dict[str, Any]:
-    """What tests have of it: no functions of Python's modules, which a problem may ask a program for (``gcd``)."""
+    """The names that tests get: no functions of Python's modules, which a problem may ask a program for (``gcd``)."""
     return {
         name: value
         for name, value in supplied.items()

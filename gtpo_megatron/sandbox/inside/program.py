@@ -1,4 +1,4 @@
-"""What a program's own process does: runs it, calls it, or offers it to its tests in another process.
+"""Runs a program in its own process: executes it, calls it, or offers it to its tests in another process.
 
 Runs inside the sandbox; needs the standard library only.
 """
@@ -161,7 +161,7 @@ def offer(code, supplied, reading, writing):
 
 
 class Printed(io.RawIOBase):
-    """What a program prints, until the next message takes it along."""
+    """Collects what a program prints, until the next message takes it along."""
 
     def __init__(self):
         super().__init__()

@@ -234,7 +234,7 @@ class Capture:
         self.readouterr()
 
     def readouterr(self):
-        """What was written since the last look."""
+        """Returns the text written since the last call."""
         texts = [one.getvalue() if isinstance(one, io.StringIO) else "" for one in (sys.stdout, sys.stderr)]
         sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
         return _Captured(*texts)
@@ -255,7 +255,7 @@ class _Captured(tuple):
 
 
 class Values:
-    """What one call of a test is given, by name; fixtures are made when they are asked for."""
+    """Arguments of one call of a test, by name; fixtures are made when they are asked for."""
 
     def __init__(self, names, instance, given, params):
         self.names, self.instance, self.values, self.params = names, instance, dict(given), params

@@ -1,4 +1,4 @@
-"""What a Megatron checkpoint holds of a model: keys, shapes, and which box is which box of a Hugging Face tensor. Pure.
+"""Contents of a Megatron checkpoint: keys, shapes, and which box is which box of a Hugging Face tensor. Pure.
 
 A checkpoint is one set of whole tensors, cut into chunks that lie in files. Every layer's parameter of one kind is a
 slice along the first axis of one tensor: ``decoder.layers.mlp.linear_fc2.weight`` is ``[layers, rows, columns]``.
@@ -28,7 +28,7 @@ from gtpo_megatron.weights.param_mapping import (
     clip,
     expert_of,
 )
-from gtpo_megatron.weights.reshard import ShardPlace, fused_name, shard_place, stage_mappings
+from gtpo_megatron.weights.reshard import ShardCoordinates, fused_name, shard_coordinates, stage_mappings
 
 LAYERS = "decoder.layers."
 
@@ -115,7 +115,7 @@ class CheckpointChunk:
 
 def model_parts(arch: Architecture, padded_vocab_size: int) -> list[CheckpointPart]:
     """Every parameter of a model, in its order. A tied output layer is the embedding and not stored again."""
-    mappings = stage_mappings(arch, ShardPlace(tensor_parallel=_WHOLE), padded_vocab_size)
+    mappings = stage_mappings(arch, ShardCoordinates(tensor_parallel=_WHOLE), padded_vocab_size)
     return [_part(arch, mapping) for mapping in mappings]
 
 
@@ -143,7 +143,7 @@ def locate(key: str) -> tuple[str, int | None]:
 def chunks_by_rank(
     arch: Architecture, parts: list[CheckpointPart], parallel: ParallelConfig
 ) -> list[list[tuple[CheckpointPart, Box]]]:
-    """What each rank of a layout holds; ranks in Megatron's order, without those that hold replicas only.
+    """Chunks that each rank of a layout holds; ranks in Megatron's order, without those that hold replicas only.
 
     Replicated parameters are given to the first rank of their stage. Chunks of a virtual pipeline are not told apart:
     stages are of consecutive layers.
@@ -158,20 +158,20 @@ def chunks_by_rank(
         layers = split.layers(arch.num_layers, stage)
         held = [part for part in parts if _is_of_stage(part, layers, arch.num_layers)]
         for index in range(max(num_dense, num_sparse)):
-            place = shard_place(parallel, stage * stage_ranks + index)
+            coordinates = shard_coordinates(parallel, stage * stage_ranks + index)
             mine = [part for part in held if index < (num_dense if part.place.expert is None else num_sparse)]
-            ranks.append([(part, box) for part in mine for box in _held(arch, part, place)])
+            ranks.append([(part, box) for part in mine for box in _held(arch, part, coordinates)])
     return ranks
 
 
-def _held(arch: Architecture, part: CheckpointPart, place: ShardPlace) -> list[Box]:
+def _held(arch: Architecture, part: CheckpointPart, coordinates: ShardCoordinates) -> list[Box]:
     """The boxes of a parameter that a rank writes."""
-    if isinstance(part.mapping, Replicated) and place.tensor_parallel.index > 0:
+    if isinstance(part.mapping, Replicated) and coordinates.tensor_parallel.index > 0:
         return []
     num_experts = arch.experts.num_experts if arch.experts is not None else 0
-    if part.place.expert is not None and part.place.expert not in place.expert_parallel.held(num_experts):
+    if part.place.expert is not None and part.place.expert not in coordinates.expert_parallel.held(num_experts):
         return []
-    return part.mapping.held(place.split_of(part.mapping))
+    return part.mapping.held(coordinates.split_of(part.mapping))
 
 
 def _is_of_stage(part: CheckpointPart, layers: range, num_layers: int) -> bool:

@@ -119,7 +119,7 @@ class _Restricted(pickle.Unpickler):
         self._allowed = allowed
 
     def find_class(self, module: str, name: str) -> Any:
-        """What the table has; a function in a wrapper of its own, so that no attribute of the real one can be set."""
+        """Returns the table's entry; a function in a wrapper, so that no attribute of the real one can be set."""
         full_name = f"{module}.{name}"
         if full_name not in self._allowed:
             raise _ForbiddenNameError(full_name)
@@ -155,7 +155,7 @@ def load_index(folder: Path) -> Metadata:
 
 
 def load_written(content: bytes) -> Any:
-    """What a process of this run says of the files that it wrote.
+    """Loads the record that a process of this run made of the files it wrote.
 
     Raises:
         CheckpointError: it names something else.
@@ -176,7 +176,7 @@ def load_gpu_slots(content: bytes) -> tuple[Any, tuple[Any, ...]]:
 
 
 def load_torch(source: Path | bytes | BinaryIO, *, where: str = "") -> Any:
-    """What ``torch.save`` wrote, on the CPU.
+    """Loads on the CPU what ``torch.save`` wrote.
 
     Args:
         source: a file, or its content.

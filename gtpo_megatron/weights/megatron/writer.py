@@ -74,7 +74,7 @@ class _LazySave(SavePlanner):
         raise NotImplementedError
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """As torch's default planner does."""
+        """Makes the plan of torch's default planner."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:

@@ -6,7 +6,7 @@ from typing import Literal
 from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.reshard import ShardPlace
+from gtpo_megatron.weights.reshard import ShardCoordinates
 
 Reach = Literal["same_host", "anywhere", "own_rank_first"]
 
@@ -17,21 +17,21 @@ class SourceRank:
 
     Attributes:
         rank: in the trainer's world.
-        place: which shards it holds.
+        coordinates: which shards it holds.
         host: the machine it is on.
     """
 
     rank: int
-    place: ShardPlace
+    coordinates: ShardCoordinates
     host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """What decides which part of the model a worker keeps.
+class WorkerCoordinates:
+    """Decides which part of the model a worker keeps.
 
     Attributes:
-        tensor_parallel: its place in its engine.
+        tensor_parallel: its index in its engine.
         expert_parallel: it keeps whole experts, as many as each other worker of its engine, in place of its rows and
             columns of every expert.
     """
@@ -46,8 +46,8 @@ class TargetWorker:
 
     Attributes:
         worker: its number over all engines.
-        tensor_parallel: as in ``WorkerPlace``.
-        expert_parallel: as in ``WorkerPlace``.
+        tensor_parallel: as in ``WorkerCoordinates``.
+        expert_parallel: as in ``WorkerCoordinates``.
         host: the machine it is on.
     """
 
@@ -57,9 +57,9 @@ class TargetWorker:
     host: str = ""
 
     @property
-    def place(self) -> WorkerPlace:
+    def coordinates(self) -> WorkerCoordinates:
         """Equal for all workers that keep the same part of the model."""
-        return WorkerPlace(self.tensor_parallel, self.expert_parallel)
+        return WorkerCoordinates(self.tensor_parallel, self.expert_parallel)
 
     def __str__(self) -> str:
         return f"worker {self.worker} (tp{self.tensor_parallel.index} of {self.tensor_parallel.size})"
@@ -122,15 +122,15 @@ class TrainerShape:
         return LayerSplit(self.pipeline, self.virtual, self.last_stage_layers)
 
 
-def shape_of(place: ShardPlace) -> TrainerShape:
-    """The sizes that a rank's place names."""
+def shape_of(coordinates: ShardCoordinates) -> TrainerShape:
+    """The sizes that a rank's coordinates name."""
     return TrainerShape(
-        place.tensor_parallel.size,
-        place.pipeline_size,
-        place.virtual_size,
-        place.last_stage_layers,
-        place.expert_parallel.size,
-        place.expert_tensor_parallel.size,
+        coordinates.tensor_parallel.size,
+        coordinates.pipeline_size,
+        coordinates.virtual_size,
+        coordinates.last_stage_layers,
+        coordinates.expert_parallel.size,
+        coordinates.expert_tensor_parallel.size,
     )
 
 
@@ -141,11 +141,11 @@ def trainer_shape(layout: PushLayout) -> TrainerShape:
         WeightMappingError: two ranks belong to different layouts.
     """
     first = layout.sources[0]
-    shape = shape_of(first.place)
+    shape = shape_of(first.coordinates)
     for source in layout.sources:
-        if shape_of(source.place) != shape:
+        if shape_of(source.coordinates) != shape:
             raise WeightMappingError(
-                f"rank {source.rank} is of layout {shape_of(source.place)} and rank {first.rank} of {shape}; "
+                f"rank {source.rank} is of layout {shape_of(source.coordinates)} and rank {first.rank} of {shape}; "
                 f"expected one layout for all ranks"
             )
     return shape

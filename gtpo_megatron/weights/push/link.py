@@ -8,7 +8,7 @@ import torch
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.push.layout import PushLayout
-from gtpo_megatron.weights.push.plan import PushPlan, Share, Stream, relay_partners
+from gtpo_megatron.weights.push.plan import PushPlan, RankStream, Stream, relay_partners
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 from gtpo_megatron.weights.push.sender import Checksums, WeightSender
 from gtpo_megatron.weights.push.transports.channel import ReceivingEnd, SendingEnd
@@ -20,7 +20,7 @@ from gtpo_megatron.weights.reshard import hf_shapes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relay:
-    """Where ranks meet, and where each of them hands on to the worker on its GPU.
+    """Meeting point of the ranks, and the slots in which each of them passes buckets on to the worker on its GPU.
 
     Attributes:
         meeting: of the ranks.
@@ -60,9 +60,9 @@ class WeightLink:
 
     def sender(self, rank: int) -> WeightSender:
         """Opens the sending end of a trainer rank."""
-        shares = PushPlan(self.arch, self.layout).shares(rank, passes_on=isinstance(self.endpoint, Relay))
+        streams = PushPlan(self.arch, self.layout).rank_streams(rank, passes_on=isinstance(self.endpoint, Relay))
         columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in hf_shapes(self.arch).items()}
-        return WeightSender(rank, shares, self._sending_end(rank, shares), dtype=self.dtype, columns=columns)
+        return WeightSender(rank, streams, self._sending_end(rank, streams), dtype=self.dtype, columns=columns)
 
     def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
         """Opens the receiving end of a sampler worker.
@@ -80,13 +80,13 @@ class WeightLink:
         end = self._receiving_end(stream)
         return WeightReceiver(stream, end, shapes=hf_shapes(self.arch), dtype=self.dtype, device=device)
 
-    def _sending_end(self, rank: int, shares: Sequence[Share]) -> SendingEnd:
+    def _sending_end(self, rank: int, streams: Sequence[RankStream]) -> SendingEnd:
         match self.endpoint:
             case Meeting() as meeting:
-                return ProcessGroupSender(rank, meeting, {meeting.member_for(share.worker) for share in shares})
+                return ProcessGroupSender(rank, meeting, {meeting.member_for(stream.worker) for stream in streams})
             case Relay(meeting=meeting, slots=slots):
-                return RelaySender(rank, meeting, slots, relay_partners(rank, shares))
-        return SharedMemorySender(rank, {share.worker: self.endpoint[share.worker] for share in shares})
+                return RelaySender(rank, meeting, slots, relay_partners(rank, streams))
+        return SharedMemorySender(rank, {stream.worker: self.endpoint[stream.worker] for stream in streams})
 
     def _receiving_end(self, stream: Stream) -> ReceivingEnd:
         worker = stream.target.worker
@@ -111,11 +111,11 @@ def check_same_model(trainer: Architecture, sampler: Architecture) -> None:
             )
 
 
-def merged_checksums(shares: Sequence[Checksums]) -> Checksums:
-    """The ranks' shares of every worker's checksums, added up modulo 2^64."""
+def merged_checksums(parts: Sequence[Checksums]) -> Checksums:
+    """The ranks' parts of every worker's checksums, added up modulo 2^64."""
     total: Checksums = {}
-    for share in shares:
-        for worker, sums in share.items():
+    for part in parts:
+        for worker, sums in part.items():
             mine = total.setdefault(worker, {})
             for name, value in sums.items():
                 mine[name] = (mine.get(name, 0) + value) % 2**64

@@ -4,14 +4,17 @@ Pure. A worker receives only what it keeps: its heads, rows and columns of each 
 and from one rank. What a worker receives is cut into buckets of bounded size, so that neither side ever holds a whole
 model for the push: a rank packs the next bucket while the worker unpacks this one.
 
-Three rules make the plan; ``sections`` and ``sharing`` have the first two:
+Three rules make the plan; ``sections`` and ``replicas`` have the first two:
 
 1. The parts of the model have an order, and buckets are filled in it.
 2. Of the replicas of a shard, each serves some of the workers.
 3. Workers begin at different stages of the pipeline, one after the other, so that all stages send at the same time.
 
 Every process knows both layouts and applies the rules to what concerns it: a worker to its own stream, a rank to its
-own pieces. No process ever makes the whole plan.
+own slices. No process ever makes the whole plan.
+
+The words: a **slice** is a box of a tensor that one rank sends to one worker; a **bucket** is the slices that are sent
+together; a **span** is the bytes of a bucket that come from one rank; a **stream** is the buckets of one worker.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,16 +23,16 @@ from dataclasses import dataclass
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import Box, ExpertParallel, SliceCopy, TensorParallel, expert_of
 from gtpo_megatron.weights.push.layout import PushLayout, TargetWorker
-from gtpo_megatron.weights.push.sections import Section, Sections, Sheet
-from gtpo_megatron.weights.push.sharing import Shard, Shares, Sharing, deal
-from gtpo_megatron.weights.reshard import ShardPlace, stage_mappings
+from gtpo_megatron.weights.push.replicas import Replicas, Senders, Shard, assign_slices
+from gtpo_megatron.weights.push.sections import Section, Sections, SectionSizes
+from gtpo_megatron.weights.reshard import ShardCoordinates, stage_mappings
 
 Spans = dict[int, tuple[int, int]]
-"""Rank -> first byte of its part of a bucket, and number of bytes."""
+"""Rank -> its span of a bucket: first byte, and number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Slice:
     """A box that one rank sends to one worker.
 
     Attributes:
@@ -45,15 +48,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Pieces that are sent together. The pieces of one rank are contiguous.
+    """Slices that are sent together. The slices of one rank are contiguous.
 
     Attributes:
-        pieces: in order of their offsets; in a rank's share its own only.
-        spans: where the pieces of each rank are; in a rank's share its own only, unless it passes the bucket on.
+        slices: in order of their offsets; in a rank's stream its own only.
+        spans: where the slices of each rank are; in a rank's stream its own only, unless it passes the bucket on.
         num_bytes: of the bucket.
     """
 
-    pieces: tuple[Piece, ...]
+    slices: tuple[Slice, ...]
     spans: Spans
     num_bytes: int
 
@@ -74,8 +77,8 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one rank does for one worker in one push.
+class RankStream:
+    """The part of one worker's stream that one rank takes part in.
 
     Attributes:
         worker: its number.
@@ -88,29 +91,29 @@ class Share:
     buckets: dict[int, Bucket]
 
 
-def relay_partners(rank: int, shares: Sequence[Share]) -> set[int]:
+def relay_partners(rank: int, streams: Sequence[RankStream]) -> set[int]:
     """The ranks that a rank sends to or receives from, if each passes on what the worker of its number wants."""
-    senders = {one for share in shares for bucket in share.buckets.values() for one in bucket.spans}
-    return ({share.worker for share in shares} | senders) - {rank}
+    senders = {one for stream in streams for bucket in stream.buckets.values() for one in bucket.spans}
+    return ({stream.worker for stream in streams} | senders) - {rank}
 
 
 @dataclass(frozen=True, slots=True)
-class _Parcel:
-    """What one rank contributes to one bucket of a section.
+class _RankSpan:
+    """The bytes of one rank in one bucket of a section.
 
     Attributes:
         bucket: its number in the section.
         rank: of the sender.
         start: of its first byte in the bucket.
-        num_bytes: of all its parts.
-        items: numbers of its parts among those of its shard.
+        num_bytes: of all its slices.
+        slices: numbers of its slices among those of its shard.
     """
 
     bucket: int
     rank: int
     start: int
     num_bytes: int
-    items: list[int] | range
+    slices: list[int] | range
 
 
 def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
@@ -119,7 +122,7 @@ def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
     Raises:
         WeightMappingError: a tensor or the experts do not split over the workers.
     """
-    whole, tp = ShardPlace(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
+    whole, tp = ShardCoordinates(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
     num_experts = 0 if arch.experts is None else arch.experts.num_experts
     mine = ExpertParallel(tp.size, tp.index).held(num_experts) if target.expert_parallel else range(num_experts)
     found: dict[str, Box] = {}
@@ -147,30 +150,30 @@ class PushPlan:
     def __init__(self, arch: Architecture, layout: PushLayout) -> None:
         self._arch, self._layout = arch, layout
         self._sections = Sections(arch, layout)
-        self._sharing = Sharing(layout, self._sections)
+        self._replicas = Replicas(layout, self._sections)
 
     def stream(self, worker: int) -> Stream:
         """Everything that a worker receives."""
         target = self._layout.target(worker)
         buckets = []
         for section in self._order(target):
-            sheet = self._sections.sheet(section, target.place)
-            pieces: list[list[Piece]] = [[] for _ in sheet.bucket_bytes]
-            for number in sorted(sheet.runs):
-                copies = self._sections.copies(section, number, target.place)
-                for parcel in self._parcels(sheet, _shard(section, number, self._sections), target):
-                    pieces[parcel.bucket] += _pieces(parcel, copies, sheet.item_bytes[number])
+            sizes = self._sections.sizes(section, target.coordinates)
+            slices: list[list[Slice]] = [[] for _ in sizes.bucket_bytes]
+            for number in sorted(sizes.spans):
+                copies = self._sections.copies(section, number, target.coordinates)
+                for span in self._rank_spans(sizes, _shard(section, number, self._sections), target):
+                    slices[span.bucket] += _slices(span, copies, sizes.slice_bytes[number])
             spans = self._section_spans(section, target)
-            buckets += [Bucket(tuple(p), s, n) for p, s, n in zip(pieces, spans, sheet.bucket_bytes, strict=True)]
+            buckets += [Bucket(tuple(p), s, n) for p, s, n in zip(slices, spans, sizes.bucket_bytes, strict=True)]
         return Stream(target, kept_boxes(self._arch, target), tuple(buckets))
 
     def spans(self, worker: int) -> list[Spans]:
-        """Who sends how much of each bucket to a worker, without the pieces."""
+        """Spans of every bucket of a worker, without the slices."""
         target = self._layout.target(worker)
         return [spans for section in self._order(target) for spans in self._section_spans(section, target)]
 
-    def shares(self, rank: int, *, passes_on: bool = False) -> list[Share]:
-        """Everything that a rank does, by worker.
+    def rank_streams(self, rank: int, *, passes_on: bool = False) -> list[RankStream]:
+        """The parts of the workers' streams that a rank takes part in, by worker.
 
         Args:
             rank: the sender.
@@ -179,28 +182,28 @@ class PushPlan:
         source = next(source for source in self._layout.sources if source.rank == rank)
         found: dict[int, dict[int, Bucket]] = {}
         made: dict[tuple[object, ...], list[tuple[int, Bucket]]] = {}
-        for shard in self._sharing.shards_of(source):
-            for target, shares in self._sharing.served(shard, source):
+        for shard in self._replicas.shards_of(source):
+            for target, senders in self._replicas.served(shard, source):
                 first = 0
                 for section in self._order(target):
-                    sheet = self._sections.sheet(section, target.place)
+                    sizes = self._sections.sizes(section, target.coordinates)
                     if _shard(section, shard.number, self._sections) == shard:
-                        key = (section, target.place, shares if len(shares) > 1 else None)
+                        key = (section, target.coordinates, senders if len(senders) > 1 else None)
                         if key not in made:  # equal for most engines
-                            made[key] = list(self._own_buckets(section, shard, target, shares, rank))
+                            made[key] = list(self._own_buckets(section, shard, target, senders, rank))
                         mine = found.setdefault(target.worker, {})
                         mine |= {first + number: bucket for number, bucket in made[key]}
-                    first += len(sheet.bucket_bytes)
+                    first += len(sizes.bucket_bytes)
         if passes_on and any(target.worker == rank for target in self._layout.targets):
             own = found.get(rank, {})
             found[rank] = {
                 number: Bucket(
-                    own[number].pieces if number in own else (), spans, sum(num for _, num in spans.values())
+                    own[number].slices if number in own else (), spans, sum(num for _, num in spans.values())
                 )
                 for number, spans in enumerate(self.spans(rank))
             }
         return [
-            Share(worker, self.num_buckets(worker), dict(sorted(buckets.items())))
+            RankStream(worker, self.num_buckets(worker), dict(sorted(buckets.items())))
             for worker, buckets in sorted(found.items())
             if buckets
         ]
@@ -208,36 +211,38 @@ class PushPlan:
     def num_buckets(self, worker: int) -> int:
         """Buckets of a worker's stream."""
         target = self._layout.target(worker)
-        return sum(len(self._sections.sheet(section, target.place).bucket_bytes) for section in self._order(target))
+        return sum(
+            len(self._sections.sizes(section, target.coordinates).bucket_bytes) for section in self._order(target)
+        )
 
     def _order(self, target: TargetWorker) -> list[Section]:
         """The sections in the order in which they travel to a worker."""
         stages = self._sections.shape.num_stages
-        first = self._sharing.seat(target) + target.tensor_parallel.index
+        first = self._replicas.turn(target) + target.tensor_parallel.index
         return [section for turn in range(stages) for section in self._sections.of_stage((first + turn) % stages)]
 
     def _own_buckets(
-        self, section: Section, shard: Shard, target: TargetWorker, shares: Shares, rank: int
+        self, section: Section, shard: Shard, target: TargetWorker, senders: Senders, rank: int
     ) -> Iterator[tuple[int, Bucket]]:
-        sheet = self._sections.sheet(section, target.place)
-        copies = self._sections.copies(section, shard.number, target.place)
-        for parcel in _parcels(sheet, shard.number, shares):
-            if parcel.rank == rank:
-                pieces = tuple(_pieces(parcel, copies, sheet.item_bytes[shard.number]))
-                span = {rank: (parcel.start, parcel.num_bytes)}
-                yield parcel.bucket, Bucket(pieces, span, sheet.bucket_bytes[parcel.bucket])
+        sizes = self._sections.sizes(section, target.coordinates)
+        copies = self._sections.copies(section, shard.number, target.coordinates)
+        for span in _rank_spans(sizes, shard.number, senders):
+            if span.rank == rank:
+                slices = tuple(_slices(span, copies, sizes.slice_bytes[shard.number]))
+                spans = {rank: (span.start, span.num_bytes)}
+                yield span.bucket, Bucket(slices, spans, sizes.bucket_bytes[span.bucket])
 
     def _section_spans(self, section: Section, target: TargetWorker) -> list[Spans]:
-        sheet = self._sections.sheet(section, target.place)
-        found: list[Spans] = [{} for _ in sheet.bucket_bytes]
-        for number in sorted(sheet.runs):
-            for parcel in self._parcels(sheet, _shard(section, number, self._sections), target):
-                found[parcel.bucket][parcel.rank] = (parcel.start, parcel.num_bytes)
+        sizes = self._sections.sizes(section, target.coordinates)
+        found: list[Spans] = [{} for _ in sizes.bucket_bytes]
+        for number in sorted(sizes.spans):
+            for span in self._rank_spans(sizes, _shard(section, number, self._sections), target):
+                found[span.bucket][span.rank] = (span.start, span.num_bytes)
         return found
 
-    def _parcels(self, sheet: Sheet, shard: Shard, target: TargetWorker) -> Iterator[_Parcel]:
-        """What each of a shard's replicas contributes to each bucket of a worker."""
-        return _parcels(sheet, shard.number, self._sharing.shares(shard, target))
+    def _rank_spans(self, sizes: SectionSizes, shard: Shard, target: TargetWorker) -> Iterator[_RankSpan]:
+        """Yields the span of each of a shard's replicas in each bucket of a worker."""
+        return _rank_spans(sizes, shard.number, self._replicas.senders(shard, target))
 
 
 def _shard(section: Section, number: int, sections: Sections) -> Shard:
@@ -245,26 +250,26 @@ def _shard(section: Section, number: int, sections: Sections) -> Shard:
     return Shard(section.stage % sections.shape.pipeline, section.has_experts, number)
 
 
-def _parcels(sheet: Sheet, number: int, shares: Shares) -> Iterator[_Parcel]:
-    sizes = sheet.item_bytes.get(number, [])
-    ranks = deal(sizes, shares) if len(shares) > 1 else []
-    item = 0
-    for run in sheet.runs.get(number, ()):
-        items = range(item, item + run.num_items)
-        item += run.num_items
-        if len(shares) == 1:
-            yield _Parcel(run.bucket, shares[0][0], run.start, run.num_bytes, items)
+def _rank_spans(sizes: SectionSizes, number: int, senders: Senders) -> Iterator[_RankSpan]:
+    slice_bytes = sizes.slice_bytes.get(number, [])
+    ranks = assign_slices(slice_bytes, senders) if len(senders) > 1 else []
+    first = 0
+    for span in sizes.spans.get(number, ()):
+        slices = range(first, first + span.num_slices)
+        first += span.num_slices
+        if len(senders) == 1:
+            yield _RankSpan(span.bucket, senders[0][0], span.start, span.num_bytes, slices)
             continue
-        start = run.start
-        for rank in sorted({ranks[one] for one in items}):
-            mine = [one for one in items if ranks[one] == rank]
-            num_bytes = sum(sizes[one] for one in mine)
-            yield _Parcel(run.bucket, rank, start, num_bytes, mine)
+        start = span.start
+        for rank in sorted({ranks[one] for one in slices}):
+            mine = [one for one in slices if ranks[one] == rank]
+            num_bytes = sum(slice_bytes[one] for one in mine)
+            yield _RankSpan(span.bucket, rank, start, num_bytes, mine)
             start += num_bytes
 
 
-def _pieces(parcel: _Parcel, copies: list[SliceCopy], sizes: list[int]) -> Iterator[Piece]:
-    offset = parcel.start
-    for item in parcel.items:
-        yield Piece(parcel.rank, copies[item], offset)
-        offset += sizes[item]
+def _slices(span: _RankSpan, copies: list[SliceCopy], slice_bytes: list[int]) -> Iterator[Slice]:
+    offset = span.start
+    for number in span.slices:
+        yield Slice(span.rank, copies[number], offset)
+        offset += slice_bytes[number]

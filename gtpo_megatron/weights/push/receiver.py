@@ -72,12 +72,12 @@ class WeightReceiver:
         self._end.close()
 
     def _unpack(self, bucket: Bucket, memory: Tensor, unfinished: dict[str, Tensor], missing: dict[str, int]) -> None:
-        for piece in bucket.pieces:
-            name, box = piece.copy.hf_name, piece.copy.hf_box
+        for one in bucket.slices:
+            name, box = one.copy.hf_name, one.copy.hf_box
             dtype = tensor_dtype(name, self._dtype)
             if name not in unfinished:
                 unfinished[name] = torch.empty(self._shapes[name], dtype=dtype, device=self._device)
-            source = memory[piece.offset : piece.offset + box.num_elements * dtype.itemsize]
+            source = memory[one.offset : one.offset + box.num_elements * dtype.itemsize]
             target = as_matrix(unfinished[name])[box.slices]
             target.copy_(source.view(dtype).view(target.shape))
             missing[name] -= box.num_elements

@@ -1,10 +1,10 @@
-"""The order in which a worker's part of the model travels, and how large each part of it is.
+"""The order in which a worker's slices of the model travel, and their sizes.
 
 The model is cut into sections: the parameters of a virtual pipeline stage that are no experts', and those that are.
-Only ranks of one pipeline stage hold parts of a section, each part is in one shard, and no bucket has parts of two
-sections. So a rank needs to know of a section what its shard contributes to each bucket and what comes before that in
-the bucket: sizes, which are the same for every layer and every expert of a kind. They are computed once and counted.
-Names and boxes are made only for what a process sends or receives.
+Only ranks of one pipeline stage hold slices of a section, each slice is in one shard, and no bucket has slices of two
+sections. So a rank needs to know of a section which span of each bucket is its shard's: sizes, which are the same for
+every layer and every expert of a kind. They are computed once and counted. Names and boxes are made only for what a
+process sends or receives.
 
 Inside the experts' section of a stage, experts of different expert-parallel ranks take turns, so that all of them send
 at the same time.
@@ -25,11 +25,11 @@ from gtpo_megatron.weights.param_mapping import (
     TensorParallel,
     expert_of,
 )
-from gtpo_megatron.weights.push.layout import PushLayout, TrainerShape, WorkerPlace, trainer_shape
+from gtpo_megatron.weights.push.layout import PushLayout, TrainerShape, WorkerCoordinates, trainer_shape
 from gtpo_megatron.weights.reshard import chunk_mappings, chunk_prefix, is_tied_copy, stays_float32
 
 ALIGNMENT_BYTES = 64
-"""Start of every piece in a bucket, one cache line."""
+"""Start of every slice in a bucket, one cache line."""
 
 FLOAT32_BYTES = 4
 
@@ -48,15 +48,15 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A part of a parameter that one shard has and the workers of one place keep.
+class ShardSlice:
+    """A slice of a parameter that one shard has and the workers of the same coordinates keep.
 
     Attributes:
         shard: number of the shard among those that the parameter is split into.
         name: number of the tensor among the parameter's Hugging Face tensors.
         here: the box in the shard.
         there: the box in the Hugging Face tensor.
-        num_bytes: in a bucket, up to the next piece.
+        num_bytes: in a bucket, up to the next slice.
     """
 
     shard: int
@@ -67,39 +67,39 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one shard contributes to one bucket of a section.
+class ShardSpan:
+    """The bytes of one shard in one bucket of a section.
 
     Attributes:
         bucket: its number in the section.
         start: of the first byte in the bucket.
-        num_items: parts, which follow each other.
+        num_slices: slices, which follow each other.
         num_bytes: of all of them.
     """
 
     bucket: int
     start: int
-    num_items: int
+    num_slices: int
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
-    """Sizes of a section for the workers of one place.
+class SectionSizes:
+    """Sizes of a section for the workers of the same coordinates.
 
     Attributes:
         bucket_bytes: size of every bucket.
-        runs: shard -> what it contributes, in the order of the buckets; shards without a part are absent.
-        item_bytes: shard -> sizes of its parts, in order.
+        spans: shard -> its spans, in the order of the buckets; shards without a slice are absent.
+        slice_bytes: shard -> sizes of its slices, in order.
     """
 
     bucket_bytes: tuple[int, ...]
-    runs: dict[int, list[Run]]
-    item_bytes: dict[int, list[int]]
+    spans: dict[int, list[ShardSpan]]
+    slice_bytes: dict[int, list[int]]
 
     def shard_bytes(self, shard: int) -> int:
-        """Bytes of all parts of a shard."""
-        return sum(run.num_bytes for run in self.runs.get(shard, ()))
+        """Bytes of all slices of a shard."""
+        return sum(span.num_bytes for span in self.spans.get(shard, ()))
 
 
 class Sections:
@@ -118,8 +118,8 @@ class Sections:
         self.shape: TrainerShape = trainer_shape(layout)
         if (problem := self.shape.layer_split.problem(arch.num_layers)) is not None:
             raise WeightMappingError(problem)
-        self._sheets: dict[tuple[object, ...], Sheet] = {}
-        self._cuts: dict[tuple[object, ...], tuple[Cut, ...]] = {}
+        self._sizes: dict[tuple[object, ...], SectionSizes] = {}
+        self._slices: dict[tuple[object, ...], tuple[ShardSlice, ...]] = {}
         self._mappings: dict[tuple[Section, int], list[ParamMapping]] = {}
 
     @property
@@ -136,31 +136,31 @@ class Sections:
         stages = range(stage, self.shape.num_stages, self.shape.pipeline)
         return [section for virtual in stages for section in self.of_stage(virtual)]
 
-    def sheet(self, section: Section, place: WorkerPlace) -> Sheet:
-        """What every shard contributes to every bucket."""
+    def sizes(self, section: Section, coordinates: WorkerCoordinates) -> SectionSizes:
+        """Sizes of every bucket, and of every shard's slices in it."""
         flags = self._expert_layers(section.stage)
         kind: tuple[object, ...] = (sum(flags),)
         if not section.has_experts:
             num_layers = len(self._layers(section.stage))
             kind = (num_layers, *flags, section.stage == 0, section.stage == self.shape.num_stages - 1)
-        key = (section.has_experts, kind, place)
-        if key not in self._sheets:
-            items = self._expert_items(section, place) if section.has_experts else self._dense_items(section, place)
-            self._sheets[key] = _sheet(items, self._layout.bucket_bytes)
-        return self._sheets[key]
+        key = (section.has_experts, kind, coordinates)
+        if key not in self._sizes:
+            sizes_of = self._expert_sizes if section.has_experts else self._dense_sizes
+            self._sizes[key] = _fill_buckets(sizes_of(section, coordinates), self._layout.bucket_bytes)
+        return self._sizes[key]
 
-    def copies(self, section: Section, shard: int, place: WorkerPlace) -> list[SliceCopy]:
-        """The parts of a shard, in order."""
+    def copies(self, section: Section, shard: int, coordinates: WorkerCoordinates) -> list[SliceCopy]:
+        """The slices of a shard, in order."""
         group, shard = divmod(shard, self.shape.expert_tensor) if section.has_experts else (0, shard)
         found: list[SliceCopy] = []
         for mapping in self.mappings(section, group):
-            if not self._keeps(place, expert_of(mapping)):
+            if not self._keeps(coordinates, expert_of(mapping)):
                 continue
             names = hf_names(mapping)
             found += [
-                SliceCopy(mapping.megatron_name, cut.here, names[cut.name], cut.there)
-                for cut in self.cuts(mapping, place)
-                if cut.shard == shard
+                SliceCopy(mapping.megatron_name, one.here, names[one.name], one.there)
+                for one in self.slices(mapping, coordinates)
+                if one.shard == shard
             ]
         return found
 
@@ -183,22 +183,25 @@ class Sections:
             ]
         return self._mappings[section, group]
 
-    def cuts(self, mapping: ParamMapping, place: WorkerPlace) -> tuple[Cut, ...]:
-        """The parts of a parameter that workers of a place keep: by tensor, and then by shard.
+    def slices(self, mapping: ParamMapping, coordinates: WorkerCoordinates) -> tuple[ShardSlice, ...]:
+        """The slices of a parameter that workers of these coordinates keep: by tensor, and then by shard.
 
         Raises:
             WeightMappingError: it does not split over shards or workers, or a bucket cannot hold a single row.
         """
         is_expert = expert_of(mapping) is not None
-        item_bytes = tuple(
+        element_bytes = tuple(
             FLOAT32_BYTES if stays_float32(name) else self._layout.itemsize for name in hf_names(mapping)
         )
-        key = (type(mapping), is_expert, place, item_bytes, *(getattr(mapping, size) for size in _SIZES[type(mapping)]))
-        if key not in self._cuts:
+        fields_of_boxes = (getattr(mapping, name) for name in _BOX_FIELDS[type(mapping)])
+        key = (type(mapping), is_expert, coordinates, element_bytes, *fields_of_boxes)
+        if key not in self._slices:
             num_shards = self.shape.expert_tensor if is_expert else self.shape.tensor
-            split = TensorParallel(1, 0) if is_expert and place.expert_parallel else place.tensor_parallel
-            self._cuts[key] = tuple(_cuts(mapping, num_shards, split, item_bytes, self._layout.bucket_bytes))
-        return self._cuts[key]
+            whole_experts = is_expert and coordinates.expert_parallel
+            split = TensorParallel(1, 0) if whole_experts else coordinates.tensor_parallel
+            found = _shard_slices(mapping, num_shards, split, element_bytes, self._layout.bucket_bytes)
+            self._slices[key] = tuple(found)
+        return self._slices[key]
 
     def _expert_layers(self, stage: int) -> tuple[bool, ...]:
         """Per layer of a virtual stage whether it has experts."""
@@ -210,32 +213,32 @@ class Sections:
     def _layers(self, stage: int) -> range:
         return self.shape.layer_split.layers(self._arch.num_layers, stage)
 
-    def _keeps(self, place: WorkerPlace, expert: int | None) -> bool:
-        if expert is None or not place.expert_parallel:
+    def _keeps(self, coordinates: WorkerCoordinates, expert: int | None) -> bool:
+        if expert is None or not coordinates.expert_parallel:
             return True
-        split = place.tensor_parallel
+        split = coordinates.tensor_parallel
         return expert in ExpertParallel(split.size, split.index).held(self._num_experts)
 
-    def _dense_items(self, section: Section, place: WorkerPlace) -> Iterator[tuple[int, int]]:
+    def _dense_sizes(self, section: Section, coordinates: WorkerCoordinates) -> Iterator[tuple[int, int]]:
         for mapping in self.mappings(section):
-            for cut in self.cuts(mapping, place):
-                yield cut.shard, cut.num_bytes
+            for one in self.slices(mapping, coordinates):
+                yield one.shard, one.num_bytes
 
-    def _expert_items(self, section: Section, place: WorkerPlace) -> Iterator[tuple[int, int]]:
+    def _expert_sizes(self, section: Section, coordinates: WorkerCoordinates) -> Iterator[tuple[int, int]]:
         held = ExpertParallel(self.shape.expert, 0).held(self._num_experts)
         first = [mapping for mapping in self.mappings(section) if expert_of(mapping) == held[0]]
         layers = sum(self._expert_layers(section.stage))
-        one = [cut for mapping in first[: len(first) // layers] for cut in self.cuts(mapping, place)]
+        of_expert = [one for mapping in first[: len(first) // layers] for one in self.slices(mapping, coordinates)]
         layer: list[tuple[int, int]] = []
         for local in held:
             for group in range(self.shape.expert):
-                if self._keeps(place, group * len(held) + local):
-                    layer += [(group * self.shape.expert_tensor + cut.shard, cut.num_bytes) for cut in one]
+                if self._keeps(coordinates, group * len(held) + local):
+                    layer += [(group * self.shape.expert_tensor + one.shard, one.num_bytes) for one in of_expert]
         for _ in range(layers):
             yield from layer
 
 
-_SIZES = {
+_BOX_FIELDS = {
     kind: [field.name for field in fields(kind) if not field.name.endswith("_name") and field.name != "expert"]
     for kind in get_args(ParamMapping)
 }
@@ -254,9 +257,9 @@ def hf_names(mapping: ParamMapping) -> list[str]:
     return [getattr(mapping, field) for field in _NAMES[type(mapping)]]
 
 
-def _cuts(
-    mapping: ParamMapping, num_shards: int, split: TensorParallel, item_bytes: tuple[int, ...], bucket_bytes: int
-) -> Iterator[Cut]:
+def _shard_slices(
+    mapping: ParamMapping, num_shards: int, split: TensorParallel, element_bytes: tuple[int, ...], bucket_bytes: int
+) -> Iterator[ShardSlice]:
     kept = dict(mapping.kept(split))
     # any shard has a replicated tensor: that one gives it which the worker takes other rows or columns from
     shards = [split.index * num_shards // split.size] if isinstance(mapping, Replicated) else range(num_shards)
@@ -267,14 +270,14 @@ def _cuts(
                 continue
             here, there = copy.megatron_box, copy.hf_box
             moved = here.row - there.row, here.column - there.column
-            for part in _rows_at_once(name, box, item_bytes[number], bucket_bytes):
-                size = -(-part.num_elements * item_bytes[number] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-                yield Cut(shard, number, part.moved(*moved), part, size)
+            for part in _rows_at_once(name, box, element_bytes[number], bucket_bytes):
+                size = -(-part.num_elements * element_bytes[number] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+                yield ShardSlice(shard, number, part.moved(*moved), part, size)
 
 
-def _rows_at_once(name: str, box: Box, item_bytes: int, bucket_bytes: int) -> Iterator[Box]:
+def _rows_at_once(name: str, box: Box, element_bytes: int, bucket_bytes: int) -> Iterator[Box]:
     """Cuts a box by rows into parts that fit into a bucket."""
-    row_bytes = box.num_columns * item_bytes
+    row_bytes = box.num_columns * element_bytes
     if row_bytes > bucket_bytes:
         raise WeightMappingError(
             f"{name}: a row of {row_bytes} bytes exceeds the bucket of {bucket_bytes}; enlarge weight_sync.bucket_mib"
@@ -284,9 +287,10 @@ def _rows_at_once(name: str, box: Box, item_bytes: int, bucket_bytes: int) -> It
         yield Box(box.row + start, min(step, box.num_rows - start), box.column, box.num_columns)
 
 
-def _sheet(items: Iterator[tuple[int, int]], bucket_bytes: int) -> Sheet:
-    """Fills buckets in the order of the items; inside a bucket the shards follow each other by their numbers."""
-    sheet = Sheet(bucket_bytes=(), runs={}, item_bytes={})
+def _fill_buckets(slices: Iterator[tuple[int, int]], bucket_bytes: int) -> SectionSizes:
+    """Fills buckets in the order of the slices; inside a bucket the shards follow each other by their numbers."""
+    spans: dict[int, list[ShardSpan]] = {}
+    slice_bytes: dict[int, list[int]] = {}
     totals: list[int] = []
     counts: dict[int, int] = {}
     sums: dict[int, int] = {}
@@ -295,20 +299,20 @@ def _sheet(items: Iterator[tuple[int, int]], bucket_bytes: int) -> Sheet:
     def close() -> None:
         start = 0
         for shard in sorted(counts):
-            sheet.runs.setdefault(shard, []).append(Run(len(totals), start, counts[shard], sums[shard]))
+            spans.setdefault(shard, []).append(ShardSpan(len(totals), start, counts[shard], sums[shard]))
             start += sums[shard]
         totals.append(start)
         counts.clear()
         sums.clear()
 
-    for shard, size in items:
+    for shard, size in slices:
         if used and used + size > bucket_bytes:
             close()
             used = 0
         used += size
         counts[shard] = counts.get(shard, 0) + 1
         sums[shard] = sums.get(shard, 0) + size
-        sheet.item_bytes.setdefault(shard, []).append(size)
+        slice_bytes.setdefault(shard, []).append(size)
     if used:
         close()
-    return Sheet(bucket_bytes=tuple(totals), runs=sheet.runs, item_bytes=sheet.item_bytes)
+    return SectionSizes(bucket_bytes=tuple(totals), spans=spans, slice_bytes=slice_bytes)

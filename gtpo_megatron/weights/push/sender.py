@@ -1,4 +1,4 @@
-"""(9) A trainer rank's side of a push: packs its pieces into buckets, bucket by bucket over all workers."""
+"""(9) A trainer rank's side of a push: packs its slices into buckets, bucket by bucket over all workers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push.plan import Piece, Share
+from gtpo_megatron.weights.push.plan import RankStream, Slice
 from gtpo_megatron.weights.push.transports.channel import SendingEnd
 from gtpo_megatron.weights.push.wire import tensor_dtype
 
@@ -16,22 +16,28 @@ Checksums = dict[int, dict[str, int]]
 
 
 class WeightSender:
-    """Sends this rank's share of every worker's stream.
+    """Sends this rank's part of every worker's stream.
 
     Args:
         rank: of this process in the trainer's world.
-        shares: what this rank does for each worker.
+        streams: the part of each worker's stream that this rank takes part in.
         end: of the transport.
         dtype: that elements travel in, but those of tensors that stay float32.
         columns: Hugging Face name -> columns of the full tensor.
     """
 
     def __init__(
-        self, rank: int, shares: Sequence[Share], end: SendingEnd, *, dtype: torch.dtype, columns: Mapping[str, int]
+        self,
+        rank: int,
+        streams: Sequence[RankStream],
+        end: SendingEnd,
+        *,
+        dtype: torch.dtype,
+        columns: Mapping[str, int],
     ) -> None:
-        self._rank, self._shares, self._end, self._dtype, self._columns = rank, shares, end, dtype, columns
+        self._rank, self._streams, self._end, self._dtype, self._columns = rank, streams, end, dtype, columns
         # all ranks send in this order: no two of them can wait for each other
-        self._order = sorted((number, share.worker, share) for share in shares for number in share.buckets)
+        self._order = sorted((number, stream.worker, stream) for stream in streams for number in stream.buckets)
         self._num_pushes = 0
 
     def push(self, parameters: Mapping[str, Tensor], *, with_checksums: bool) -> Checksums:
@@ -39,23 +45,23 @@ class WeightSender:
 
         Args:
             parameters: this rank's shards, by the names of the weight plans; buffers that the tables name included.
-            with_checksums: also return this rank's shares of the checksums, taken from the parameters themselves.
+            with_checksums: also return this rank's parts of the checksums, taken from the parameters themselves.
 
         Raises:
             WeightSyncError: a worker did not take its buckets by the deadline.
 
         Communication: that of the transport, to every worker.
         """
-        sums: Checksums = {share.worker: {} for share in self._shares} if with_checksums else {}
+        sums: Checksums = {stream.worker: {} for stream in self._streams} if with_checksums else {}
         self._end.start()
-        for number, worker, share in self._order:
-            bucket = share.buckets[number]
-            sequence = self._num_pushes * share.num_buckets + number
+        for number, worker, stream in self._order:
+            bucket = stream.buckets[number]
+            sequence = self._num_pushes * stream.num_buckets + number
             memory = self._end.slot(worker, sequence, bucket.spans)
-            for piece in bucket.pieces:
-                self._pack(piece, parameters, memory, bucket.spans[self._rank][0])
+            for one in bucket.slices:
+                self._pack(one, parameters, memory, bucket.spans[self._rank][0])
                 if with_checksums:
-                    self._add_checksum(piece, parameters, sums[worker])
+                    self._add_checksum(one, parameters, sums[worker])
             self._end.commit(worker, sequence, bucket.spans)
         self._end.finish()
         self._num_pushes += 1
@@ -65,17 +71,17 @@ class WeightSender:
         """Closes the transport."""
         self._end.close()
 
-    def _pack(self, piece: Piece, parameters: Mapping[str, Tensor], memory: Tensor, first: int) -> None:
-        box = as_matrix(parameters[piece.copy.megatron_name])[piece.copy.megatron_box.slices]
-        start, dtype = piece.offset - first, tensor_dtype(piece.copy.hf_name, self._dtype)
+    def _pack(self, one: Slice, parameters: Mapping[str, Tensor], memory: Tensor, first: int) -> None:
+        box = as_matrix(parameters[one.copy.megatron_name])[one.copy.megatron_box.slices]
+        start, dtype = one.offset - first, tensor_dtype(one.copy.hf_name, self._dtype)
         target = memory[start : start + box.numel() * dtype.itemsize].view(dtype).view(box.shape)
         target.copy_(box)
 
-    def _add_checksum(self, piece: Piece, parameters: Mapping[str, Tensor], sums: dict[str, int]) -> None:
-        copy = piece.copy
+    def _add_checksum(self, one: Slice, parameters: Mapping[str, Tensor], sums: dict[str, int]) -> None:
+        copy = one.copy
         dtype = tensor_dtype(copy.hf_name, self._dtype)
         box = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices].to(dtype)
-        share = slice_checksum(
+        part = slice_checksum(
             box, row=copy.hf_box.row, column=copy.hf_box.column, num_columns=self._columns[copy.hf_name]
         )
-        sums[copy.hf_name] = (sums.get(copy.hf_name, 0) + share) % 2**64
+        sums[copy.hf_name] = (sums.get(copy.hf_name, 0) + part) % 2**64

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gtpo_megatron.actor import stage_report
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.actor.model.flops import forward_flops
-from gtpo_megatron.actor.place import RankPlace
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -74,7 +74,7 @@ def rank_report(config, arch, place, monkeypatch):
 def test_rates_of_four_ranks(config, monkeypatch):
     arch = read_architecture(Path(config.model.path))
     places = [
-        RankPlace(
+        RankCoordinates(
             global_rank=rank,
             tensor_index=0,
             pipeline_index=rank // 2,
@@ -104,7 +104,9 @@ def test_rates_of_four_ranks(config, monkeypatch):
 def test_without_a_peak_there_is_no_mfu(config, monkeypatch):
     arch = read_architecture(Path(config.model.path))
     quiet = dataclasses.replace(config, logging=dataclasses.replace(config.logging, peak_tflops_per_rank=0.0))
-    place = RankPlace(global_rank=0, tensor_index=0, pipeline_index=0, context_index=0, data_index=0, pipeline_size=1)
+    place = RankCoordinates(
+        global_rank=0, tensor_index=0, pipeline_index=0, context_index=0, data_index=0, pipeline_size=1
+    )
     found = rank_report(quiet, arch, place, monkeypatch)
     assert "throughput/score_tflops_per_rank" in found
     assert not [name for name in found if "mfu" in name]

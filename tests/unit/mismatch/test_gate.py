@@ -34,18 +34,18 @@ def gate(limits=None, dtype="bfloat16", *, has_other_routing=False):
 @pytest.mark.parametrize("num", [30, 500, 20_000])
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 3e-7), ("bfloat16", 0.005), ("bfloat16", 0.2)])
 def test_steps_that_differ_by_chance_never_stop_a_run(dtype, scale, num):
-    judge = gate(dtype=dtype)
+    watched = gate(dtype=dtype)
     for index in range(40):
-        verdict = judge.judge(step(scale, num, index, tail=0.01), is_verified=index % 10 == 0)
-        assert verdict.broken == ()
+        result = watched.assess(step(scale, num, index, tail=0.01), is_verified=index % 10 == 0)
+        assert result.broken == ()
 
 
 def test_the_largest_gap_stops_nothing():
-    judge = gate()
-    judge.judge(step(0.1), is_verified=True)
-    verdict = judge.judge(step(0.1, hit=0.0006, hit_nats=2.1), is_verified=False)
-    assert verdict.broken == ()
-    assert to_scalars(verdict.metrics)[BEYOND] > 0
+    watched = gate()
+    watched.assess(step(0.1), is_verified=True)
+    result = watched.assess(step(0.1, hit=0.0006, hit_nats=2.1), is_verified=False)
+    assert result.broken == ()
+    assert to_scalars(result.metrics)[BEYOND] > 0
 
 
 @pytest.mark.parametrize(
@@ -57,61 +57,63 @@ def test_the_largest_gap_stops_nothing():
     ],
 )
 def test_what_a_fault_moves_stops_the_run(fault, figure):
-    judge = gate()
-    assert judge.judge(step(0.1, 20_000), is_verified=True).broken == ()
-    assert any(figure in phrase for phrase in judge.judge(step(num=20_000, **fault), is_verified=True).broken)
+    watched = gate()
+    assert watched.assess(step(0.1, 20_000), is_verified=True).broken == ()
+    assert any(figure in phrase for phrase in watched.assess(step(num=20_000, **fault), is_verified=True).broken)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_sampler_that_is_wrong_from_the_first_step_is_not_learnt_from(dtype):
-    judge = gate(dtype=dtype)
-    assert judge.judge(step(5 * CEILINGS[dtype].mean_nats), is_verified=True).broken
-    assert not judge.has_learnt
+    watched = gate(dtype=dtype)
+    assert watched.assess(step(5 * CEILINGS[dtype].mean_nats), is_verified=True).broken
+    assert not watched.has_learnt
 
 
 def test_limits_follow_verified_steps_only_and_never_one_that_stops():
-    judge = gate()
-    judge.judge(step(0.02), is_verified=True)
-    before = judge.state_dict()
-    judge.judge(step(0.04), is_verified=False)
-    assert judge.judge(step(0.2), is_verified=True).broken
-    assert judge.state_dict() == before
+    watched = gate()
+    watched.assess(step(0.02), is_verified=True)
+    before = watched.state_dict()
+    watched.assess(step(0.04), is_verified=False)
+    assert watched.assess(step(0.2), is_verified=True).broken
+    assert watched.state_dict() == before
     for scale in (0.04, 0.08, 0.15):  # what grows slowly while bytes are verified is the policy's, up to the ceiling
-        assert judge.judge(step(scale), is_verified=True).broken == ()
-    assert judge.judge(step(0.2), is_verified=False).broken == ()
+        assert watched.assess(step(scale), is_verified=True).broken == ()
+    assert watched.assess(step(0.2), is_verified=False).broken == ()
     for seed in range(NUM_SAMPLES):
-        judge.judge(step(0.02, seed=seed), is_verified=True)
-    assert judge.judge(step(0.2), is_verified=False).broken  # and what shrank again is watched closely again
+        watched.assess(step(0.02, seed=seed), is_verified=True)
+    assert watched.assess(step(0.2), is_verified=False).broken  # and what shrank again is watched closely again
 
 
 def test_given_limits_are_taken_as_they_are():
-    judge = gate(TIGHT, "float32")
-    assert judge.judge(step(3e-7), is_verified=True).broken == ()
-    one = judge.judge(step(3e-7, hit=0.0005, hit_nats=6e-4), is_verified=True)  # a single token
+    watched = gate(TIGHT, "float32")
+    assert watched.assess(step(3e-7), is_verified=True).broken == ()
+    one = watched.assess(step(3e-7, hit=0.0005, hit_nats=6e-4), is_verified=True)  # a single token
     assert one.broken == ("0.050% of the tokens beyond 0.0005 nats (limit 0.000%)",)
-    assert judge.judge(step(2e-5), is_verified=True).broken[0].startswith("sync/logprob_gap_mean 1.6e-05 (limit 5e-06)")
+    assert (
+        watched.assess(step(2e-5), is_verified=True).broken[0].startswith("sync/logprob_gap_mean 1.6e-05 (limit 5e-06)")
+    )
 
 
 def test_experts_that_are_chosen_anew_get_more_room_at_the_first_step():
     metrics = step(0.75)
-    assert gate().judge(metrics, is_verified=True).broken
-    assert gate(has_other_routing=True).judge(metrics, is_verified=True).broken == ()
+    assert gate().assess(metrics, is_verified=True).broken
+    assert gate(has_other_routing=True).assess(metrics, is_verified=True).broken == ()
 
 
 def test_a_nan_is_the_first_that_is_named_and_no_token_is_no_reason_to_stop():
     broken = gap_metrics(torch.tensor([-1.0, float("nan")]), torch.tensor([-1.0, -1.0]))
-    verdict = gate().judge(broken, is_verified=True)
-    assert "nan" in verdict.broken[0]
-    assert gate().judge(gap_metrics(torch.empty(0), torch.empty(0)), is_verified=True).broken == ()
+    result = gate().assess(broken, is_verified=True)
+    assert "nan" in result.broken[0]
+    assert gate().assess(gap_metrics(torch.empty(0), torch.empty(0)), is_verified=True).broken == ()
 
 
 def test_what_was_learnt_survives_a_checkpoint():
     first, second = gate(), gate()
-    first.judge(step(0.02), is_verified=True)
+    first.assess(step(0.02), is_verified=True)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.has_learnt
     metrics = step(0.05, seed=9)
-    assert first.judge(metrics, is_verified=True) == second.judge(metrics, is_verified=True)
+    assert first.assess(metrics, is_verified=True) == second.assess(metrics, is_verified=True)
     assert first.state_dict() == second.state_dict()
 
 

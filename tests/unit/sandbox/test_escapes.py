@@ -36,11 +36,11 @@ def serves_on(sandbox):
     yield
     [after] = run(sandbox, "import os; print(input(), os.listdir('/tmp'), os.getpid())", stdin="next\n")
     assert (after.status, after.output) == ("ok", "next [] 2\n")
-    assert len(processes(sandbox)) <= 2  # bubblewrap's own, and the keeper
+    assert len(processes(sandbox)) <= 2  # bubblewrap's own, and the server
 
 
 def processes(sandbox):
-    process = sandbox._keeper._process
+    process = sandbox._server._process
     return descendants(process.pid) if process is not None else []
 
 
@@ -77,16 +77,16 @@ def test_the_network_is_out_of_reach(sandbox):
 
 def test_the_network_namespace_is_empty_even_without_the_filter(sandbox):
     """A compiler may open sockets neither; the namespace itself has no interface that is up."""
-    keeper = processes(sandbox)[-1]
-    assert Path(f"/proc/{keeper}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
-    assert Path(f"/proc/{keeper}/net/dev").read_text().count(":") == 1  # lo, which is down
+    server = processes(sandbox)[-1]
+    assert Path(f"/proc/{server}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    assert Path(f"/proc/{server}/net/dev").read_text().count(":") == 1  # lo, which is down
 
 
 @pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts"])
 def test_every_namespace_is_its_own(sandbox, kind):
     run(sandbox, "")
-    keeper = processes(sandbox)[-1]
-    assert Path(f"/proc/{keeper}/ns/{kind}").readlink() != Path(f"/proc/self/ns/{kind}").readlink()
+    server = processes(sandbox)[-1]
+    assert Path(f"/proc/{server}/ns/{kind}").readlink() != Path(f"/proc/self/ns/{kind}").readlink()
 
 
 def test_home_environment_and_other_files_are_not_there(sandbox, tmp_path):
@@ -291,14 +291,14 @@ def test_a_report_that_a_program_writes_itself_is_not_believed(sandbox):
     assert [one.status for one in found] == ["error", "error"]
 
 
-def test_the_keeper_ends_with_its_owner(tmp_path):
+def test_the_server_ends_with_its_owner(tmp_path):
     script = (
         "import os, time\n"
         "from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox\n"
         "from gtpo_megatron.sandbox.protocol import Case, Job\n"
         "s = BubblewrapSandbox()\n"
         "s.run(Job(source='', language='python', cases=(Case(stdin=''),)))\n"
-        "print(s._keeper._process.pid, flush=True)\n"
+        "print(s._server._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -308,10 +308,10 @@ def test_the_keeper_ends_with_its_owner(tmp_path):
     assert not Path(f"/proc/{int(done.stdout)}").exists()
 
 
-def test_a_keeper_that_is_killed_is_replaced(sandbox):
+def test_a_server_that_is_killed_is_replaced(sandbox):
     run(sandbox, "")
-    keeper = processes(sandbox)[-1]
-    killer = threading.Timer(0.5, os.kill, (keeper, 9))
+    server = processes(sandbox)[-1]
+    killer = threading.Timer(0.5, os.kill, (server, 9))
     killer.start()
     with pytest.raises(SandboxError, match="gave no answer"):
         run(sandbox, "import time; time.sleep(3)")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.errors import ConfigError, SandboxError
-from gtpo_megatron.sandbox import bubblewrap, keeper, seccomp
+from gtpo_megatron.sandbox import bubblewrap, seccomp, server
 from gtpo_megatron.sandbox.choose import check_sandbox, open_sandbox
 from gtpo_megatron.sandbox.inside import main as inside
 from gtpo_megatron.sandbox.protocol import Case, Job
@@ -115,7 +115,7 @@ def test_a_language_without_its_compiler_is_an_error_with_how_to_install_it(monk
     job = {"language": "cpp", "source": "", "cases": [], "total_s": 1.0}
     answer = inside.Reaper(job, bytearray(), {"folder": str(tmp_path), "is_isolated": False}).answer()
     with pytest.raises(SandboxError, match=r"no C\+\+ compiler: install g\+\+"):
-        keeper._outcome(answer, 0)
+        server._outcome(answer, 0)
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_a_language_without_its_compiler_is_an_error_with_how_to_install_it(monk
 )
 def test_an_answer_of_another_shape_is_an_error(answer):
     with pytest.raises(SandboxError, match="the sandbox answered"):
-        keeper._outcome(answer, 1)
+        server._outcome(answer, 1)

@@ -26,7 +26,7 @@ from gtpo_megatron.weights.hf import writer as hf_writer
 from gtpo_megatron.weights.hf.reader import read_parameters, weight_files
 from gtpo_megatron.weights.megatron import layout as megatron_layout
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.reshard import ShardPlace, fused_name, hf_shapes, load_plan, stage_mappings
+from gtpo_megatron.weights.reshard import ShardCoordinates, fused_name, hf_shapes, load_plan, stage_mappings
 from tests.distributed.family_models import FAMILIES, MIXTURES, make_family_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -462,7 +462,7 @@ def test_layers_stored_one_by_one_are_read_too(models, tmp_path):
     """Megatron writes them so where it is told to: every layer has a key, without an axis for layers."""
     source = models / "qwen3_untied-2"
     arch = read_architecture(source)
-    place = ShardPlace(tensor_parallel=TensorParallel(1, 0))
+    place = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
     parameters = {}
     for mapping in stage_mappings(arch, place, arch.vocab_size):
         rows, columns = mapping.extent

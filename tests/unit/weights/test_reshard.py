@@ -14,12 +14,12 @@ from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel, as_matrix
 from gtpo_megatron.weights.reshard import (
     LAYER_TABLES,
-    ShardPlace,
+    ShardCoordinates,
     export_plan,
     fused_name,
     hf_shapes,
     load_plan,
-    shard_place,
+    shard_coordinates,
     stage_mappings,
     table_name,
 )
@@ -59,7 +59,7 @@ def architecture(**changes):
 
 def places(tensor_size, pipeline_size, virtual_size=1, last_stage_layers=None):
     return [
-        ShardPlace(
+        ShardCoordinates(
             tensor_parallel=TensorParallel(tensor_size, index),
             pipeline_size=pipeline_size,
             pipeline_stage=stage,
@@ -105,7 +105,7 @@ def world(*, expert=1, expert_tensor=1, replicas=1, tensor=1, pipeline=(1, 1)):
         expert_parallel_size=expert,
         expert_tensor_parallel_size=expert_tensor,
     )
-    return [shard_place(parallel, rank) for rank in range(parallel.num_ranks)]
+    return [shard_coordinates(parallel, rank) for rank in range(parallel.num_ranks)]
 
 
 @settings(max_examples=80)
@@ -188,7 +188,7 @@ def test_places_are_those_of_megatrons_groups(tensor, context, data, pipeline, e
         tp=expert_tensor, ep=expert, dp=parallel.expert_data_parallel_size, pp=pipeline, cp=1, order=order
     )
     for rank in range(num_ranks):
-        place = shard_place(parallel, rank)
+        place = shard_coordinates(parallel, rank)
 
         def index(generator, axis, rank=rank):
             (group,) = (ranks for ranks in generator.get_ranks(axis) if rank in ranks)
@@ -202,7 +202,7 @@ def test_places_are_those_of_megatrons_groups(tensor, context, data, pipeline, e
 
 def test_query_key_value_lie_by_query_group():
     arch = architecture()
-    place = ShardPlace(tensor_parallel=TensorParallel(2, 1))
+    place = ShardCoordinates(tensor_parallel=TensorParallel(2, 1))
     tensors = numbered_tensors(arch)
     fused = filled(load_plan(arch, place, 14), tensors)["decoder.layers.0.self_attention.linear_qkv.weight"]
     prefix = "model.layers.0.self_attn."
@@ -217,7 +217,7 @@ def test_query_key_value_lie_by_query_group():
 def test_gate_and_up_are_halves_of_a_shard():
     arch = architecture()
     tensors = numbered_tensors(arch)
-    shard = filled(load_plan(arch, ShardPlace(tensor_parallel=TensorParallel(4, 3)), 16), tensors)
+    shard = filled(load_plan(arch, ShardCoordinates(tensor_parallel=TensorParallel(4, 3)), 16), tensors)
     fused = shard["decoder.layers.2.mlp.linear_fc1.weight"]
     gate, up = (tensors[f"model.layers.2.mlp.{half}_proj.weight"][12:16] for half in ("gate", "up"))
     assert torch.equal(fused, torch.cat([gate, up]))
@@ -294,7 +294,7 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
 
 def test_a_rank_with_padding_only_has_no_vocabulary_to_copy():
     arch = architecture(vocab_size=3)
-    plan = load_plan(arch, ShardPlace(tensor_parallel=TensorParallel(4, 3)), padded_vocab_size=16)
+    plan = load_plan(arch, ShardCoordinates(tensor_parallel=TensorParallel(4, 3)), padded_vocab_size=16)
     assert not [copy for copy in plan if "word_embeddings" in copy.megatron_name]
 
 

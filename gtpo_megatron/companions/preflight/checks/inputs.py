@@ -1,8 +1,8 @@
-"""What the driver reads before any process starts."""
+"""Checks what the driver reads before any process starts."""
 
 from collections.abc import Iterator
 
-from gtpo_megatron.companions.preflight.finding import Finding, judged
+from gtpo_megatron.companions.preflight.finding import Finding, assessed
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.orchestration.loop.inputs import turn_warning
@@ -15,7 +15,7 @@ def inputs(room: Room) -> Iterator[Finding]:
     room.inputs = check_inputs(room.config)
     if any(one.statement.needs_judge for one in run_rewards(room.config.reward)):
         check_judge(room.config.reward.judge)
-    yield judged(
+    yield assessed(
         "model, data, rewards",
         f"{len(room.inputs.train)} problems, {len(room.inputs.heldout)} held-out sets",
         is_good=True,
@@ -23,7 +23,7 @@ def inputs(room: Room) -> Iterator[Finding]:
         remedy="",
     )
     warning = turn_warning(room.config, room.inputs.tokenizer)
-    yield judged(
+    yield assessed(
         "end of a turn",
         warning or "the chat template ends a turn with a stop token",
         is_good=not warning,

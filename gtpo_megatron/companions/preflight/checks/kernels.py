@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.companions.preflight.expectations import Expectations
-from gtpo_megatron.companions.preflight.finding import Finding, judged, noted
+from gtpo_megatron.companions.preflight.finding import Finding, assessed, noted
 from gtpo_megatron.companions.preflight.probes import kernels
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.config.serialize import to_plain
@@ -66,7 +66,7 @@ def kernel_errors(dtype: str, found: Mapping[str, Mapping[str, Any]]) -> Finding
     gradient = worst("gradients")
     is_good = logprob[0] <= LOGPROB_NATS and gradient[0] <= GRADIENT_ERROR[dtype]
     whose = next(iter(found.values()))["kernels"]
-    return judged(
+    return assessed(
         f"output layer in {dtype} ({whose} kernels) against float64",
         f"{logprob[0]:.1e} nats ({logprob[1]}), gradients {gradient[0]:.1e} ({gradient[1]})",
         is_good=is_good,
@@ -86,7 +86,7 @@ def kernel_rate(found: Mapping[str, Mapping[str, Any]], expected: Expectations) 
     if expected.gpu is None or expected.matrix_flops is None:
         return noted("output layer, forward and backward", measured, why=expected.why_no_rates, figures=figures)
     least = KERNEL_SHARE * expected.matrix_flops
-    return judged(
+    return assessed(
         "output layer, forward and backward",
         f"{measured}, {flops / expected.gpu.bf16_flops:.0%} of the bfloat16 rate",
         is_good=flops >= least,
@@ -110,7 +110,7 @@ def layer_errors(host: str, found: Mapping[str, Any], *, dtype: str) -> Finding:
     """Errors of a layer on one node."""
     limits = {"logprobs": LAYER_ERROR[dtype], "change": UPDATE_ERROR[dtype], "grad_norm": NORM_ERROR[dtype]}
     figures = {name: float(found[name]) for name in limits}
-    return judged(
+    return assessed(
         f"{found['layers']} layer(s), {found['kernels']}, in {dtype} against transformers, on {host}",
         f"log-probs {figures['logprobs']:.1e}, gradient norm {figures['grad_norm']:.1e}, change by an update "
         f"{figures['change']:.1e} (relative)",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.companions.preflight.expectations import Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, judged, not_here, noted
+from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.probes import trainer
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.config.model import ELEMENT_BYTES
@@ -92,7 +92,7 @@ def axis_finding(
     )
     figures = {"bytes_per_s": rates[slowest], "bytes": float(first["num_bytes"])}
     if wrong:
-        return judged(
+        return assessed(
             what,
             f"wrong sums in ranks {', '.join(map(_shown, wrong))}",
             is_good=False,
@@ -105,7 +105,7 @@ def axis_finding(
             what, f"{measured}, right", why=f"no link's rate is known ({expected.why_no_rates})", figures=figures
         )
     where = "NVLink" if _on_one_node(slowest, hosts) else "the network"
-    return judged(
+    return assessed(
         what,
         measured,
         is_good=rates[slowest] >= least,

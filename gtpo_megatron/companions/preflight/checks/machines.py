@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from gtpo_megatron.companions.planner.phases import node_host, trainer_gpu
 from gtpo_megatron.companions.planner.step_time import HOST_BYTES
 from gtpo_megatron.companions.preflight.expectations import Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, judged, not_here, noted
+from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.probes import devices, software
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.config.run import RunConfig
@@ -49,7 +49,7 @@ def same_everywhere(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
         if hosts[first].get(name) != hosts[other].get(name)
     ]
     shown = ", ".join(f"{name} {version}" for name, version in hosts[first].items())
-    return judged(
+    return assessed(
         f"versions on {len(hosts)} node(s)",
         "; ".join(differing) or shown,
         is_good=not differing,
@@ -68,7 +68,7 @@ def pinned(found: Mapping[str, str], pins: Mapping[str, Requirement], extra: str
     compared = sorted(pins.keys() & found.keys())
     if not compared:
         return not_here("tested versions", f"the package is not installed with its extra {extra!r}")
-    return judged(
+    return assessed(
         "tested versions",
         "; ".join(wrong) or f"{', '.join(compared)} as tested",
         is_good=not wrong,
@@ -103,7 +103,7 @@ def gpus(room: Room) -> Finding:
         if len(room.devices[name]) != count
     ]
     kinds = Counter(device.name for name in wanted for device in room.devices[name])
-    return judged(
+    return assessed(
         "GPUs",
         "; ".join(wrong) or ", ".join(f"{count} x {kind}" for kind, count in kinds.items()),
         is_good=not wrong and len(kinds) == 1,
@@ -122,7 +122,7 @@ def host_memory(host: str, machine: Mapping[str, int], config: RunConfig, expect
     assert request.own_layout is not None, "the recipe has as many GPUs as ranks"
     stages = range(config.parallel.pipeline_parallel_size)
     needed = max(sum(node_host(request, trainer_gpu(request, request.own_layout, stage)).values()) for stage in stages)
-    return judged(
+    return assessed(
         f"memory of {host}",
         measured,
         is_good=machine["memory"] >= needed,
@@ -137,7 +137,7 @@ def cpu_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> Find
     free = machine["available"]
     parts = memory_needed(config, read_architecture(Path(config.model.path)), free_bytes=free)
     needed = sum(one.num_bytes for one in parts)
-    return judged(
+    return assessed(
         f"memory of {host}",
         f"{machine['cores']} cores, {gib(machine['memory'])}, {gib(free)} free",
         is_good=free >= needed,
@@ -153,7 +153,7 @@ def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig, *, h
     slots = 2 * sync.bucket_mib * rollout.num_engines * rollout.tensor_parallel_size
     has_slots = config.transport(has_gpus=has_gpus) == "shared_memory"
     needed = (config.cluster.object_store_mib + (slots if has_slots else 0)) << 20
-    return judged(
+    return assessed(
         f"/dev/shm of {host}",
         f"{gib(machine['shared'])} free",
         is_good=machine["shared"] >= needed,
@@ -174,7 +174,7 @@ def clocks(room: Room) -> Iterator[Finding]:
     wrong = [label for label, (answer, device) in names.items() if device in answer["wrong"]]
     seconds = {label: answer["seconds"][device] for label, (answer, device) in names.items()}
     kind = "GPUs" if room.expected.has_gpus else "cores"
-    yield judged(
+    yield assessed(
         f"results of {len(names)} {kind}",
         f"wrong on {', '.join(wrong)}" if wrong else "right on all",
         is_good=not wrong,
@@ -198,7 +198,7 @@ def stragglers(seconds: Mapping[str, float], *, slowest: float) -> Finding:
     name = max(seconds, key=lambda one: seconds[one])
     middle = median(seconds.values())
     times = seconds[name] / middle
-    return judged(
+    return assessed(
         f"stragglers among {len(seconds)}",
         f"slowest: {name}, {times:.2f} times the median ({1e3 * seconds[name]:.2f} ms, median {1e3 * middle:.2f})",
         is_good=times <= slowest,
@@ -215,7 +215,7 @@ def matrix_rate(flops: float, expected: Expectations) -> Finding:
     if expected.gpu is None or expected.matrix_flops is None:
         return noted("matrix products", f"{flops / 1e12:.3g} TFLOP/s", why=expected.why_no_rates, figures=figures)
     share = flops / expected.gpu.bf16_flops
-    return judged(
+    return assessed(
         "matrix products",
         f"{flops / 1e12:.0f} TFLOP/s, {share:.0%} of the bfloat16 rate",
         is_good=flops >= expected.matrix_flops,
@@ -231,7 +231,7 @@ def host_copies(rates: Mapping[str, float]) -> Finding:
         return not_here("copies between GPU and host", "no GPU")
     name = min(rates, key=lambda one: rates[one])
     least = COPY_SHARE * HOST_BYTES
-    return judged(
+    return assessed(
         "copies between GPU and host",
         f"{rate(rates[name])} ({name})",
         is_good=rates[name] >= least,
@@ -250,7 +250,7 @@ def working_clock(label: str, clock: Mapping[str, float]) -> Finding | None:
     more = "".join(
         f", {clock[name]:.0f} {unit}" for name, unit in (("temperature.gpu", "C"), ("power.draw", "W")) if name in clock
     )
-    return judged(
+    return assessed(
         f"clock of {label}",
         f"{now:.0f} of {most:.0f} MHz{more}" + (f", slowed down (reasons {reasons:#x})" if reasons else ""),
         is_good=now >= CLOCK_SHARE * most,

@@ -1,4 +1,4 @@
-"""What depends on the recipe's size: memory by phase, seconds of its lengths, checkpoint, the step's time."""
+"""Checks what depends on the recipe's size: memory by phase, seconds of its lengths, checkpoint, the step's time."""
 
 import shutil
 import time
@@ -11,7 +11,7 @@ from gtpo_megatron.companions.planner.correction import PlanCorrection, write_co
 from gtpo_megatron.companions.preflight.checks.step import pushed
 from gtpo_megatron.companions.preflight.checks.surroundings import LONGEST_SAVE_S
 from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR, Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, judged, not_here, noted
+from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.full_batch import full_rollouts, mixed_rewards
 from gtpo_megatron.companions.preflight.memory_watch import stop_smi
 from gtpo_megatron.companions.preflight.room import Room
@@ -101,7 +101,7 @@ def _against_plan(what: str, measured: str, seconds: float, planned: float | Non
     figures = {"seconds_a_step": seconds}
     if planned is None:
         return noted(what, measured, why=expected.why_no_rates, figures=figures)
-    return judged(
+    return assessed(
         what,
         measured,
         is_good=seconds <= TIME_FACTOR * planned,
@@ -128,7 +128,7 @@ def sleep(room: Room) -> Iterator[Finding]:
     seconds = sum(moves.values())
     room.seconds["sleep and wake"] = seconds
     planned = room.expected.time
-    yield judged(
+    yield assessed(
         what,
         ", ".join(f"{name.replace('_', ' ')} {taken:.2f} s" for name, taken in moves.items()),
         is_good=planned is None or seconds <= planned.total / 10,
@@ -161,7 +161,7 @@ def checkpoint(room: Room) -> Iterator[Finding]:
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
     room.seconds["checkpoint"] = save_s
-    yield judged(
+    yield assessed(
         "a checkpoint",
         f"{gib(num_bytes)} saved in {save_s:.1f} s ({rate(num_bytes / save_s)}), restored in {load_s:.1f} s, "
         f"checksums agree",
@@ -192,7 +192,7 @@ def transports(room: Room) -> Iterator[Finding]:
                 other.push(version=room.turns.version)
                 times.append(time.perf_counter() - began)
         except GTPOError as error:
-            yield judged(
+            yield assessed(
                 f"push over {transport}",
                 str(error),
                 is_good=False,
@@ -277,7 +277,7 @@ def fullest(room: Room, measured: Mapping[tuple[str, str], int]) -> tuple[dict[s
 def phase_memory(phase: str, *, planned: int, measured: int, capacity: int) -> Finding:
     """One phase of the fullest GPU."""
     error = measured - planned
-    return judged(
+    return assessed(
         f"GPU memory while it does: {phase}",
         f"{gib(measured)}, {'+' if error >= 0 else '-'}{gib(abs(error))} against the plan",
         is_good=error <= MEMORY_ERROR * capacity,
@@ -307,7 +307,7 @@ def predicted(parts: Mapping[str, float], expected: Expectations) -> Finding:
     if expected.time is None:
         return noted("a step, by these figures", measured, why=expected.why_no_rates, figures=figures)
     planned = expected.time.total
-    return judged(
+    return assessed(
         "a step, by these figures",
         measured,
         is_good=total <= TIME_FACTOR * planned,

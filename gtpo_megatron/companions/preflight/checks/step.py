@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gtpo_megatron.batch import PromptBatch
 from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR, Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, judged, not_here, noted
+from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
@@ -57,7 +57,7 @@ def pushed(transport: str, *, num_bytes: int, verified_s: float, plain_s: float,
     )
     figures = {"bytes": float(num_bytes), "bytes_per_s": num_bytes / plain_s, "seconds": plain_s}
     planned = expected.time.push if expected.time else None
-    return judged(
+    return assessed(
         f"push over {transport}",
         measured,
         is_good=planned is None or plain_s <= TIME_FACTOR * planned,
@@ -92,7 +92,7 @@ def generate(room: Room) -> Iterator[Finding]:
 
     few_s = sample(min(FEW_TOKENS, longest))
     stages.engine.forget_prefixes()
-    tokens = affordable_tokens(longest, few_s=few_s, limit_s=GENERATION_SHARE * room.session.budget.seconds)
+    tokens = affordable_tokens(longest, few_s=few_s, limit_s=GENERATION_SHARE * room.runner.budget.seconds)
     with room.memory.phase("generate"):
         seconds = sample(tokens)
     assert room.sampled is not None
@@ -113,7 +113,7 @@ def generate(room: Room) -> Iterator[Finding]:
     request = room.expected.request
     assert request is not None
     least = request.batch.num_responses * request.batch.mean_response_tokens / planned.generate / TIME_FACTOR
-    yield judged(
+    yield assessed(
         "generation",
         measured,
         is_good=own / seconds >= least,
@@ -144,7 +144,7 @@ def rewards(room: Room) -> Iterator[Finding]:
     room.seconds["reward"] = seconds
     total, failed = len(room.rewards.failed), int(room.rewards.failed.sum())
     mean = float(room.rewards.rewards[~room.rewards.failed].mean()) if failed < total else math.nan
-    yield judged(
+    yield assessed(
         "rewards",
         f"{total / seconds:,.0f} responses/s, mean {mean:.3g}, {failed} without a verdict",
         is_good=failed == 0,
@@ -173,20 +173,20 @@ def logprobs(room: Room) -> Iterator[Finding]:
 
 def mismatch(what: str, metrics: Mapping[str, Metric], gate: MismatchGate) -> Finding:
     """The mismatch figures against the recipe's own limits."""
-    verdict = gate.judge(metrics, is_verified=True)
+    result = gate.assess(metrics, is_verified=True)
     scalars = to_scalars({name: metrics[name] for name in (GAP, f"{GAP}_mean", f"{GAP}_max", KL)})
-    limits = to_scalars({name: metric for name, metric in verdict.metrics.items() if name.endswith("_limit")})
+    limits = to_scalars({name: metric for name, metric in result.metrics.items() if name.endswith("_limit")})
     figures = {
         "mean_nats": scalars[f"{GAP}_mean"],
         "p99_nats": scalars[f"{GAP}_p99"],
         "max_nats": scalars[f"{GAP}_max"],
     }
-    return judged(
+    return assessed(
         what,
-        "; ".join(verdict.broken)
+        "; ".join(result.broken)
         or f"mean {figures['mean_nats']:.2g} nats, 99% within {figures['p99_nats']:.2g}, all within "
         f"{figures['max_nats']:.2g}, KL {scalars[KL]:.2g}",
-        is_good=not verdict.broken,
+        is_good=not result.broken,
         expected=f"mean at most {limits[f'{GAP}_mean_limit']:.2g}, 99% {limits[f'{GAP}_p99_limit']:.2g}",
         remedy="the sampler is not the trainer's policy: docs/mismatch.md has the usual causes",
         figures=figures,
@@ -205,7 +205,7 @@ def update(room: Room) -> Iterator[Finding]:
     stages.trainer.release_batch()
     scalars = to_scalars(metrics)
     loss, norm, skipped = (scalars[name] for name in ("policy/loss", "optimizer/grad_norm", "optimizer/skipped_count"))
-    yield judged(
+    yield assessed(
         "an update from the sampled responses",
         f"loss {loss:.3g}, gradient norm {norm:.3g}, {skipped:.0f} skipped",
         is_good=math.isfinite(loss) and math.isfinite(norm) and skipped == 0,

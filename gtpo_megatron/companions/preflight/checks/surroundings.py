@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.companions.preflight.expectations import gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, judged, not_here
+from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here
 from gtpo_megatron.companions.preflight.probes import disk, network, ray_store
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.errors import ConfigError
@@ -43,7 +43,7 @@ def reach(room: Room) -> Iterator[Finding]:
 def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> Finding:
     """Whether everything arrived; its rate decides nothing, since NCCL takes better ways than TCP where it can."""
     nominal = f" of {answer['megabits']} Mbit/s" if answer["megabits"] else ""
-    return judged(
+    return assessed(
         f"TCP from {there} to {here}",
         f"{1e6 * answer['there_and_back']:.0f} us there and back, {rate(size / answer['seconds'])} over "
         f"{answer['interface'] or 'an interface without a name'}{nominal}",
@@ -66,7 +66,7 @@ def adapters(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
     ]
     rates = {tuple(sorted(ports.values())) for ports in hosts.values()}
     first = next(iter(hosts.values()))
-    return judged(
+    return assessed(
         "InfiniBand or RoCE",
         "; ".join(down) or f"{len(first)} port(s) a node: {', '.join(sorted(set(first.values())))}",
         is_good=not down and len(rates) == 1,
@@ -82,7 +82,7 @@ def ray(room: Room) -> Iterator[Finding]:
         return
     cluster = ray_store.cluster()
     wanted = room.config.cluster.num_nodes
-    yield judged(
+    yield assessed(
         "nodes of Ray",
         f"{cluster['nodes']}, {cluster['gpus']} GPUs, object store {gib(cluster['store_bytes'])}",
         is_good=cluster["nodes"] >= wanted,
@@ -92,7 +92,7 @@ def ray(room: Room) -> Iterator[Finding]:
     )
     for name in room.one_per_host():
         seconds, is_right = ray_store.fetched(partial(_stored_by, room, name), STORED_BYTES)
-        yield judged(
+        yield assessed(
             f"an object from {room.processes.hosts[name]}",
             rate(STORED_BYTES / seconds),
             is_good=is_right,
@@ -123,7 +123,7 @@ def disk_speed(room: Room) -> Iterator[Finding]:
         for path in files.values():
             path.unlink(missing_ok=True)
     broken = [room.processes.hosts[name] for name, answer in answers.items() if answer["wrote"] != answer["read"]]
-    yield judged(
+    yield assessed(
         f"files of {len(names)} node(s)",
         f"not seen here: {', '.join(unseen)}"
         if unseen
@@ -149,10 +149,10 @@ def disk_space(room: Room) -> Finding:
     try:
         check_disk_space(room.config, architecture, room.output, used_bytes=0)
     except ConfigError as error:
-        return judged(
+        return assessed(
             "room for checkpoints", str(error), is_good=False, expected="enough", remedy="see the line itself"
         )
-    return judged(
+    return assessed(
         "room for checkpoints", f"enough for those kept, {gib(one)} each", is_good=True, expected="enough", remedy=""
     )
 
@@ -166,7 +166,7 @@ def write_rate(write: float, read: float, checkpoint: int) -> Finding:
         checkpoint: bytes.
     """
     seconds = checkpoint / write
-    return judged(
+    return assessed(
         "disk under the run folder",
         f"writes {rate(write)}, reads {rate(read)}; a checkpoint of {gib(checkpoint)} in {seconds:.3g} s",
         is_good=seconds <= LONGEST_SAVE_S,

@@ -1,1 +1,1 @@
-"""What is measured on the machines, each in a process of the run or in a child of one; none knows what is expected."""
+"""Measurements on the machines, each in a process of the run or in a child of one; none knows what is expected."""

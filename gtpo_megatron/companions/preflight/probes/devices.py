@@ -112,7 +112,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _clocks(uuid: str, index: int) -> dict[str, float]:
-    """What nvidia-smi says of a device while it works; empty where there is no nvidia-smi."""
+    """Returns nvidia-smi's figures of a device while it works; empty where there is no nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     square = torch.ones(GPU_SIZE, GPU_SIZE, device=torch.device("cuda", index), dtype=torch.bfloat16)

@@ -32,7 +32,7 @@ def software(_held: object) -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """Of the first GPU; empty where there is no nvidia-smi."""
+    """Driver version of the first GPU; empty where there is no nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return ""
     answer = subprocess.run(

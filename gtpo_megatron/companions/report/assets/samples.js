@@ -9,7 +9,7 @@ const sampledGroups = (draw) => {
   const number = (value) => value.toLocaleString("en");
   const level = (value, scale) => (scale > 0 ? Math.max(-1, Math.min(1, value / scale)).toFixed(2) : "0");
   /** In the order of the heat map's rows, with the mark of a row. */
-  const KINDS = { correct: "✓", incorrect: "✗", unjudged: "?" };
+  const KINDS = { correct: "✓", incorrect: "✗", ungraded: "?" };
   /** Responses of a kind that a group opens with. */
   const NUM_FIRST = 2;
   /** As in traces.py. */
@@ -100,13 +100,13 @@ const sampledGroups = (draw) => {
     });
   }
 
-  /** What the reward said: each test with its verdict, then all else; a text that was cut is shown as it is. */
+  /** What the reward said: each test with its status, then all else; a text that was cut is shown as it is. */
   function toldOf(info) {
     try {
       const { tests = [], ...rest } = JSON.parse(info);
-      const verdicts = tests.map((verdict, i) => `${i + 1} ${verdict === "passed" ? "✓" : `✗ ${verdict}`}`);
+      const statuses = tests.map((status, i) => `${i + 1} ${status === "passed" ? "✓" : `✗ ${status}`}`);
       const others = Object.entries(rest).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
-      return [...(verdicts.length ? [`tests: ${verdicts.join(" · ")}`] : []), ...others].join("\n");
+      return [...(statuses.length ? [`tests: ${statuses.join(" · ")}`] : []), ...others].join("\n");
     } catch {
       return info;
     }
@@ -116,9 +116,9 @@ const sampledGroups = (draw) => {
     const made = element("div", "response");
     made.dataset.place = place;
     const facts = element("p", "facts");
-    const title = data.kind === "unjudged" ? "? no verdict" : `${KINDS[data.kind]} ${data.kind}`;
+    const title = data.kind === "ungraded" ? "? no verdict" : `${KINDS[data.kind]} ${data.kind}`;
     facts.append(element("b", "", title), " ", linkTo(run, group, place, `response ${place}`), ` · ${number(data.length)} tokens`);
-    if (data.kind !== "unjudged") facts.append(` · reward ${data.reward}`);
+    if (data.kind !== "ungraded") facts.append(` · reward ${data.reward}`);
     for (const [name, part] of Object.entries(data.parts)) facts.append(` · ${name} ${part}`);
     if (data.length) facts.append(` · mean entropy ${data.mean_entropy.toFixed(3)} nats · mean advantage ${signed(data.mean_advantage)}`);
     if (data.num_tokens > data.length) facts.append(` · ${number(data.num_tokens - data.length)} more by others, in italics: read, not learned from`);
@@ -259,9 +259,9 @@ const sampledGroups = (draw) => {
   /** What chat templates put around a question says nothing in a list of them. */
   const CHAT_MARKS = /<\|[^|>]*\|>(system|user|assistant)?/g;
   function label(group) {
-    const unjudged = count(group, "unjudged") ? `, ${count(group, "unjudged")} without a verdict` : "";
+    const ungraded = count(group, "ungraded") ? `, ${count(group, "ungraded")} without a verdict` : "";
     const prompt = group.prompt.replace(CHAT_MARKS, " ").replace(/\s+/g, " ").trim();
-    return `step ${group.step} · ${count(group, "correct")} of ${group.responses.length} correct${unjudged} · ${prompt.slice(0, 60)}`;
+    return `step ${group.step} · ${count(group, "correct")} of ${group.responses.length} correct${ungraded} · ${prompt.slice(0, 60)}`;
   }
 
   /** The chosen run, its groups that the search leaves, and the place among them of the chosen group, or of one of the nearest step if it is gone; if none was chosen, of the last with both outcomes. */

@@ -1,4 +1,4 @@
-"""What a transport offers to both ends of a push, and how an end waits without hanging.
+"""The interface that a transport gives to both ends of a push, and a wait that cannot hang.
 
 Buckets to a worker are numbered over all pushes: bucket ``b`` of the ``k``-th push of a stream of ``n`` buckets has the
 sequence ``k * n + b``. Two buckets a worker are under way at most: a rank may fill bucket ``s`` while the worker reads

@@ -9,7 +9,7 @@ from gtpo_megatron.companions.planner.hardware import GIB
 from gtpo_megatron.companions.planner.layout import Layout, layouts
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.phases import trainer_gpu
-from gtpo_megatron.companions.planner.search import ABOUT_AS_FAST, judge
+from gtpo_megatron.companions.planner.search import ABOUT_AS_FAST, assess
 from tests.unit.companions.planner.requests import request
 
 
@@ -18,11 +18,11 @@ def paper():
     return make_plan(request())
 
 
-def test_every_layout_gets_one_verdict(paper):
+def test_every_layout_is_assessed_once(paper):
     tried = list(layouts(paper.request.shape, num_ranks=64, gpus_per_node=8))
     assert len(paper.fitting) + len(paper.misses) == len(tried)
-    assert all(verdict.fits for verdict in paper.fitting)
-    assert not any(verdict.fits for verdict in paper.misses)
+    assert all(assessed.fits for assessed in paper.fitting)
+    assert not any(assessed.fits for assessed in paper.misses)
 
 
 def test_the_paper_s_recipe_fits_64_gpus_of_80_gb(paper):
@@ -39,29 +39,29 @@ def test_64_gpus_are_planned_in_less_than_five_seconds():
 
 
 def test_the_choice_is_about_as_fast_as_the_fastest_with_the_fewest_communicating_ranks(paper):
-    fastest = min(verdict.seconds for verdict in paper.fitting)
-    close = [verdict for verdict in paper.fitting if verdict.seconds <= ABOUT_AS_FAST * fastest]
-    assert paper.choice.layout.model_ranks == min(verdict.layout.model_ranks for verdict in close)
-    slower = [verdict.seconds for verdict in paper.fitting[len(close) :]]
+    fastest = min(assessed.seconds for assessed in paper.fitting)
+    close = [assessed for assessed in paper.fitting if assessed.seconds <= ABOUT_AS_FAST * fastest]
+    assert paper.choice.layout.model_ranks == min(assessed.layout.model_ranks for assessed in close)
+    slower = [assessed.seconds for assessed in paper.fitting[len(close) :]]
     assert slower == sorted(slower)
 
 
 def test_each_layout_recomputes_as_little_as_fits():
     tight = make_plan(request(num_gpus=16, micro_batch_tokens=16384, engine_tensor=8))
-    recomputing = [verdict for verdict in tight.fitting if verdict.layout.recompute == "full"]
+    recomputing = [assessed for assessed in tight.fitting if assessed.layout.recompute == "full"]
     assert recomputing
-    for verdict in recomputing:
-        assert not judge(tight.request, replace(verdict.layout, recompute="none")).fits
+    for assessed in recomputing:
+        assert not assess(tight.request, replace(assessed.layout, recompute="none")).fits
 
 
 def test_the_worst_stage_is_found_by_looking_at_three(paper):
-    for verdict in (*paper.fitting[::15], *paper.misses[::15]):
-        stages = [trainer_gpu(paper.request, verdict.layout, stage) for stage in range(verdict.layout.pipeline)]
-        assert max(gpu.peak for gpu in stages) == verdict.worst.peak
+    for assessed in (*paper.fitting[::15], *paper.misses[::15]):
+        stages = [trainer_gpu(paper.request, assessed.layout, stage) for stage in range(assessed.layout.pipeline)]
+        assert max(gpu.peak for gpu in stages) == assessed.worst.peak
 
 
 def test_misses_say_part_stage_and_gibibytes(paper):
-    miss = next(verdict for verdict in paper.misses if verdict.layout == Layout(num_ranks=64, recompute="full"))
+    miss = next(assessed for assessed in paper.misses if assessed.layout == Layout(num_ranks=64, recompute="full"))
     assert miss.peak_phase == "save"
     excess = miss.overflow / GIB
     assert f"on stage 0: {excess:.1f} GiB too much" in miss.reason()
@@ -72,8 +72,8 @@ def test_host_memory_is_checked_where_it_is_known():
     known = make_plan(request(host_memory=400 * GIB))
     unknown = make_plan(request())
     assert len(known.fitting) < len(unknown.fitting)
-    assert all(verdict.host_bytes <= 400 * GIB for verdict in known.fitting)
-    full = [verdict for verdict in known.misses if verdict.overflow <= 0]
+    assert all(assessed.host_bytes <= 400 * GIB for assessed in known.fitting)
+    full = [assessed for assessed in known.misses if assessed.overflow <= 0]
     assert full
     assert "GiB of host memory" in full[0].reason()
 
@@ -81,7 +81,7 @@ def test_host_memory_is_checked_where_it_is_known():
 def test_a_mixture_of_experts():
     plan = make_plan(request("Qwen/Qwen3-30B-A3B"))
     assert plan.choice is not None
-    assert {verdict.layout.expert for verdict in plan.fitting} >= {1, 8, 32}
+    assert {assessed.layout.expert for assessed in plan.fitting} >= {1, 8, 32}
     experts = [
         trainer_gpu(plan.request, Layout(num_ranks=64, tensor=2, sequence_parallel=True, expert=size), 0)
         for size in (1, 8, 32)

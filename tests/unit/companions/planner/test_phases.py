@@ -7,7 +7,7 @@ import pytest
 from gtpo_megatron.companions.planner.hardware import FRAGMENTATION, GIB
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.phases import PHASES, engine_gpu, engine_of, node_host, trainer_gpu
-from gtpo_megatron.companions.planner.search import judge
+from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters, trainer_state
 from tests.unit.companions.planner.requests import request
 
@@ -59,14 +59,14 @@ def test_the_last_push_is_checked_while_the_engine_is_awake():
 def test_where_vllm_computes_the_entropies_nothing_is_scored():
     without = replace(request(), has_scoring=False)
     assert tuple(trainer_gpu(without, LAYOUT, 0).phases) == ("generate", "train", "push", "save")
-    assert judge(without, LAYOUT).time.score == 0
-    assert judge(without, LAYOUT).time.train == judge(request(), LAYOUT).time.train
+    assert assess(without, LAYOUT).time.score == 0
+    assert assess(without, LAYOUT).time.train == assess(request(), LAYOUT).time.train
 
 
 def test_a_reference_policy_is_on_the_host_and_scores_once_more():
     plain, compared = request(), replace(request(), has_reference=True)
     (before, before_time), (rank, time) = (
-        (trainer_gpu(one, LAYOUT, 0), judge(one, LAYOUT).time) for one in (plain, compared)
+        (trainer_gpu(one, LAYOUT, 0), assess(one, LAYOUT).time) for one in (plain, compared)
     )
     weights = 2 * stage_parameters(plain.shape, LAYOUT, 0, plain.vocab_multiple).num_elements
     assert rank.host == {**before.host, "reference policy": weights}
@@ -78,7 +78,7 @@ def test_a_reference_policy_is_on_the_host_and_scores_once_more():
     assert (time.train, time.push) == (before_time.train, before_time.push)
     alone = replace(compared, has_scoring=False)
     assert "score" in trainer_gpu(alone, LAYOUT, 0).phases
-    assert judge(alone, LAYOUT).time.score == pytest.approx(before_time.score + 4 * widest / 20e9)
+    assert assess(alone, LAYOUT).time.score == pytest.approx(before_time.score + 4 * widest / 20e9)
     kept = trainer_gpu(replace(compared, resets_reference=True), LAYOUT, 0).host
     assert kept["checkpoint staging"] == before.host["checkpoint staging"] + weights
 
@@ -228,4 +228,4 @@ def test_dense_layers_between_are_where_they_are():
     layout = Layout(num_ranks=64, tensor=8, pipeline=4, sequence_parallel=True, expert=16)
     first, second = (trainer_gpu(glm, layout, stage).phases["train"] for stage in (0, 1))
     assert first["weights"] < second["weights"]  # three of its layers have no experts
-    assert judge(glm, layout).worst.peak == max(trainer_gpu(glm, layout, stage).peak for stage in range(4))
+    assert assess(glm, layout).worst.peak == max(trainer_gpu(glm, layout, stage).peak for stage in range(4))

@@ -11,7 +11,7 @@ from gtpo_megatron.companions.planner.push_connections import rank_connections, 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.push.plan import PushPlan
-from gtpo_megatron.weights.reshard import shard_place
+from gtpo_megatron.weights.reshard import shard_coordinates
 from tests.unit.companions.planner.requests import request
 from tests.unit.weights.push.test_parts_of_plan import layout_between
 from tests.unit.weights.test_reshard import architecture
@@ -22,7 +22,7 @@ EXPERTS = Experts(num_experts=16, experts_per_token=2, ffn_size=64, layers=(True
 
 def most_partners(arch, parallel, *, engine, engines, reach):
     """Of one rank and of one worker, as the push has it; colocated, a worker is its rank."""
-    shards = [shard_place(parallel, rank) for rank in range(parallel.num_ranks)]
+    shards = [shard_coordinates(parallel, rank) for rank in range(parallel.num_ranks)]
     layout = layout_between(arch, shards, engine=engine, engines=engines, reach=reach, bucket_bytes=1 << 20)
     plan, pairs = PushPlan(arch, layout), set()
     first_worker = 0 if reach == "own_rank_first" else parallel.num_ranks

@@ -6,14 +6,14 @@ import pytest
 
 from gtpo_megatron.companions.planner.hardware import GPUS
 from gtpo_megatron.companions.planner.layout import Layout
-from gtpo_megatron.companions.planner.search import judge
+from gtpo_megatron.companions.planner.search import assess
 from tests.unit.companions.planner.requests import request
 
 LAYOUT = Layout(num_ranks=64, tensor=4, pipeline=4, sequence_parallel=True)
 
 
 def seconds(changed=None, **layout):
-    return judge(changed or request(), replace(LAYOUT, **layout)).time
+    return assess(changed or request(), replace(LAYOUT, **layout)).time
 
 
 def test_nothing_is_faster_than_the_data_sheet():
@@ -58,8 +58,8 @@ def test_longer_responses_take_longer():
 
 def test_of_experts_only_the_chosen_ones_cost():
     sparse, dense = request("Qwen/Qwen3-30B-A3B"), request("Qwen/Qwen3-32B")
-    one = judge(sparse, Layout(num_ranks=64, tensor=2, sequence_parallel=True, expert=8)).time
-    other = judge(dense, Layout(num_ranks=64, tensor=2, sequence_parallel=True)).time
+    one = assess(sparse, Layout(num_ranks=64, tensor=2, sequence_parallel=True, expert=8)).time
+    other = assess(dense, Layout(num_ranks=64, tensor=2, sequence_parallel=True)).time
     assert 3 < other.train / one.train < 15
 
 
@@ -68,7 +68,7 @@ SPARSE = Layout(num_ranks=64, expert=8)
 
 def sparse_seconds(imbalance=1.5, **layout):
     asked = replace(request("Qwen/Qwen3-30B-A3B"), expert_imbalance=imbalance)
-    return judge(asked, replace(SPARSE, **layout)).time
+    return assess(asked, replace(SPARSE, **layout)).time
 
 
 def test_experts_on_other_nodes_are_far_away():
@@ -88,7 +88,8 @@ def test_the_busiest_rank_decides():
 def test_a_decode_step_reads_the_experts_that_its_tokens_choose():
     asked = request("Qwen/Qwen3-30B-A3B")
     few, many = (
-        judge(replace(asked, batch=replace(asked.batch, num_responses=num)), SPARSE).time.generate for num in (16, 2048)
+        assess(replace(asked, batch=replace(asked.batch, num_responses=num)), SPARSE).time.generate
+        for num in (16, 2048)
     )
     active = 2 * asked.shape.num_active_parameters / 4 / asked.cluster.gpu.hbm_bytes
     assert 4096 * active < few < many / 1.5

@@ -91,9 +91,9 @@ def test_the_gpu_that_exceeds_its_plan_most_decides():
 
 def test_a_phase_may_exceed_its_plan_a_little():
     capacity = 80 * GIB
-    assert sizes.phase_memory("train", planned=55 * GIB, measured=58 * GIB, capacity=capacity).verdict == "passed"
+    assert sizes.phase_memory("train", planned=55 * GIB, measured=58 * GIB, capacity=capacity).status == "passed"
     found = sizes.phase_memory("train", planned=55 * GIB, measured=60 * GIB, capacity=capacity)
-    assert (found.verdict, found.measured) == ("failed", "60.0 GiB, +5.0 GiB against the plan")
+    assert (found.status, found.measured) == ("failed", "60.0 GiB, +5.0 GiB against the plan")
     assert "--correction plan_correction.json" in found.remedy
 
 

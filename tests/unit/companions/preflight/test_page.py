@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gtpo_megatron.companions.preflight.finding import Finding, Line, judged, not_here, noted
+from gtpo_megatron.companions.preflight.finding import Finding, Line, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.page import document, write_page
 from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json
 
@@ -26,7 +26,7 @@ def line(check, finding, group="machines"):
 
 def report(*more):
     lines = (
-        line("versions", judged("versions on 1 node", "torch 2 <b>", is_good=True, expected="the same", remedy="")),
+        line("versions", assessed("versions on 1 node", "torch 2 <b>", is_good=True, expected="the same", remedy="")),
         line("clocks", noted("matrix products", "0.1 TFLOP/s", why="no GPU", figures={"flops": float("inf")})),
         line("clocks", not_here("copies", "no GPU")),
         *more,
@@ -35,7 +35,7 @@ def report(*more):
 
 
 BAD = line(
-    "push", judged("a push", "checksums [red]differ", is_good=False, expected="equal", remedy="mend <b> it"), "step"
+    "push", assessed("a push", "checksums [red]differ", is_good=False, expected="equal", remedy="mend <b> it"), "step"
 )
 
 
@@ -55,7 +55,7 @@ def test_json_has_every_line(tmp_path):
         "check": "push",
         "group": "step",
         "what": "a push",
-        "verdict": "failed",
+        "status": "failed",
         "measured": "checksums [red]differ",
         "expected": "equal",
         "remedy": "mend <b> it",
@@ -73,9 +73,9 @@ def test_a_line_of_the_terminal_is_plain_text():
     assert "what to do: mend <b> it" in shown
 
 
-def test_every_verdict_has_a_mark():
-    for verdict in ("passed", "failed", "noted", "not here", "not run"):
-        assert verdict in document(report(line("x", Finding(what="w", measured="m", verdict=verdict))))
+def test_every_status_has_a_mark():
+    for status in ("passed", "failed", "noted", "not here", "not run"):
+        assert status in document(report(line("x", Finding(what="w", measured="m", status=status))))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")

@@ -37,7 +37,7 @@ addEventListener("load", () => setTimeout(async () => {{
     const group = page.querySelector("#pick-group select");
     facts.group = group.value + "/" + group.options.length;
     const count = (kind) => page.querySelectorAll(`.pair .${{kind}} .response`).length;
-    facts.texts = ["correct", "incorrect", "unjudged"].map(count).join("+");
+    facts.texts = ["correct", "incorrect", "ungraded"].map(count).join("+");
     const heat = page.querySelector("#plot-heatmap").data;
     facts.rows = heat[0].y.join("").replaceAll(" ", "");
     facts.reach = heat[1].y[0] + "+" + heat[2].y[0];

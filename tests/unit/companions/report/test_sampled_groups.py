@@ -33,7 +33,7 @@ def test_texts_are_kept_of_all_responses_and_groups_up_to_the_limit():
     failed = replace(response(0, 1.0), reward_failed=True)
     rows = [failed, response(0, 1.0), response(5, 0.0), response(0, 1.0), response(0, 1.0), response(9, 1.0), failed]
     first, second = sampled_groups(1, rows, threshold=0.5, max_groups=2)
-    assert [each.kind for each in first.responses] == ["unjudged", "correct", "correct", "correct", "unjudged"]
+    assert [each.kind for each in first.responses] == ["ungraded", "correct", "correct", "correct", "ungraded"]
     assert all(len(each.tokens) == 3 for each in first.responses)
     assert (second.group_id, [each.kind for each in second.responses]) == (5, [Kind.INCORRECT])
 

@@ -71,7 +71,7 @@ def test_a_response_without_a_verdict_is_of_neither_kind():
     run = run_of([*unclear, response(0, 0.0)])
     (data,) = shown_runs([run])
     shown = data["groups"][0]["responses"]
-    assert [(each["kind"], each["truncated"]) for each in shown] == [("unjudged", True)] * 3 + [("incorrect", False)]
+    assert [(each["kind"], each["truncated"]) for each in shown] == [("ungraded", True)] * 3 + [("incorrect", False)]
 
 
 def test_the_means_are_of_the_whole_response_however_much_is_shown():

@@ -10,7 +10,7 @@ from gtpo_megatron.errors import DataError
 from recipes import precision_study, staleness_study, study
 from tests.unit.companions.study.makers import STUDY, finish
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 COMMITTED = {
     "study": (study.study(), ()),
     "study_rates": (study.learning_rates(), ()),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.actor.place import RankPlace
+from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.weights.push.transports.process_group import open_store
@@ -16,10 +16,10 @@ from recipes import tiny_cpu
 class Trainer:
     """Two ranks on this machine."""
 
-    def places(self):
+    def coordinates(self):
         return [
             (
-                RankPlace(
+                RankCoordinates(
                     global_rank=r, tensor_index=r, pipeline_index=0, context_index=0, data_index=0, pipeline_size=1
                 ),
                 "h",

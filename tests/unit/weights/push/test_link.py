@@ -33,6 +33,6 @@ def test_sides_of_different_dtypes_exchange_the_narrower(trainer, sampler, wire)
     assert wire_dtype(trainer, sampler) == wire
 
 
-def test_shares_of_checksums_add_up_modulo_2_to_the_64():
+def test_parts_of_checksums_add_up_modulo_2_to_the_64():
     first, second = {0: {"a": 2**64 - 1}}, {0: {"a": 3, "b": 4}, 1: {"a": 5}}
     assert merged_checksums([first, second]) == {0: {"a": 2, "b": 4}, 1: {"a": 5}}

@@ -10,7 +10,7 @@ from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.plan import PushPlan
-from gtpo_megatron.weights.push.sharing import deal
+from gtpo_megatron.weights.push.replicas import assign_slices
 from tests.reference.push_plan import least_sent, whole_plan
 from tests.unit.weights.test_reshard import architecture, places, world
 
@@ -24,7 +24,7 @@ def layout_between(arch, shards, *, engine, engines, reach, bucket_bytes, expert
     tensor = shards[0].tensor_parallel.size
     return PushLayout(
         sources=tuple(
-            SourceRank(rank=rank, place=place, host=f"h{rank * hosts // len(shards)}")
+            SourceRank(rank=rank, coordinates=place, host=f"h{rank * hosts // len(shards)}")
             for rank, place in enumerate(shards)
         ),
         targets=tuple(
@@ -45,7 +45,7 @@ def layout_between(arch, shards, *, engine, engines, reach, bucket_bytes, expert
 
 
 def check(arch, layout):
-    """Streams are the whole plan's, and ranks' shares are what streams have of each rank."""
+    """Streams are the whole plan's, and ranks' streams are what they have of each rank."""
     expected = whole_plan(arch, layout)
     colocated = layout.reach == "own_rank_first"
     for stream in expected:
@@ -55,7 +55,7 @@ def check(arch, layout):
         assert plan.num_buckets(stream.target.worker) == len(stream.buckets)
     workers = {stream.target.worker: stream for stream in expected}
     for source in layout.sources:
-        shares = {s.worker: s for s in PushPlan(arch, layout).shares(source.rank, passes_on=colocated)}
+        parts = {s.worker: s for s in PushPlan(arch, layout).rank_streams(source.rank, passes_on=colocated)}
         for worker, stream in workers.items():
             passes_on = colocated and worker == source.rank
             mine = {
@@ -64,17 +64,17 @@ def check(arch, layout):
                 if source.rank in bucket.spans or passes_on
             }
             if not mine:
-                assert worker not in shares
+                assert worker not in parts
                 continue
-            share = shares.pop(worker)
-            assert share.num_buckets == len(stream.buckets)
-            assert list(share.buckets) == list(mine)
+            part = parts.pop(worker)
+            assert part.num_buckets == len(stream.buckets)
+            assert list(part.buckets) == list(mine)
             for number, bucket in mine.items():
-                found = share.buckets[number]
-                assert found.pieces == tuple(piece for piece in bucket.pieces if piece.rank == source.rank)
+                found = part.buckets[number]
+                assert found.slices == tuple(one for one in bucket.slices if one.rank == source.rank)
                 assert found.spans == (bucket.spans if passes_on else {source.rank: bucket.spans[source.rank]})
                 assert found.num_bytes == bucket.num_bytes
-        assert not shares
+        assert not parts
     return expected
 
 
@@ -165,8 +165,8 @@ def test_stages_send_at_the_same_time():
     assert sorted(rank for ranks in firsts for rank in ranks) == list(range(8))
 
 
-def test_parts_are_dealt_in_proportion_at_any_time():
-    ranks = deal([10] * 12, ((4, 60), (7, 30), (9, 30)))
+def test_slices_are_assigned_in_proportion_at_any_time():
+    ranks = assign_slices([10] * 12, ((4, 60), (7, 30), (9, 30)))
     for end in range(1, 13):
         for rank, share in ((4, 1 / 2), (7, 1 / 4), (9, 1 / 4)):
             assert abs(ranks[:end].count(rank) - share * end) <= 1

@@ -35,7 +35,7 @@ def push_layout(
     shards = places(tp, pp, virtual, last)
     fields = {
         "sources": tuple(
-            SourceRank(rank=replica * len(shards) + i, place=place)
+            SourceRank(rank=replica * len(shards) + i, coordinates=place)
             for replica in range(replicas)
             for i, place in enumerate(shards)
         ),
@@ -81,21 +81,21 @@ def item_bytes(layout, name):
 def deliver(arch, layout):
     """Plays the push on numbered tensors: what each worker has in the end, and how often each element was written."""
     tensors = numbered_tensors(arch)
-    shards = {s.rank: filled(load_plan(arch, s.place, layout.padded_vocab_size), tensors) for s in layout.sources}
+    shards = {s.rank: filled(load_plan(arch, s.coordinates, layout.padded_vocab_size), tensors) for s in layout.sources}
     for stream in streams_of(arch, layout):
         got = {name: torch.full_like(as_matrix(tensor), torch.nan) for name, tensor in tensors.items()}
         times = {name: torch.zeros_like(matrix) for name, matrix in got.items()}
         for bucket in stream.buckets:
             assert bucket.num_bytes <= layout.bucket_bytes
             end = 0
-            for piece in bucket.pieces:  # in order, apart, inside their rank's span
-                copy = piece.copy
-                first, num = bucket.spans[piece.rank]
-                assert end <= piece.offset
-                end = piece.offset + copy.hf_box.num_elements * item_bytes(layout, copy.hf_name)
-                assert first <= piece.offset
+            for one in bucket.slices:  # in order, apart, inside their rank's span
+                copy = one.copy
+                first, num = bucket.spans[one.rank]
+                assert end <= one.offset
+                end = one.offset + copy.hf_box.num_elements * item_bytes(layout, copy.hf_name)
+                assert first <= one.offset
                 assert end <= first + num
-                got[copy.hf_name][copy.hf_box.slices] = shards[piece.rank][copy.megatron_name][copy.megatron_box.slices]
+                got[copy.hf_name][copy.hf_box.slices] = shards[one.rank][copy.megatron_name][copy.megatron_box.slices]
                 times[copy.hf_name][copy.hf_box.slices] += 1
         yield stream, tensors, got, times
 
@@ -167,7 +167,7 @@ def test_dense_and_expert_shards_are_two_partitions(
         expert_parallel=expert_parallel,
         bucket_bytes=bucket_bytes,
         itemsize=2,
-        sources=tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(shards)),
+        sources=tuple(SourceRank(rank=rank, coordinates=place) for rank, place in enumerate(shards)),
     )
     for stream, tensors, got, times in deliver(arch, layout):
         for name, tensor in tensors.items():
@@ -209,7 +209,7 @@ def test_expert_replicas_share_the_work():
     """Of 8 ranks with two experts' halves each, the four with equal halves send a quarter each."""
     arch = architecture(family="qwen3_moe", vocab_size=64)
     shards = world(tensor=2, expert=2, replicas=4)
-    sources = tuple(SourceRank(rank=rank, place=place) for rank, place in enumerate(shards))
+    sources = tuple(SourceRank(rank=rank, coordinates=place) for rank, place in enumerate(shards))
     layout = push_layout(arch, tp=2, engines=4, bucket_bytes=256, sources=sources)
     sent = bytes_sent(streams_of(arch, layout))
     for shard in range(2):  # of experts: ranks 0, 2, 4, 6 and 1, 3, 5, 7
@@ -249,18 +249,18 @@ def test_replicas_share_the_work(tp, workers):
     sent = bytes_sent(streams_of(arch, layout))
     for shard in range(tp):
         loads = [sent[replica * tp + shard] for replica in range(3)]
-        assert all(abs(load - sum(loads) / 3) <= 256 for load in loads), sent  # a piece
+        assert all(abs(load - sum(loads) / 3) <= 256 for load in loads), sent  # a slice
 
 
 def test_a_worker_far_away_needs_a_whole_replica_beside_it():
     arch = architecture()
     near, far = (
-        SourceRank(rank=rank, place=place, host=host)
+        SourceRank(rank=rank, coordinates=place, host=host)
         for rank, place, host in ((0, places(1, 1)[0], "a"), (1, places(1, 1)[0], "b"))
     )
     worker = TargetWorker(worker=0, tensor_parallel=TensorParallel(1, 0), host="b")
     layout = push_layout(arch, sources=(near, far), targets=(worker,))
-    assert {piece.rank for s in streams_of(arch, layout) for bucket in s.buckets for piece in bucket.pieces} == {1}
+    assert {one.rank for s in streams_of(arch, layout) for bucket in s.buckets for one in bucket.slices} == {1}
     with pytest.raises(WeightMappingError, match=r"host 'b'.*rank 0 \('a'\).*process_group"):
         streams_of(arch, push_layout(arch, sources=(near,), targets=(worker,)))
     streams_of(arch, push_layout(arch, sources=(near,), targets=(worker,), reach="anywhere"))
@@ -271,11 +271,11 @@ def test_a_worker_takes_from_its_own_rank_what_that_holds():
     arch = architecture(vocab_size=2 * SAMPLER_VOCAB_MULTIPLE)
     layout = push_layout(arch, tp=2, replicas=2, workers=2, engines=2, reach="own_rank_first")
     for stream in streams_of(arch, layout):
-        pieces = [piece for bucket in stream.buckets for piece in bucket.pieces]
-        assert {p.rank for p in pieces if "norm" not in p.copy.hf_name} == {stream.target.worker}
+        slices = [one for bucket in stream.buckets for one in bucket.slices]
+        assert {p.rank for p in slices if "norm" not in p.copy.hf_name} == {stream.target.worker}
     layout = push_layout(arch, tp=1, pp=2, workers=1, engines=2, reach="own_rank_first")
     for stream in streams_of(arch, layout):
-        own = [p.rank == stream.target.worker for bucket in stream.buckets for p in bucket.pieces]
+        own = [p.rank == stream.target.worker for bucket in stream.buckets for p in bucket.slices]
         assert any(own)
         assert not all(own)
 
@@ -295,7 +295,7 @@ def test_layouts_that_cannot_be_mapped(changes, message):
 
 
 def test_bytes_of_a_32b_model_are_the_least_possible():
-    """Qwen2.5-32B, TP 8 x PP 4 into TP 4: no more than each worker's own share travels."""
+    """Qwen2.5-32B, TP 8 x PP 4 into TP 4: no more than each worker's own slices travel."""
     arch = architecture(
         num_layers=64,
         hidden_size=5120,

@@ -9,7 +9,7 @@ from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.transports.channel import SLOTS
 from gtpo_megatron.weights.push.transports.process_group import opening_order
-from gtpo_megatron.weights.reshard import shard_place
+from gtpo_megatron.weights.reshard import shard_coordinates
 from tests.reference.nccl import Simulation
 from tests.unit.weights.push.test_parts_of_plan import layout_between
 from tests.unit.weights.test_reshard import architecture
@@ -27,7 +27,7 @@ MODELS = {
 def colocated(model, *, engine, **sizes):
     """Engines on all the trainer's GPUs."""
     arch, parallel = architecture(**MODELS[model]), ParallelConfig(**sizes)
-    shards = [shard_place(parallel, rank) for rank in range(parallel.num_ranks)]
+    shards = [shard_coordinates(parallel, rank) for rank in range(parallel.num_ranks)]
     fields = {"engine": engine, "engines": parallel.num_ranks // engine, "bucket_bytes": 256 << 20}
     return arch, layout_between(arch, shards, reach="own_rank_first", **fields)
 

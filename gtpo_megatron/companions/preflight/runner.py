@@ -62,8 +62,8 @@ class Budget:
         return max(0.0, self._end - self._clock())
 
 
-class Session:
-    """The lines of a preflight.
+class CheckRunner:
+    """Runs the checks of a preflight, and keeps their lines.
 
     Args:
         checks: all, in order.
@@ -122,7 +122,7 @@ class Session:
             return
         if (obstacle := self._obstacle(check)) is not None:
             self._unusable[name] = "was not run"
-            self._add(check, Finding(what=check.what, measured=obstacle, verdict="not run"), seconds=0.0)
+            self._add(check, Finding(what=check.what, measured=obstacle, status="not run"), seconds=0.0)
             return
         began = time.monotonic()
         self._limit_end = began + check.limit_s
@@ -143,7 +143,7 @@ class Session:
             what=check.what,
             measured=cause(error),
             expected="an answer",
-            verdict="failed",
+            status="failed",
             remedy=check.remedy,
         )
         self._add(check, finding, seconds=seconds)
@@ -161,7 +161,7 @@ class Session:
         for name, check in self._checks.items():
             if name in given_up:
                 self._unusable[name] = "was not run"
-                self._add(check, Finding(what=check.what, measured=why, verdict="not run"), seconds=0.0)
+                self._add(check, Finding(what=check.what, measured=why, status="not run"), seconds=0.0)
 
     def give_up_rest(self, why: str) -> None:
         """Records that what has no line yet cannot be made any more."""

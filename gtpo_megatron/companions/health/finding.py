@@ -1,4 +1,4 @@
-"""The judgement of one sign."""
+"""Finding on one sign, and the level of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Finding:
     """One line.
 
     Attributes:
         sign: its title.
         anchor: its section in ``docs/health.md``.
-        level: the judgement.
+        level: green, amber or red.
         seen: what was measured, with its unit.
         rule: what makes it amber and red.
     """
@@ -37,9 +37,9 @@ class Verdict:
     rule: str
 
 
-def worst(verdicts: Sequence[Verdict]) -> Level:
-    """The level of a run; green without a verdict."""
-    return max((verdict.level for verdict in verdicts), default=Level.GREEN)
+def worst(findings: Sequence[Finding]) -> Level:
+    """The level of a run; green without a finding."""
+    return max((finding.level for finding in findings), default=Level.GREEN)
 
 
 def level_above(value: float, amber: float, red: float) -> Level:

@@ -1,11 +1,11 @@
-"""All signs of a run."""
+"""Assesses a run by all its signs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gtpo_megatron.companions.health import machine_signs, policy_signs, training_signs
+from gtpo_megatron.companions.health.finding import Finding, Level
 from gtpo_megatron.companions.health.history import History
-from gtpo_megatron.companions.health.verdict import Level, Verdict
 
 _SIGNS = (
     policy_signs.entropy,
@@ -23,8 +23,8 @@ _SIGNS = (
 )
 
 
-def judge(rows: Sequence[Mapping[str, Any]], num_problems: Mapping[str, int] | None = None) -> tuple[Verdict, ...]:
-    """One verdict for each sign that the run has measured, the worst first.
+def assess(rows: Sequence[Mapping[str, Any]], num_problems: Mapping[str, int] | None = None) -> tuple[Finding, ...]:
+    """One finding for each sign that the run has measured, the worst first.
 
     Args:
         rows: of ``metrics.jsonl``, by ascending step; also of a run that is under way.
@@ -32,15 +32,15 @@ def judge(rows: Sequence[Mapping[str, Any]], num_problems: Mapping[str, int] | N
     """
     history = History(rows)
     found = [sign(history) for sign in _SIGNS] + [machine_signs.contamination(history, num_problems or {})]
-    return tuple(sorted((verdict for verdict in found if verdict is not None), key=lambda verdict: -verdict.level))
+    return tuple(sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.level))
 
 
-def in_one_line(verdicts: Sequence[Verdict]) -> str:
+def in_one_line(findings: Sequence[Finding]) -> str:
     """``healthy: all 11 signs are green``, or what is not green."""
-    bad = [verdict for verdict in verdicts if verdict.level > Level.GREEN]
-    if not verdicts:
-        return "not judged yet: no step is finished"
+    bad = [finding for finding in findings if finding.level > Level.GREEN]
+    if not findings:
+        return "not assessed yet: no step is finished"
     if not bad:
-        return f"healthy: all {len(verdicts)} signs are green"
-    listed = "; ".join(f"{verdict.level.word}: {verdict.sign} ({verdict.seen})" for verdict in bad)
-    return f"{listed}; the other {len(verdicts) - len(bad)} signs are green"
+        return f"healthy: all {len(findings)} signs are green"
+    listed = "; ".join(f"{finding.level.word}: {finding.sign} ({finding.seen})" for finding in bad)
+    return f"{listed}; the other {len(findings) - len(bad)} signs are green"

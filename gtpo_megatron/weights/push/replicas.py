@@ -1,32 +1,32 @@
-"""Which of the ranks that all hold a shard serves which worker, and with which of its parts.
+"""Chooses which of the ranks that all hold a shard sends to which worker, and which of its slices.
 
-Replicas share the work evenly, and as few of them as that allows serve a worker: each pair of processes that talk needs
-a connection. The demands of all workers for a shard are put on a line, one after the other. The line is cut into as
-many equal segments as there are replicas, and a replica serves what is in its segment. If a worker's demand is in
-several segments, its parts are dealt to their replicas in proportion.
+Replicas of a shard send equal numbers of bytes, and as few of them as that allows send to one worker: each pair of
+processes that talk needs a connection. The bytes that the workers want of a shard are put on a line, one worker after
+the other. The line is cut into as many equal segments as there are replicas, and a replica sends what is in its
+segment. If a worker is in several segments, its slices are assigned to their replicas in proportion.
 
 If workers are on the ranks' GPUs, a worker takes what its own rank holds from that rank. The line is sorted by the
 data-parallel column of the workers' own ranks: if all columns have equally many workers, a worker takes everything
 from ranks of its own column.
 
-This needs no more than the layout and the bytes that each place wants of a shard. So every process finds the same
-answer, for the few shards and workers that concern it.
+This needs no more than the layout and the bytes that workers of each kind want of a shard. So every process finds the
+same answer, for the few shards and workers that concern it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.errors import WeightMappingError
-from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker, WorkerPlace
+from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker, WorkerCoordinates
 from gtpo_megatron.weights.push.sections import Section, Sections, hf_names
 
-_LEAST_SHARE = 64
-"""A replica is not asked for less than this part of what a replica serves of a worker at most."""
+_LEAST_PART = 64
+"""A replica is not asked for less than one of so many equal parts of what a replica sends to a worker at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What ranks hold in common.
+    """The part of the model that replicas hold in common.
 
     Attributes:
         stage: of the pipeline.
@@ -39,12 +39,12 @@ class Shard:
     number: int
 
 
-Shares = tuple[tuple[int, int], ...]
-"""Rank and bytes, for every replica that serves a worker."""
+Senders = tuple[tuple[int, int], ...]
+"""Rank and bytes, for every replica that sends to a worker."""
 
 
-class Sharing:
-    """Who serves whom.
+class Replicas:
+    """Decides which of a shard's replicas send to which workers.
 
     Args:
         layout: of the push.
@@ -60,47 +60,47 @@ class Sharing:
         for source in layout.sources:
             for shard in self.shards_of(source):
                 self._holders.setdefault(shard, []).append(source)
-        self._places = list(dict.fromkeys(target.place for target in layout.targets))
+        self._coordinates = list(dict.fromkeys(target.coordinates for target in layout.targets))
         self._lines: dict[tuple[bool, str], list[TargetWorker]] = {}
-        self._seats: dict[int, int] = {}
-        self._found: dict[tuple[Shard, int], Shares] = {}
+        self._turns: dict[int, int] = {}
+        self._found: dict[tuple[Shard, int], Senders] = {}
         self._own: dict[Shard, dict[int, int]] = {}
         self._begins: dict[tuple[bool, str, tuple[int, ...]], tuple[dict[int, int], int]] = {}
-        self._wanted: dict[Shard, dict[WorkerPlace, int]] = {}
+        self._wanted: dict[Shard, dict[WorkerCoordinates, int]] = {}
         self._check_cover()
 
     def shards_of(self, source: SourceRank) -> list[Shard]:
         """The shards of a rank."""
-        place, stage = source.place, source.place.pipeline_stage
-        shards = [Shard(stage, False, place.tensor_parallel.index)]
+        coordinates, stage = source.coordinates, source.coordinates.pipeline_stage
+        shards = [Shard(stage, False, coordinates.tensor_parallel.index)]
         if any(section.has_experts for section in self._sections.of_pipeline_stage(stage)):
-            expert_tensor = place.expert_tensor_parallel
-            number = place.expert_parallel.index * expert_tensor.size + expert_tensor.index
+            expert_tensor = coordinates.expert_tensor_parallel
+            number = coordinates.expert_parallel.index * expert_tensor.size + expert_tensor.index
             shards.append(Shard(stage, True, number))
         return shards
 
-    def seat(self, target: TargetWorker) -> int:
-        """A worker's number in the line among those of its place."""
-        if target.worker not in self._seats:
-            taken = dict.fromkeys(self._places, 0)
+    def turn(self, target: TargetWorker) -> int:
+        """A worker's number in the line among those of its coordinates."""
+        if target.worker not in self._turns:
+            taken = dict.fromkeys(self._coordinates, 0)
             for one in self._line(False, self._region(target)):
-                self._seats[one.worker] = taken[one.place]
-                taken[one.place] += 1
-        return self._seats[target.worker]
+                self._turns[one.worker] = taken[one.coordinates]
+                taken[one.coordinates] += 1
+        return self._turns[target.worker]
 
-    def shares(self, shard: Shard, target: TargetWorker) -> Shares:
-        """Who serves a worker with a shard; none if the worker wants nothing of it."""
+    def senders(self, shard: Shard, target: TargetWorker) -> Senders:
+        """Returns the ranks that send a shard to a worker; none if the worker wants nothing of it."""
         key = (shard, target.worker)
         if key not in self._found:
-            self._found[key] = self._shares(shard, target)
+            self._found[key] = self._senders(shard, target)
         return self._found[key]
 
-    def served(self, shard: Shard, source: SourceRank) -> Iterator[tuple[TargetWorker, Shares]]:
-        """The workers that a rank serves with its shard, with all that serve them."""
+    def served(self, shard: Shard, source: SourceRank) -> Iterator[tuple[TargetWorker, Senders]]:
+        """The workers that a rank sends its shard to, with all their senders of it."""
         for target in self._line(shard.has_experts, source.host if self._layout.reach == "same_host" else ""):
-            shares = self._shares(shard, target)
-            if any(rank == source.rank for rank, _ in shares):
-                yield target, shares
+            senders = self._senders(shard, target)
+            if any(rank == source.rank for rank, _ in senders):
+                yield target, senders
 
     def _region(self, target: TargetWorker) -> str:
         return target.host if self._layout.reach == "same_host" else ""
@@ -119,8 +119,8 @@ class Sharing:
         shards = [ranks for shard, ranks in self._holders.items() if shard.has_experts == has_experts]
         return {source.rank: column for ranks in shards for column, source in enumerate(ranks)}
 
-    def _demand(self, shard: Shard) -> dict[WorkerPlace, int]:
-        """Bytes that a worker of each place wants of a shard."""
+    def _demand(self, shard: Shard) -> dict[WorkerCoordinates, int]:
+        """Bytes that a worker of each kind wants of a shard."""
         if shard not in self._wanted:
             sections = [
                 section
@@ -128,16 +128,16 @@ class Sharing:
                 if section.has_experts == shard.has_experts
             ]
             self._wanted[shard] = {
-                place: sum(self._sections.sheet(section, place).shard_bytes(shard.number) for section in sections)
-                for place in self._places
+                kind: sum(self._sections.sizes(section, kind).shard_bytes(shard.number) for section in sections)
+                for kind in self._coordinates
             }
         return self._wanted[shard]
 
-    def _shares(self, shard: Shard, target: TargetWorker) -> Shares:
-        wanted, region = self._demand(shard)[target.place], self._region(target)
+    def _senders(self, shard: Shard, target: TargetWorker) -> Senders:
+        wanted, region = self._demand(shard)[target.coordinates], self._region(target)
         if not wanted:
             return ()
-        own = self._served_by_own_rank(shard)
+        own = self._sent_by_own_rank(shard)
         if target.worker in own:
             return ((target.worker, wanted),)
         able = [
@@ -150,25 +150,25 @@ class Sharing:
         before = sum(size for worker, size in own.items() if starts[worker] < start)
         return _segments(able, start - before, wanted, total - sum(own.values()))
 
-    def _served_by_own_rank(self, shard: Shard) -> dict[int, int]:
+    def _sent_by_own_rank(self, shard: Shard) -> dict[int, int]:
         """Workers that are not in a shard's line, since their own ranks have it, and the bytes that they want."""
         if self._layout.reach != "own_rank_first":
             return {}
         if shard not in self._own:
             ranks, demand = {source.rank for source in self._holders[shard]}, self._demand(shard)
             members = self._line(shard.has_experts, "")
-            self._own[shard] = {one.worker: demand[one.place] for one in members if one.worker in ranks}
+            self._own[shard] = {one.worker: demand[one.coordinates] for one in members if one.worker in ranks}
         return self._own[shard]
 
     def _starts(self, shard: Shard, region: str) -> tuple[dict[int, int], int]:
-        """Where each worker's demand begins if all of them are in the line, and the length of that line."""
+        """Start of each worker's demand if all of them are in the line, and the length of that line."""
         demand = self._demand(shard)
         key = (shard.has_experts, region, tuple(demand.values()))  # equal for most shards
         if key not in self._begins:
             total, starts = 0, {}
             for target in self._line(shard.has_experts, region):
                 starts[target.worker] = total
-                total += demand[target.place]
+                total += demand[target.coordinates]
             self._begins[key] = starts, total
         return self._begins[key]
 
@@ -189,10 +189,10 @@ class Sharing:
         split = self._sections.shape.expert_tensor if section.has_experts else 1
         for group in range(len(held) // split if section.has_experts else 1):
             for mapping in self._sections.mappings(section, group):
-                for place in self._places:
-                    cuts = self._sections.cuts(mapping, place)
+                for kind in self._coordinates:
+                    slices = self._sections.slices(mapping, kind)
                     for number, name in enumerate(hf_names(mapping)):
-                        areas = [(cut.shard, cut.there.num_elements) for cut in cuts if cut.name == number]
+                        areas = [(one.shard, one.there.num_elements) for one in slices if one.name == number]
                         wanted = sum(area for _, area in areas)
                         there = sum(area for shard, area in areas if held[group * split + shard])
                         if there != wanted:
@@ -203,7 +203,7 @@ class Sharing:
 
     def _out_of_reach(self, shard: Shard, target: TargetWorker) -> str:
         section = next(s for s in self._sections.of_pipeline_stage(shard.stage) if s.has_experts == shard.has_experts)
-        name = self._sections.copies(section, shard.number, target.place)[0].hf_name
+        name = self._sections.copies(section, shard.number, target.coordinates)[0].hf_name
         holders = ", ".join(f"rank {source.rank} ({source.host!r})" for source in self._holders[shard])
         return (
             f"{name}: {target} on host {target.host!r} can take weights from ranks on its own machine only, and none "
@@ -212,7 +212,7 @@ class Sharing:
         )
 
 
-def _segments(ranks: Sequence[int], start: int, wanted: int, total: int) -> Shares:
+def _segments(ranks: Sequence[int], start: int, wanted: int, total: int) -> Senders:
     """The replicas whose equal segments of ``[0, total)`` overlap ``[start, start + wanted)``."""
     num = len(ranks)
     found: list[tuple[int, int]] = []
@@ -222,21 +222,21 @@ def _segments(ranks: Sequence[int], start: int, wanted: int, total: int) -> Shar
             break
         if (shared := min(end, start + wanted) - max(first, start)) > 0:
             found.append((ranks[index], shared))
-    least = min(wanted, total // num) // _LEAST_SHARE
+    least = min(wanted, total // num) // _LEAST_PART
     return tuple((rank, shared) for rank, shared in found if shared >= least)
 
 
-def deal(item_bytes: Sequence[int], shares: Shares) -> list[int]:
-    """The rank that sends each part, so that at any time all have sent in proportion to their shares."""
-    if len(shares) == 1:
-        return [shares[0][0]] * len(item_bytes)
-    total, done = sum(share for _, share in shares), 0
-    given = [0] * len(shares)
+def assign_slices(slice_bytes: Sequence[int], senders: Senders) -> list[int]:
+    """The rank that sends each slice, so that at any time all have sent in proportion to their bytes."""
+    if len(senders) == 1:
+        return [senders[0][0]] * len(slice_bytes)
+    total, done = sum(num for _, num in senders), 0
+    given = [0] * len(senders)
     chosen: list[int] = []
-    for size in item_bytes:
+    for size in slice_bytes:
         done += size
-        behind = [share * done - sent * total for (_, share), sent in zip(shares, given, strict=True)]
+        behind = [num * done - sent * total for (_, num), sent in zip(senders, given, strict=True)]
         index = behind.index(max(behind))
         given[index] += size
-        chosen.append(shares[index][0])
+        chosen.append(senders[index][0])
     return chosen

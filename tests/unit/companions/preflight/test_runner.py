@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from gtpo_megatron.companions.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
-from gtpo_megatron.companions.preflight.finding import has_passed, judged, not_here, noted
+from gtpo_megatron.companions.preflight.finding import assessed, has_passed, not_here, noted
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
-from gtpo_megatron.companions.preflight.session import LONGEST_CAUSE, Budget, Check, Session, cause, chosen_checks
+from gtpo_megatron.companions.preflight.runner import LONGEST_CAUSE, Budget, Check, CheckRunner, cause, chosen_checks
 from gtpo_megatron.companions.preflight.turns import Turns
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import ConfigError, WorkerError
@@ -15,11 +15,11 @@ from gtpo_megatron.weights.push.sync import WeightSync
 
 
 def good(_room):
-    yield judged("it", "1 GB/s", is_good=True, expected="1 GB/s", remedy="never shown")
+    yield assessed("it", "1 GB/s", is_good=True, expected="1 GB/s", remedy="never shown")
 
 
 def bad(_room):
-    yield judged("it", "0.1 GB/s", is_good=False, expected="1 GB/s", remedy="mend it")
+    yield assessed("it", "0.1 GB/s", is_good=False, expected="1 GB/s", remedy="mend it")
 
 
 def raises(_room):
@@ -34,40 +34,40 @@ def make(*finds, needs=(), budget=None, is_alive=lambda: True, chosen=None):
     ]
     names = chosen if chosen is not None else [check.name for check in checks]
     shown = []
-    session = Session(checks, names, budget or Budget(100.0), show=shown.append, is_alive=is_alive)
+    runner = CheckRunner(checks, names, budget or Budget(100.0), show=shown.append, is_alive=is_alive)
     for check in checks:
-        session.run(check.name, None)
-    assert shown == session.lines
-    return session.lines
+        runner.run(check.name, None)
+    assert shown == runner.lines
+    return runner.lines
 
 
-def verdicts(lines):
-    return [line.finding.verdict for line in lines]
+def statuses(lines):
+    return [line.finding.status for line in lines]
 
 
 def test_a_check_that_raises_is_a_line_and_the_rest_goes_on():
     lines = make(raises, good)
-    assert verdicts(lines) == ["passed", "failed", "passed"]
+    assert statuses(lines) == ["passed", "failed", "passed"]
     assert lines[1].finding.measured == "WorkerError: rank 3 (tp1) died in start"
     assert not has_passed(lines)
 
 
 def test_what_needs_a_check_that_raised_is_not_run():
     lines = make(raises, good, needs=("check0",))
-    assert verdicts(lines) == ["passed", "failed", "not run"]
+    assert statuses(lines) == ["passed", "failed", "not run"]
     assert lines[2].finding.measured == "it needs 'check0', which failed"
 
 
 def test_a_bad_figure_stands_in_nobodys_way():
     lines = make(bad, good, needs=("check0",))
-    assert verdicts(lines) == ["failed", "passed"]
+    assert statuses(lines) == ["failed", "passed"]
     assert lines[0].finding.remedy == "mend it"
     assert lines[1].finding.remedy == ""
 
 
 def test_processes_that_hang_are_not_asked_again():
     lines = make(raises, good, good, is_alive=lambda: False)
-    assert verdicts(lines) == ["passed", "failed", "not run", "not run"]
+    assert statuses(lines) == ["passed", "failed", "not run", "not run"]
     assert lines[3].finding.measured == "the processes have not answered since 'check0'"
 
 
@@ -80,12 +80,12 @@ def test_when_the_time_is_over_the_rest_is_not_run():
         yield from good(room)
 
     lines = make(slow, good, budget=budget)
-    assert verdicts(lines) == ["passed", "not run"]
+    assert statuses(lines) == ["passed", "not run"]
     assert "--seconds" in lines[1].finding.measured
 
 
 def test_what_is_left_out_is_no_line_and_what_needs_it_is_not_run():
-    assert verdicts(make(good, good, chosen=["check1"])) == ["passed"]
+    assert statuses(make(good, good, chosen=["check1"])) == ["passed"]
     lines = make(good, good, chosen=["check1"], needs=("check0",))
     assert lines[0].finding.measured == "it needs 'check0', which was left out"
 
@@ -93,10 +93,10 @@ def test_what_is_left_out_is_no_line_and_what_needs_it_is_not_run():
 @pytest.mark.parametrize(
     ("findings", "passed"),
     [
-        ([judged("a", "1", is_good=True, expected="1", remedy="")], True),
-        ([judged("a", "1", is_good=True, expected="1", remedy=""), noted("b", "1", why="no GPU")], True),
-        ([judged("a", "1", is_good=True, expected="1", remedy=""), not_here("b", "no GPU")], True),
-        ([judged("a", "1", is_good=False, expected="2", remedy="")], False),
+        ([assessed("a", "1", is_good=True, expected="1", remedy="")], True),
+        ([assessed("a", "1", is_good=True, expected="1", remedy=""), noted("b", "1", why="no GPU")], True),
+        ([assessed("a", "1", is_good=True, expected="1", remedy=""), not_here("b", "no GPU")], True),
+        ([assessed("a", "1", is_good=False, expected="2", remedy="")], False),
         ([noted("b", "1", why="no GPU")], False),
         ([], False),
     ],
@@ -114,10 +114,10 @@ def test_a_push_that_arrives_otherwise_than_it_was_sent_fails():
     sharing = SimpleNamespace(to_trainer=lambda **_: None, to_push=lambda: None)
     turns = Turns(SimpleNamespace(memory_sharing=sharing, weight_sync=sync), MemoryWatch())
     lines = []
-    session = Session(CHECKS, ["push", "generate"], Budget(100.0), show=lines.append)
-    session.run("push", SimpleNamespace(turns=turns))
-    session.run("generate", None)
-    assert verdicts(lines) == ["failed", "not run"]
+    runner = CheckRunner(CHECKS, ["push", "generate"], Budget(100.0), show=lines.append)
+    runner.run("push", SimpleNamespace(turns=turns))
+    runner.run("generate", None)
+    assert statuses(lines) == ["failed", "not run"]
     assert "worker 0 received other weights than were sent, in 1 of 1 tensors, first 'w'" in lines[0].finding.measured
     assert "docs/weight_push.md" in lines[0].finding.remedy
 

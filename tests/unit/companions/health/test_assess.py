@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.companions.health.judge import in_one_line, judge
-from gtpo_megatron.companions.health.verdict import Level, worst
+from gtpo_megatron.companions.health.assess import assess, in_one_line
+from gtpo_megatron.companions.health.finding import Level, worst
 
 SOUND = {
     "policy/entropy_nats": 0.25,
@@ -103,27 +103,27 @@ CASES = {
 
 
 def test_a_sound_run_is_green_throughout():
-    verdicts = judge(planted())
-    assert len(verdicts) == 13
-    assert worst(verdicts) == Level.GREEN
-    assert in_one_line(verdicts) == "healthy: all 13 signs are green"
+    findings = assess(planted())
+    assert len(findings) == 13
+    assert worst(findings) == Level.GREEN
+    assert in_one_line(findings) == "healthy: all 13 signs are green"
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_thing_is_wrong_and_its_sign_alone_says_so(case):
     sign, level, changes = CASES[case]
-    verdicts = judge(planted(changes))
-    assert {verdict.sign: verdict.level for verdict in verdicts if verdict.level} == {sign: level}
-    assert verdicts[0].sign == sign, "the worst comes first"
-    line = in_one_line(verdicts)
-    assert line.startswith(f"{level.word}: {sign} ({verdicts[0].seen})")
+    findings = assess(planted(changes))
+    assert {finding.sign: finding.level for finding in findings if finding.level} == {sign: level}
+    assert findings[0].sign == sign, "the worst comes first"
+    line = in_one_line(findings)
+    assert line.startswith(f"{level.word}: {sign} ({findings[0].seen})")
     assert line.endswith("the other 12 signs are green")
 
 
 def test_every_sign_is_planted_amber_and_red():
     planted_levels = {(sign, level) for sign, level, _ in CASES.values()}
     others = {"held-out accuracy", "contamination"}  # below
-    signs = {verdict.sign for verdict in judge(planted())} - others
+    signs = {finding.sign for finding in assess(planted())} - others
     assert planted_levels == {(sign, level) for sign in signs for level in (A, R)}
 
 
@@ -137,13 +137,13 @@ def test_every_sign_is_planted_amber_and_red():
     ],
 )
 def test_accuracy_that_falls_while_the_reward_rises(accuracies, level):
-    assert found(judge(planted(accuracies=accuracies)), "held-out accuracy").level == level
+    assert found(assess(planted(accuracies=accuracies)), "held-out accuracy").level == level
 
 
 def test_accuracy_that_falls_with_the_reward_is_no_hacking():
     falling = {"rollout/reward_mean": lambda step: 0.5 - 0.01 * step}
-    verdicts = judge(planted(falling, accuracies=((0, 0.4), (10, 0.4), (20, 0.2))))
-    assert found(verdicts, "held-out accuracy").level == Level.GREEN
+    findings = assess(planted(falling, accuracies=((0, 0.4), (10, 0.4), (20, 0.2))))
+    assert found(findings, "held-out accuracy").level == Level.GREEN
 
 
 @pytest.mark.parametrize(
@@ -156,19 +156,19 @@ def test_accuracy_that_falls_with_the_reward_is_no_hacking():
     ],
 )
 def test_contamination(count, sizes, level, seen):
-    verdict = found(judge(planted(contaminated=count), sizes), "contamination")
-    assert (verdict.level, verdict.seen) == (level, seen)
+    finding = found(assess(planted(contaminated=count), sizes), "contamination")
+    assert (finding.level, finding.seen) == (level, seen)
 
 
-def found(verdicts, sign):
-    return next(verdict for verdict in verdicts if verdict.sign == sign)
+def found(findings, sign):
+    return next(finding for finding in findings if finding.sign == sign)
 
 
 def test_too_little_was_measured():
-    assert judge([]) == ()
-    assert judge([{"step": 0, "eval/heldout_mean_at_k": 0.2}]) == ()
-    assert in_one_line(()) == "not judged yet: no step is finished"
-    few = {verdict.sign for verdict in judge(planted()[:4])}
+    assert assess([]) == ()
+    assert assess([{"step": 0, "eval/heldout_mean_at_k": 0.2}]) == ()
+    assert in_one_line(()) == "not assessed yet: no step is finished"
+    few = {finding.sign for finding in assess(planted()[:4])}
     assert "entropy" not in few, "three steps have no two ends"
     assert "graders" in few
 
@@ -179,13 +179,13 @@ def test_damaged_values_are_no_measurement(bad):
     names = [name for name in planted()[-1] if name != "step"]
     for name in names:
         rows = planted({name: at(bad)})
-        levels = {verdict.sign for verdict in judge(rows) if verdict.level}
+        levels = {finding.sign for finding in assess(rows) if finding.level}
         assert levels <= {"gradient norm"}, name
 
 
 def test_every_sign_has_its_section():
-    text = (Path(__file__).parents[3] / "docs" / "health.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "health.md").read_text(encoding="utf-8")
     headings = {
         re.sub(r"[^a-z0-9]+", "-", line[3:].lower()).strip("-") for line in text.splitlines() if line.startswith("## ")
     }
-    assert {verdict.anchor for verdict in judge(planted())} <= headings
+    assert {finding.anchor for finding in assess(planted())} <= headings

@@ -1,10 +1,10 @@
-"""Where a rank stands in the trainer's layout. Free of Megatron, so that a driver can talk about ranks."""
+"""Position of a rank in the trainer's layout. Free of Megatron, so that a driver can talk about ranks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlace:
+class RankCoordinates:
     """A rank's index along every axis.
 
     Attributes:

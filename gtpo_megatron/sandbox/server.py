@@ -1,4 +1,4 @@
-"""The outer end of a keeper (``inside/main.py``): starts it, gives it jobs, and replaces it when it fails."""
+"""The outer end of a server (``inside/main.py``): starts it, gives it jobs, and replaces it when it fails."""
 
 import base64
 import contextlib
@@ -24,10 +24,10 @@ from gtpo_megatron.untrusted.text import printable, shown
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0
-"""Time for the keeper to start; generous, because the machine may be busy."""
+"""Time for the server to start; generous, because the machine may be busy."""
 
 ANSWER_PATIENCE_S = 15.0
-"""Time beyond a job's own limits after which the keeper is replaced."""
+"""Time beyond a job's own limits after which the server is replaced."""
 
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -48,16 +48,16 @@ MODULES = {
 """What ``main.py`` imports, in that order."""
 
 
-class Keeper:
-    """A keeper process, started with the first job and replaced after a failure.
+class ProgramServer:
+    """A server process, started with the first job and replaced after a failure.
 
     Args:
         command: what to start before ``PYTHON -c SOURCE``, such as bubblewrap with its options; given the
             folder of programs.
-        python: the interpreter, as the keeper sees it.
-        is_isolated: the keeper has its own namespaces.
-        folder: where programs may write, as the keeper sees it; "": a temporary one of this process.
-        packages: folders from which programs may import, as the keeper sees them.
+        python: the interpreter, as the server sees it.
+        is_isolated: the server has its own namespaces.
+        folder: where programs may write, as the server sees it; "": a temporary one of this process.
+        packages: folders from which programs may import, as the server sees them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Keeper:
         """Runs a job.
 
         Raises:
-            SandboxError: the keeper does not start or answer, or has no compiler for the language.
+            SandboxError: the server does not start or answer, or has no compiler for the language.
         """
         if self._process is None or self._process.poll() is not None:
             self._start()
@@ -97,7 +97,7 @@ class Keeper:
         return _outcome(answer, len(job.cases))
 
     def close(self) -> None:
-        """Ends the keeper with all below it."""
+        """Ends the server with all below it."""
         self._end()
         if self._own_folder is not None:
             self._own_folder.cleanup()
@@ -146,7 +146,7 @@ class Keeper:
             raise SandboxError(f"the sandbox does not start: it said {shown(answer)}")
 
     def _answer(self, limit_s: float) -> Any:
-        """The next line of the keeper, parsed; it is replaced if there is none."""
+        """The next line of the server, parsed; it is replaced if there is none."""
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
@@ -184,7 +184,7 @@ class Keeper:
 
 
 def _as_bytes(job: Job) -> bytes:
-    """A job for the keeper: two lengths, the job without the text of its tests, and that text."""
+    """A job for the server: two lengths, the job without the text of its tests, and that text."""
     texts = list(dict.fromkeys(case.code for case in job.cases if case.code))
     places = {text: place for place, text in enumerate(texts)}
     coded = [[places[case.code], case.test, case.own] for case in job.cases if case.code]
@@ -201,7 +201,7 @@ def _as_bytes(job: Job) -> bytes:
 
 
 def _outcome(answer: Any, num_cases: int) -> Outcome:
-    """The keeper's answer, checked."""
+    """The server's answer, checked."""
     if not isinstance(answer, dict):
         raise SandboxError(f"the sandbox answered {shown(answer)}; expected an object")
     if "failed" in answer:
