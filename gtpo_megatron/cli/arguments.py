@@ -23,7 +23,6 @@ from tyro._errors import (
 
 from gtpo_megatron.cli.field_help import attribute_texts
 from gtpo_megatron.cli.reader import reader_may_leave
-from gtpo_megatron.config.checks import require_types
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
@@ -90,7 +89,6 @@ def parse_options(
             config=(tyro.conf.AvoidSubcommands,) if is_one else (),
             default=tyro.MISSING_NONPROP if default is None else default,
         )
-    require_types(found)
     return found
 
 

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +13,14 @@ from rich.logging import RichHandler
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.checks import require_positive
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.sentence import print_sentence
 
 DESCRIPTION = "Converts models between Hugging Face folders and Megatron checkpoints; docs/conversion.md shows how."
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class HFToMegatron:
     """Makes a folder that the trainer can start from: a Megatron checkpoint with configuration and tokenizer.
 
@@ -68,7 +68,7 @@ class HFToMegatron:
             hf_to_megatron(self.src, self.dst, self._parallel(), progress=bar)
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class MegatronToHF:
     """Makes a folder in Hugging Face format.
 

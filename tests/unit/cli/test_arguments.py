@@ -245,7 +245,7 @@ def test_the_launchers(capsys, launcher):
         ("convert_checkpoint.py", [], "there are hf-to-megatron, megatron-to-hf"),
         ("make_arithmetic.py", ["--nmu-train", "3"], "did you mean --num-train?"),
         ("make_arithmetic.py", ["--seed", "x"], "--seed: "),
-        ("make_tiny_model.py", ["--learning-rate", "nan"], "learning_rate=nan: must be finite"),
+        ("make_tiny_model.py", ["--learning-rate", "nan"], "learning_rate=nan: must be a finite number"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -13,14 +13,14 @@ from gtpo_megatron.errors import ConfigError
 from tests.yaml_text import from_yaml
 
 OWN = """
-from dataclasses import dataclass
 from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig
+from gtpo_megatron.config.configuration import configuration
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class OwnConfig(AlgorithmConfig):
     strength: float = 1.0
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class NeedyConfig(AlgorithmConfig):
     strength: float
 
@@ -72,7 +72,7 @@ def test_one_of_the_package_on_the_command_line(argument):
     [
         ("own_algorithm:Missing", "own_algorithm lacks it; it has .*OwnConfig"),
         ("own_algorithm:Another", "expected a subclass of AlgorithmConfig, got <class"),
-        ("own_algorithm:PlainConfig", "lacks @dataclass"),
+        ("own_algorithm:PlainConfig", r"own_algorithm:PlainConfig lacks @configuration"),
         ("own_algorithm:NeedyConfig", "strength without a default"),
         ("broken_algorithm:X", "importing broken_algorithm failed: ZeroDivisionError: division by zero"),
         ("no_such_module:X", "there is no module 'no_such_module' on the module path"),

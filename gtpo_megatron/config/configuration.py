@@ -1,0 +1,132 @@
+"""What makes a class a configuration: it is frozen, pydantic checks its fields, and an error is one line.
+
+The line says field, value and what is allowed, whatever made the object: a call, ``dataclasses.replace``, a file or a
+command line.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import field, fields
+from functools import wraps
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import AfterValidator, ConfigDict, JsonValue, ValidationError
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.text import MAX_SHOWN, shown
+
+T = TypeVar("T")
+
+LARGEST_INTEGER = 2**63 - 1
+"""What every library that a number reaches can hold; it also keeps a message about a number readable."""
+
+_TOO_LARGE = "must lie between -2^63 and 2^63"
+
+_BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
+"""pydantic's errors for a value of the right type: its sentence says what is allowed."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def configuration(kind: type[T]) -> type[T]:
+    """Makes a class a frozen dataclass of keyword-only fields that hold what their annotations say, defaults included.
+
+    Numbers are finite and fit in 64 bits. An integer stands for a float and becomes one, so that equal configurations
+    also print alike. Anything else, an unknown field and a missing one are a ConfigError.
+    """
+    strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    made: Any = dataclass(kind, config=strict, frozen=True, kw_only=True, slots=True)
+    validate = made.__init__
+
+    @wraps(validate)
+    def init(self: T, /, **given: object) -> None:
+        for name, value in given.items():
+            if isinstance(value, int | tuple) and not _fits(value):
+                raise ConfigError(f"{name}={shown(value)}: {_TOO_LARGE}")
+        try:
+            validate(self, **given)
+        except ValidationError as error:
+            problem = _one_line(made, given, error)
+            raise problem from problem.__cause__
+
+    made.__init__ = init
+    return made  # type: ignore[no-any-return]
+
+
+def require_configuration(kind: type) -> None:
+    """Raises ConfigError for a class that only inherits from a configuration: its own fields would not be checked."""
+    if not is_pydantic_dataclass(kind):
+        raise ConfigError(
+            f"{kind.__module__}:{kind.__qualname__} lacks @configuration (gtpo_megatron.config.configuration) in the "
+            f"place of @dataclass, so its fields would not be checked"
+        )
+
+
+def _fits(value: object) -> bool:
+    """Whether every integer in a value fits in 64 bits."""
+    if isinstance(value, dict | list | tuple):
+        return all(map(_fits, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or abs(value) <= LARGEST_INTEGER
+
+
+def _fitting(values: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    if not _fits(values):
+        raise ValueError(_TOO_LARGE)
+    return values
+
+
+JsonObject: TypeAlias = Annotated[Mapping[str, JsonValue], AfterValidator(_fitting)]
+"""A mapping of values that JSON has. It is a copy, and equal to what is read back from a file."""
+
+
+def _one_line(kind: type, given: Mapping[str, object], error: ValidationError) -> ConfigError:
+    """The first problem, or the class's own error from its ``__post_init__``."""
+    problems = error.errors(include_url=False, include_input=False)
+    path, what = problems[0]["loc"], problems[0]["type"]
+    cause = problems[0].get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return cause
+    names = [one.name for one in fields(kind)]
+    name = str(path[0])
+    if name not in names:
+        close = difflib.get_close_matches(name[:MAX_SHOWN], names, n=1)
+        hint = f"perhaps you meant {close[0]!r}" if close else f"known: {', '.join(names)}"
+        return ConfigError(f"unknown key {shown(name)} in {kind.__name__}; {hint}")
+    if name not in given:
+        lacking = [str(one["loc"][0]) for one in problems if one["type"] == "missing" and len(one["loc"]) == 1]
+        return ConfigError(f"{kind.__name__} lacks {', '.join(lacking)}")
+    annotation, value = get_type_hints(kind)[name], given[name]
+    if what in _BOUNDS:
+        allowed = problems[0]["msg"].replace("Input should be", "must be")
+    elif cause is not None:
+        allowed = str(cause)
+    elif get_origin(annotation) is Literal:
+        allowed = f"must be one of {', '.join(map(repr, get_args(annotation)))}"
+    elif len(path) > 1 and isinstance(value, tuple | Mapping):
+        inside = ".".join(map(str, path[1:]))
+        allowed = f"expected {_spelled(annotation)}; at {inside[:MAX_SHOWN]}: {problems[0]['msg']}"
+    else:
+        allowed = f"got {type(value).__name__}, expected {_spelled(annotation)}"
+    return ConfigError(f"{name}={shown(value)}: {allowed}")
+
+
+def _spelled(annotation: Any) -> str:
+    """An annotation as it stands in the source: ``float | None``."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join("None" if one is NoneType else _spelled(one) for one in get_args(annotation))
+    return re.sub(r"[\w.]+\.(\w+)", r"\1", str(annotation))
