@@ -33,8 +33,8 @@ class HFToMegatron:
         expert_tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
     """
 
-    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
-    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
+    src: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Path]
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
@@ -81,8 +81,8 @@ class MegatronToHF:
         verify: check the checkpoint's files against its manifest first; a converted folder has none.
     """
 
-    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
-    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
+    src: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Path]
     shard_mib: int = 5120
     model: Path | None = None
     verify: bool = True
