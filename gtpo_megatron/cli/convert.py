@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from pydantic import PositiveInt
 from rich.console import Console
 from rich.logging import RichHandler
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.config.checks import require_positive
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.sentence import print_sentence
@@ -35,18 +35,10 @@ class HFToMegatron:
 
     src: tyro.conf.Positional[Path]
     dst: tyro.conf.Positional[Path]
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    expert_tensor_parallel_size: int = 1
-
-    def __post_init__(self) -> None:
-        require_positive(
-            tensor_parallel_size=self.tensor_parallel_size,
-            pipeline_parallel_size=self.pipeline_parallel_size,
-            expert_parallel_size=self.expert_parallel_size,
-            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
-        )
+    tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    expert_parallel_size: PositiveInt = 1
+    expert_tensor_parallel_size: PositiveInt = 1
 
     def _parallel(self) -> ParallelConfig:
         tensor, expert = self.tensor_parallel_size, self.expert_parallel_size * self.expert_tensor_parallel_size
@@ -83,12 +75,9 @@ class MegatronToHF:
 
     src: tyro.conf.Positional[Path]
     dst: tyro.conf.Positional[Path]
-    shard_mib: int = 5120
+    shard_mib: PositiveInt = 5120
     model: Path | None = None
     verify: bool = True
-
-    def __post_init__(self) -> None:
-        require_positive(shard_mib=self.shard_mib)
 
     def run(self, console: Console) -> None:
         """Converts."""

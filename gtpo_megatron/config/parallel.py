@@ -4,7 +4,7 @@ import math
 
 from pydantic import PositiveInt
 
-from gtpo_megatron.config.checks import divisors, require_positive
+from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.errors import ConfigError
@@ -36,7 +36,7 @@ class ParallelConfig:
     tensor_parallel_size: PositiveInt = 1
     pipeline_parallel_size: PositiveInt = 1
     virtual_pipeline_size: PositiveInt = 1
-    last_stage_layers: int | None = None
+    last_stage_layers: PositiveInt | None = None
     context_parallel_size: PositiveInt = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
@@ -59,10 +59,8 @@ class ParallelConfig:
             raise ConfigError(f"{self}: sequence_parallel needs tensor_parallel_size > 1; switch it off")
         if self.virtual_pipeline_size > 1 and self.pipeline_parallel_size == 1:
             raise ConfigError(f"{self}: virtual_pipeline_size needs pipeline_parallel_size > 1; set it to 1")
-        if self.last_stage_layers is not None:
-            require_positive(last_stage_layers=self.last_stage_layers)
-            if self.pipeline_parallel_size == 1:
-                raise ConfigError(f"{self}: last_stage_layers needs pipeline_parallel_size > 1; leave it out")
+        if self.last_stage_layers is not None and self.pipeline_parallel_size == 1:
+            raise ConfigError(f"{self}: last_stage_layers needs pipeline_parallel_size > 1; leave it out")
 
     @property
     def layer_split(self) -> LayerSplit:
