@@ -1,11 +1,11 @@
 """Command-line options of the launchers, besides the fields of the recipe."""
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.cli.recipe import RecipeOptions
 from gtpo_megatron.companions.planner.hardware import GIB
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 from launchers.own_settings import check_env, check_sbatch
 from launchers.script_values import check_name, check_options
@@ -19,7 +19,7 @@ MEMORY_UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1 << 20, "G": 1 << 30, "T": 1 <<
 """Slurm's units of memory; mebibytes by default."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class LaunchOptions(RecipeOptions):
     """Options of every launcher.
 
@@ -41,7 +41,7 @@ class LaunchOptions(RecipeOptions):
         check_options(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class SlurmOptions(LaunchOptions):
     """Options of the Slurm launcher.
 
@@ -106,7 +106,7 @@ class SlurmOptions(LaunchOptions):
             ConfigError: an option lacks its value, or has an invalid one.
         """
         check_env(self.env)  # first, since its message about secrets is better
-        super().check()
+        LaunchOptions.check(self)  # zero-argument super() breaks under slots=True
         check_sbatch(self.sbatch, is_chain=self.chain > 1)
         if self.python.startswith("-"):
             raise ConfigError(f"--python {self.python!r}: must be the name or path of an interpreter")

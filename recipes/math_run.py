@@ -4,7 +4,7 @@ Each value is marked: *paper's*, or *ours* where the paper says nothing. A recip
 that think before they answer, a longer response.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Concatenate, Literal, ParamSpec
@@ -24,6 +24,7 @@ from gtpo_megatron.config.algorithm.length_penalty import (
 )
 from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.configuration import JsonObject
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -136,7 +137,7 @@ def math_run(
     seed: int,
     max_response_tokens: int = MAX_RESPONSE_TOKENS,
     stage_deadline_s: float = 7200.0,
-    template_options: Mapping[str, object] | None = None,
+    template_options: JsonObject | None = None,
 ) -> RunConfig:
     """One run; with another method only name and algorithm differ.
 

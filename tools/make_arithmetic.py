@@ -9,11 +9,11 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import options_or_exit
+from gtpo_megatron.config.configuration import configuration
 from tools.arithmetic import (
     ArithmeticTask,
     Expression,
@@ -69,7 +69,7 @@ def hard(expressions: list[Expression]) -> list[Expression]:
     return [expression for expression in expressions if len(expression) == ArithmeticTask().max_terms]
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class Options:
     """What is written.
 

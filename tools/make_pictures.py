@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import options_or_exit
+from gtpo_megatron.config.configuration import configuration
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 
@@ -152,7 +153,7 @@ def photograph(report: Path, picture: Path, *, height: int) -> None:
         write_file(picture, shot.read_bytes())
 
 
-@dataclass(frozen=True, slots=True)
+@configuration
 class Options:
     """Options of the program.
 

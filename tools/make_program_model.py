@@ -7,7 +7,6 @@ temperature 1 is right on less than half of the held-out problems. Minutes on on
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from gtpo_megatron.cli.arguments import options_or_exit
+from gtpo_megatron.config.configuration import configuration
 from tools.make_programs import NUM_HELDOUT, SEED, make_splits
 from tools.make_tiny_model import END, IGNORED, PAD, build_model, chat_ids, train_tokenizer, warm_up
 from tools.programs import Program, prompt_text, sample_program, sample_solution
@@ -58,7 +58,7 @@ def tokenizer_texts(seed: int) -> list[str]:
     return texts
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class Options:
     """How the model is made.
 

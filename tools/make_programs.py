@@ -6,11 +6,11 @@ Each row has ``prompt`` as chat messages, ``tests`` (calls of ``f`` with expecte
 import json
 import random
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import options_or_exit
+from gtpo_megatron.config.configuration import configuration
 from tools.programs import HIDDEN_INPUTS, SHOWN_INPUTS, Program, prompt_text, sample_program
 
 NUM_TRAIN = 512
@@ -47,7 +47,7 @@ def write_split(path: Path, programs: list[Program], prefix: str) -> None:
     write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class Options:
     """What is written.
 

@@ -13,7 +13,6 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ from transformers import (
 )
 
 from gtpo_megatron.cli.arguments import options_or_exit
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 from tools.arithmetic import (
     ArithmeticTask,
@@ -279,7 +279,7 @@ def tokenizer_texts(seed: int) -> list[str]:
     return texts
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class Options:
     """How the model is made.
 

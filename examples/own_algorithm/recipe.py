@@ -1,16 +1,17 @@
 """Your own algorithm: only the sign of a response's advantage counts, not its size."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from gtpo_megatron.algorithms import Algorithm, CreditBatch, Denominator, LossInputs, TokenCredit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.run import RunConfig
 from recipes import tiny_cpu
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class SignConfig(AlgorithmConfig):
     """Every response is pushed up or down equally hard.
 

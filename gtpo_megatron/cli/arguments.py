@@ -2,28 +2,22 @@
 
 import ast
 import difflib
+import io
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from contextlib import redirect_stderr
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import groupby
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro._errors import (
-    BadValue,
-    InstantiationFailure,
-    InvalidChoice,
-    MissingArgs,
-    MissingSubcommand,
-    ParseErrorEvent,
-    UnrecognizedArgs,
-    on_parse_error,
-)
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from gtpo_megatron.cli.field_help import attribute_texts
 from gtpo_megatron.cli.reader import reader_may_leave
-from gtpo_megatron.config.checks import require_types
+from gtpo_megatron.config.configuration import make
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
@@ -34,7 +28,8 @@ EXIT_USAGE = 2
 
 _TRUTH = {"true": True, "false": False}
 
-_MARKUP = re.compile(r"\[/?bold\]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_RULE = re.compile(r"[\s│─-]*")
 
 SHOWN_CHARACTERS = 200
 """Of a quoted argument in a message."""
@@ -74,24 +69,29 @@ def parse_options(
         ConfigError: an option is unknown, missing, of another type or out of its bounds.
     """
     options = kind if default is None else default
-    flags = flags_of(options)
-
-    def refuse(event: ParseErrorEvent) -> None:
-        raise ConfigError(_sentence(event, arguments, flags))
-
     is_one = len(_kinds(kind)) == 1
     _refuse_lists_in_one_word(arguments, options)
-    with reader_may_leave(), on_parse_error(refuse), _WITH_MAPPINGS:
-        found: Options = tyro.cli(
-            kind,
-            prog=program,
-            args=_spelled_for_tyro(arguments, options),
-            description=description,
-            config=(tyro.conf.AvoidSubcommands,) if is_one else (),
-            default=tyro.MISSING_NONPROP if default is None else default,
-        )
-    require_types(found)
-    return found
+    with reader_may_leave(), _OUR_CLASSES, redirect_stderr(io.StringIO()) as said:
+        try:
+            found, unknown = tyro.cli(
+                kind,
+                prog=program,
+                args=_spelled_for_tyro(arguments, options),
+                description=description,
+                config=(tyro.conf.AvoidSubcommands,) if is_one else (),
+                default=tyro.MISSING_NONPROP if default is None else default,
+                return_unknown_args=True,
+            )
+        except SystemExit as stop:
+            if not stop.code:
+                raise
+            raise ConfigError(_sentence(said.getvalue())) from None
+    if unknown:
+        raise ConfigError(_unknown(unknown, flags_of(options)))
+    try:
+        return _built(found)  # type: ignore[no-any-return]
+    except ConfigError as error:
+        raise ConfigError(_with_flag(str(error), arguments)) from error
 
 
 def options_or_exit(
@@ -120,16 +120,33 @@ _MAPPING = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda value: [json.dumps(value)],
 )
 
-_WITH_MAPPINGS = tyro.constructors.ConstructorRegistry()
+_OUR_CLASSES = tyro.constructors.ConstructorRegistry()
 
 
-@_WITH_MAPPINGS.struct_rule
-def _with_mappings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """Dataclasses with a mapping among their fields: tyro would take every key of its default for an option."""
-    hints = get_type_hints(info.type) if is_dataclass(info.type) else {}
-    if not any(get_origin(hint) is Mapping for hint in hints.values()):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    """A dataclass and its values, to be made of them once everything else on the line is known to be right."""
+
+    kind: Any
+    values: Mapping[str, Any]
+
+
+def _built(found: Any) -> Any:
+    if not isinstance(found, _Parts):
+        return found
+    return make(found.kind, {name: _built(one) for name, one in found.values.items()})
+
+
+@_OUR_CLASSES.struct_rule
+def _our_class(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
+    """A dataclass, made after tyro is done; tyro would also take every key of a mapping for an option."""
+    if not any(map(is_pydantic_dataclass, getattr(info.type, "__mro__", ()))):  # or derives from one
         return None
-    texts = attribute_texts(info.type)
+    plain, hints, texts = (
+        get_type_hints(info.type),
+        get_type_hints(info.type, include_extras=True),
+        attribute_texts(info.type),
+    )
 
     def default_of(field: Any) -> Any:
         if is_dataclass(info.default):
@@ -138,15 +155,19 @@ def _with_mappings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.
             return field.default_factory()
         return tyro.MISSING if field.default is MISSING else field.default
 
-    kinds: dict[str, Any] = {
-        name: Annotated[hint, _MAPPING] if get_origin(hint) is Mapping else hint for name, hint in hints.items()
-    }
+    def type_of(name: str) -> Any:
+        if get_origin(plain[name]) is Mapping:
+            return Annotated[plain[name], _MAPPING]
+        if _POSITIONAL in getattr(hints[name], "__metadata__", ()):
+            return Annotated[hints[name], tyro.conf.arg(metavar=name.upper())]
+        return hints[name]
+
     return tyro.constructors.StructConstructorSpec(
-        instantiate=info.type,
+        instantiate=lambda **values: _Parts(kind=info.type, values=values),
         fields=tuple(
             tyro.constructors.StructFieldSpec(
                 name=field.name,
-                type=kinds[field.name],
+                type=type_of(field.name),
                 default=default_of(field),
                 helptext=texts.get(field.name),
             )
@@ -155,25 +176,13 @@ def _with_mappings(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.
     )
 
 
-def _sentence(event: ParseErrorEvent, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """The error message, one line."""
-    if isinstance(event, UnrecognizedArgs):
-        return _unknown(event.tokens, flags)
-    if isinstance(event, MissingArgs):
-        names = ", ".join(_name(missing.arg) for missing in event.missing_arguments)
-        unknown = f"; {_unknown(event.unrecognized_tokens, flags)}" if event.unrecognized_tokens else ""
-        return f"{names} is missing{unknown}; --help says what it is"
-    if isinstance(event, MissingSubcommand):
-        known = ", ".join(event.subcommand_spec.parser_from_name)
-        found = "no command" if event.found_token is None else f"no command {shown(event.found_token)}"
-        return f"{found}; there are {known}"
-    if isinstance(event, InvalidChoice):
-        return f"{_name(event.argument)} {_cut(event.value)}: must be one of {', '.join(event.choices)}"
-    if isinstance(event, BadValue):
-        return f"{_name(event.argument)}: lacks its value, or has one that it cannot take"
-    if isinstance(event, InstantiationFailure):
-        return _not_built(event, arguments)
-    return _cut(f"{type(event).__name__}: {event}")  # an event that this version of tyro does not have
+def _sentence(box: str) -> str:
+    """The first paragraph of what tyro has printed, under its title; help texts follow, after a rule."""
+    if sys.stdout.isatty():  # else tyro uses no colours
+        box = _COLOURS.sub("", box)
+    lines = ["" if _RULE.fullmatch(line) else line.strip(" │") for line in box.splitlines()[1:]]
+    paragraphs = (" ".join(lines) for is_said, lines in groupby(lines, bool) if is_said)
+    return _cut(next(paragraphs, box), 2 * SHOWN_CHARACTERS)
 
 
 def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
@@ -193,22 +202,12 @@ def _unknown(tokens: Sequence[str], flags: Sequence[str]) -> str:
     return f"unknown option {_cut(unknown)}{hint}"
 
 
-def _not_built(event: InstantiationFailure, arguments: Sequence[str]) -> str:
-    message = _cut(_MARKUP.sub("", event.message), 8 * SHOWN_CHARACTERS)  # our own messages quote only what they need
-    if event.argument is not None:
-        kind = event.argument.lowered.metavar
-        return f"{_name(event.argument)}: {message}; expected {kind}"
-    # one of our own checks: its message has the field's name without the path
+def _with_flag(message: str, arguments: Sequence[str]) -> str:
+    """An error of a class, which names the field without its path, after the flag that has given it."""
     field = message.partition("=")[0].strip().replace("_", "-")
     given = [token.partition("=")[0] for token in arguments if token.startswith("--")]
     where = [flag for flag in given if flag.replace("_", "-").rpartition(".")[2].lstrip("-") == field and "." in flag]
     return f"{where[0]}: {message}" if where else message
-
-
-def _name(argument: Any) -> str:
-    """The flag of an option, or the upper-case name of a positional argument."""
-    lowered = argument.lowered
-    return str(argument.field.intern_name).upper() if argument.is_positional() else str(lowered.name_or_flags[0])
 
 
 def _cut(text: str, characters: int = SHOWN_CHARACTERS) -> str:
@@ -303,9 +302,11 @@ def _spelled_for_tyro(arguments: Sequence[str], options: Any) -> list[str]:
     while rest:
         flag, has_value, value = rest.pop(0).partition("=")
         path = switches.get(flag.replace("_", "-"))
-        if path is None or (has_value and value.lower() not in _TRUTH):
+        if path is None:
             spelled.append(f"{flag}{has_value}{value}")
             continue
+        if has_value and value.lower() not in _TRUTH:
+            raise ConfigError(f"{flag}={_cut(value)}: must be True or False")
         if not has_value and rest and rest[0].lower() in _TRUTH:
             value = rest.pop(0)
         spelled.append(f"--{path}" if _TRUTH.get(value.lower(), True) else _turned_off(path))

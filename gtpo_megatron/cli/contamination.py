@@ -3,18 +3,19 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.problems.dataset import parse_dataset, parse_datasets
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class ContaminationOptions:
     """Looks for the problems of benchmarks in a training set; prints one line per benchmark, or all pairs as JSON.
 

@@ -3,24 +3,24 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from pydantic import PositiveInt
 from rich.console import Console
 from rich.logging import RichHandler
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.config.checks import require_positive
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.sentence import print_sentence
 
 DESCRIPTION = "Converts models between Hugging Face folders and Megatron checkpoints; docs/conversion.md shows how."
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class HFToMegatron:
     """Makes a folder that the trainer can start from: a Megatron checkpoint with configuration and tokenizer.
 
@@ -33,20 +33,12 @@ class HFToMegatron:
         expert_tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
     """
 
-    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
-    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    expert_tensor_parallel_size: int = 1
-
-    def __post_init__(self) -> None:
-        require_positive(
-            tensor_parallel_size=self.tensor_parallel_size,
-            pipeline_parallel_size=self.pipeline_parallel_size,
-            expert_parallel_size=self.expert_parallel_size,
-            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
-        )
+    src: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Path]
+    tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    expert_parallel_size: PositiveInt = 1
+    expert_tensor_parallel_size: PositiveInt = 1
 
     def _parallel(self) -> ParallelConfig:
         tensor, expert = self.tensor_parallel_size, self.expert_parallel_size * self.expert_tensor_parallel_size
@@ -68,7 +60,7 @@ class HFToMegatron:
             hf_to_megatron(self.src, self.dst, self._parallel(), progress=bar)
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class MegatronToHF:
     """Makes a folder in Hugging Face format.
 
@@ -81,14 +73,11 @@ class MegatronToHF:
         verify: check the checkpoint's files against its manifest first; a converted folder has none.
     """
 
-    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
-    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
-    shard_mib: int = 5120
+    src: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Path]
+    shard_mib: PositiveInt = 5120
     model: Path | None = None
     verify: bool = True
-
-    def __post_init__(self) -> None:
-        require_positive(shard_mib=self.shard_mib)
 
     def run(self, console: Console) -> None:
         """Converts."""

@@ -4,7 +4,6 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 CHECKOUT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ INSTALLED = Path(sysconfig.get_path("data")) / "share" / "gtpo_megatron"
 """Where a wheel puts what is neither a module nor read by one: ``tool.setuptools.data-files``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class ExamplesOptions:
     """Writes the examples: a folder each for data, a reward, an algorithm and a model of your own.
 

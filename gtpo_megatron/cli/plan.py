@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -17,13 +17,14 @@ from gtpo_megatron.companions.planner.layout_plan import make_plan, plan_to_plai
 from gtpo_megatron.companions.planner.model_request import names_model, paper_setting
 from gtpo_megatron.companions.planner.page import print_plan
 from gtpo_megatron.companions.planner.request import EXPERT_IMBALANCE, Cluster, gpus_of, request_from
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 
 EXIT_NOTHING_FITS = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class PlanOptions(RecipeOptions):
     """Options of ``plan`` besides the recipe's fields.
 
@@ -88,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0 if plan.fitting else EXIT_NOTHING_FITS
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class _GPUOptions:
     """The options that the setting of a model by itself depends on, as in ``PlanOptions``."""
 

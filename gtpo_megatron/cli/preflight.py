@@ -1,7 +1,6 @@
 """``gtpo-megatron preflight``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -9,12 +8,13 @@ from rich.console import Console
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.companions.planner.hardware import GPUName
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.sentence import print_sentence
 
 EXIT_FAILED = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class PreflightCommandOptions(RecipeOptions):
     """Options of ``preflight`` besides the recipe's fields.
 

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -13,13 +13,14 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.field_help import attribute_texts, help_text
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.config.algorithm.named import default_algorithm
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class RecipeOptions:
     """A recipe, every field of which can be overridden.
 

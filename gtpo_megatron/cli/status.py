@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from gtpo_megatron.cli.command import Command
 from gtpo_megatron.companions.health.assess import assess, in_one_line
 from gtpo_megatron.companions.health.finding import Finding, Level, worst
 from gtpo_megatron.companions.status import RunStatus, read_status
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.run_folder.finite import finite
 
@@ -31,7 +32,7 @@ EXIT_AMBER, EXIT_RED = 3, 4
 """Status of a run that goes on with a sign that is not green; the first with ``--strict`` only."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class StatusOptions:
     """Options of ``status``.
 

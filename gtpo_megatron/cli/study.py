@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.interrupts import interrupted_by, interrupted_by_signals, interruption, status_of
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder import held_locks
@@ -27,7 +28,7 @@ SESSION_LOCK = ".session.lock"
 """In the folder of run folders: held by the session that trains there."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class StudyOptions:
     """Options of ``study``.
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from gtpo_megatron.cli.extras import require_libraries
 from gtpo_megatron.cli.reader import hangs_up
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.companions.health.assess import assess, in_one_line
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
 from gtpo_megatron.sentence import print_sentence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class TrainOptions(RecipeOptions):
     """Options of ``train`` besides the recipe's fields.
 

@@ -1,16 +1,16 @@
 """``gtpo-megatron verify-resume``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.config.configuration import configuration
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class VerifyResumeOptions(RecipeOptions):
     """Options of ``verify-resume`` besides the recipe's fields.
 

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +13,14 @@ from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.report import checked_price
 from gtpo_megatron.cli.status import screen
 from gtpo_megatron.companions.status import RunStatus, read_status
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.observability.timers import duration
 
 PORT = 8642
 
 
-@dataclass(frozen=True, kw_only=True)
+@configuration
 class WatchOptions:
     """Options of ``watch``.
 

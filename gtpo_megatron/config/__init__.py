@@ -1,1 +1,1 @@
-"""Typed, frozen, validated configuration. Standard library only, so that a laptop can import it."""
+"""Typed, frozen, validated configuration. It needs no torch, so that a laptop can import it."""

@@ -1,12 +1,12 @@
 """How evenly a mixture of experts is used: what training does about it."""
 
-from dataclasses import dataclass
+from pydantic import NonNegativeFloat
 
-from gtpo_megatron.config.checks import require_non_negative, require_types
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class BalanceConfig:
     """Penalties of the router, and the update of its expert biases; all off. docs/parallelism.md has the formulas.
 
@@ -17,15 +17,9 @@ class BalanceConfig:
             have expert biases.
     """
 
-    aux_loss_coef: float = 0.0
-    z_loss_coef: float = 0.0
-    bias_update_rate: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        require_non_negative(
-            aux_loss_coef=self.aux_loss_coef, z_loss_coef=self.z_loss_coef, bias_update_rate=self.bias_update_rate
-        )
+    aux_loss_coef: NonNegativeFloat = 0.0
+    z_loss_coef: NonNegativeFloat = 0.0
+    bias_update_rate: NonNegativeFloat = 0.0
 
     @property
     def has_penalties(self) -> bool:

@@ -1,12 +1,14 @@
 """When a run is saved, what is kept of it, and how much is checked when it goes on."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
+from pydantic import NonNegativeInt, PositiveInt
+
+from gtpo_megatron.config.checks import require_text
+from gtpo_megatron.config.configuration import configuration
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class CheckpointConfig:
     """Checkpoints of a run. docs/checkpoints.md says what is in them.
 
@@ -23,16 +25,13 @@ class CheckpointConfig:
         export_hf: write the trained model in Hugging Face format to ``hf/`` at the end.
     """
 
-    every_steps: int = 10
-    keep: int = 2
-    keep_best: int = 0
+    every_steps: NonNegativeInt = 10
+    keep: PositiveInt = 2
+    keep_best: NonNegativeInt = 0
     best_metric: str = "eval/heldout_mean_at_k"
     async_save: bool = True
     verify: Literal["full", "sizes", "none"] = "full"
     export_hf: bool = True
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_non_negative(every_steps=self.every_steps, keep_best=self.keep_best)
-        require_positive(keep=self.keep)
         require_text(best_metric=self.best_metric)

@@ -1,16 +1,17 @@
 """Ray and its processes."""
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 _ADDRESS = re.compile(r"(?:\[[\w.:%]+\]|[\w.:%-]+):([0-9]{1,5})", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ClusterConfig:
     """Where the processes of a run live.
 
@@ -28,25 +29,15 @@ class ClusterConfig:
 
     mode: Literal["ray", "local"] = "ray"
     address: str = ""
-    num_nodes: int = 1
-    num_cpus: int = 2
-    object_store_mib: int = 1024
-    threads_per_rank: int = 1
-    engine_threads: int = 0
-    start_deadline_s: float = 600.0
-    stage_deadline_s: float = 1800.0
+    num_nodes: PositiveInt = 1
+    num_cpus: PositiveInt = 2
+    object_store_mib: PositiveInt = 1024
+    threads_per_rank: PositiveInt = 1
+    engine_threads: NonNegativeInt = 0
+    start_deadline_s: PositiveFloat = 600.0
+    stage_deadline_s: PositiveFloat = 1800.0
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(
-            num_nodes=self.num_nodes,
-            num_cpus=self.num_cpus,
-            object_store_mib=self.object_store_mib,
-            threads_per_rank=self.threads_per_rank,
-            start_deadline_s=self.start_deadline_s,
-            stage_deadline_s=self.stage_deadline_s,
-        )
-        require_non_negative(engine_threads=self.engine_threads)
         self._check_address()
         if self.num_nodes > 1 and not self.address:
             raise ConfigError(

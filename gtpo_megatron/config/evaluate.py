@@ -1,16 +1,15 @@
 """What ``gtpo-megatron evaluate`` measures, and how."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
 
 from gtpo_megatron.config.checks import (
     require_date,
-    require_non_negative,
-    require_positive,
     require_seed,
-    require_types,
 )
+from gtpo_megatron.config.configuration import JsonObject, configuration
 from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.problems.evaluation import HELDOUT
@@ -20,7 +19,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class EngineConfig:
     """The vLLM engine that samples.
 
@@ -34,14 +33,12 @@ class EngineConfig:
     """
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    kv_cache_mib: int | None = None
+    kv_cache_mib: PositiveInt | None = None
     max_concurrent_sequences: int = 256
     tensor_parallel_size: int = 1
-    num_threads: int = 0
+    num_threads: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_non_negative(num_threads=self.num_threads)
         self.rollout(SamplingConfig())
 
     def rollout(self, sampling: SamplingConfig) -> RolloutConfig:
@@ -55,7 +52,7 @@ class EngineConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class EvaluateConfig:
     """One evaluation of one model.
 
@@ -92,15 +89,15 @@ class EvaluateConfig:
     answer_column: str = ""
     training_prompt_column: str = ""
     training_answer_column: str = ""
-    samples: int = 32
+    samples: PositiveInt = 32
     ks: tuple[int, ...] = ()
     sampling: SamplingConfig = SamplingConfig()
     seed: int = 20250804
-    num_problems: int = 0
-    max_prompt_tokens: int = 2048
+    num_problems: NonNegativeInt = 0
+    max_prompt_tokens: PositiveInt = 2048
     prompt_template: str = BOXED_TEMPLATE
     verbatim_text: bool = False
-    template_options: Mapping[str, object] = field(default_factory=dict)
+    template_options: JsonObject = field(default_factory=dict)
     template_date: str = ""
     success_threshold: float = 0.5
     engine: EngineConfig = EngineConfig()
@@ -111,9 +108,6 @@ class EvaluateConfig:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(samples=self.samples, max_prompt_tokens=self.max_prompt_tokens)
-        require_non_negative(num_problems=self.num_problems)
         require_seed(seed=self.seed)
         require_date(template_date=self.template_date)
         check_template("prompt_template", self.prompt_template)

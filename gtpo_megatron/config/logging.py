@@ -1,15 +1,13 @@
 """What a run writes down about itself."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+
 from gtpo_megatron.config.checks import (
-    require_choice,
-    require_non_negative,
-    require_positive,
     require_text,
-    require_types,
 )
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -17,7 +15,7 @@ WANDB_MODES = ("online", "offline")
 SWANLAB_MODES = ("cloud", "offline", "local")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class LoggingConfig:
     """Loggers and sampled texts. ``metrics.jsonl`` and ``log.txt`` are always written.
 
@@ -52,19 +50,11 @@ class LoggingConfig:
     swanlab_project: str | None = None
     swanlab_mode: Literal["cloud", "offline", "local"] = "cloud"
     sinks: tuple[str, ...] = ()
-    rollout_groups_per_step: int = 2
-    rollout_every_steps: int = 1
-    peak_tflops_per_rank: float = 0.0
+    rollout_groups_per_step: NonNegativeInt = 2
+    rollout_every_steps: PositiveInt = 1
+    peak_tflops_per_rank: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_choice("log_level", self.log_level, LOG_LEVELS)
-        require_choice("wandb_mode", self.wandb_mode, WANDB_MODES)
-        require_non_negative(
-            rollout_groups_per_step=self.rollout_groups_per_step, peak_tflops_per_rank=self.peak_tflops_per_rank
-        )
-        require_positive(rollout_every_steps=self.rollout_every_steps)
-        require_choice("swanlab_mode", self.swanlab_mode, SWANLAB_MODES)
         for name in ("wandb_project", "mlflow_experiment", "trackio_project", "swanlab_project"):
             if getattr(self, name) is not None:
                 require_text(**{name: getattr(self, name)})

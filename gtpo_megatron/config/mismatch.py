@@ -1,13 +1,15 @@
 """How far the sampler's log-probs may be from the trainer's before a run stops; see docs/mismatch.md."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from gtpo_megatron.config.checks import require_fraction, require_positive, require_types
+from pydantic import PositiveFloat
+
+from gtpo_megatron.config.checks import require_fraction
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class LearntLimits:
     """Limits learnt from steps whose weights were verified by checksums.
 
@@ -19,12 +21,11 @@ class LearntLimits:
     factor: float = 3.0
 
     def __post_init__(self) -> None:
-        require_types(self)
         if self.factor <= 1:
             raise ConfigError(f"factor={self.factor}: must be greater than 1, or the verified step itself would stop")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class GivenLimits:
     """Limits for a model whose figures are known.
 
@@ -38,24 +39,15 @@ class GivenLimits:
         beyond_frac: share of tokens that may be beyond the bound; 0: none.
     """
 
-    scaled_nats: float
-    mean_nats: float
-    median_nats: float
-    p99_nats: float
-    kl_nats: float
-    bound_nats: float
+    scaled_nats: PositiveFloat
+    mean_nats: PositiveFloat
+    median_nats: PositiveFloat
+    p99_nats: PositiveFloat
+    kl_nats: PositiveFloat
+    bound_nats: PositiveFloat
     beyond_frac: float
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(
-            scaled_nats=self.scaled_nats,
-            mean_nats=self.mean_nats,
-            median_nats=self.median_nats,
-            p99_nats=self.p99_nats,
-            kl_nats=self.kl_nats,
-            bound_nats=self.bound_nats,
-        )
         require_fraction(beyond_frac=self.beyond_frac)
 
 

@@ -1,16 +1,18 @@
 """Which model is trained, and in which precision."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_choice, require_positive, require_text, require_types
+from pydantic import PositiveInt
+
+from gtpo_megatron.config.checks import require_text
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 """Of the weights of a trainer or an engine, by ``dtype``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ModelConfig:
     """The model to train, in Hugging Face format.
 
@@ -28,15 +30,12 @@ class ModelConfig:
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    max_sequence_tokens: int = 6144
-    head_chunk_tokens: int = 4096
+    max_sequence_tokens: PositiveInt = 6144
+    head_chunk_tokens: PositiveInt = 4096
     recompute: Literal["none", "selective", "experts", "full"] = "none"
 
     def __post_init__(self) -> None:
-        require_types(self)
         require_text(path=self.path)
-        require_choice("recompute", self.recompute, ("none", "selective", "experts", "full"))
-        require_positive(max_sequence_tokens=self.max_sequence_tokens, head_chunk_tokens=self.head_chunk_tokens)
 
     def check_dense(self) -> None:
         """Raises ConfigError if something is on that a dense model has no use for."""

@@ -1,13 +1,15 @@
 """Adam, its schedule, and how often a rollout batch is used."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive, require_types
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from gtpo_megatron.config.checks import require_fraction
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class OptimizerConfig:
     """Adam with warm-up and decay; nothing here has a hidden default in Megatron.
 
@@ -29,27 +31,19 @@ class OptimizerConfig:
             run.
     """
 
-    learning_rate: float
-    min_learning_rate: float = 0.0
+    learning_rate: PositiveFloat
+    min_learning_rate: NonNegativeFloat = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_updates: int = 0
+    warmup_updates: NonNegativeInt = 0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
+    adam_eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    clip_grad: PositiveFloat = 1.0
     offload_fraction: float = 0.0
-    max_skipped_updates: int = 3
+    max_skipped_updates: NonNegativeInt = 3
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(learning_rate=self.learning_rate, adam_eps=self.adam_eps, clip_grad=self.clip_grad)
-        require_non_negative(
-            min_learning_rate=self.min_learning_rate,
-            warmup_updates=self.warmup_updates,
-            weight_decay=self.weight_decay,
-            max_skipped_updates=self.max_skipped_updates,
-        )
         require_fraction(offload_fraction=self.offload_fraction)
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
@@ -60,7 +54,7 @@ class OptimizerConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class UpdateConfig:
     """How a rollout batch becomes optimizer updates.
 
@@ -80,16 +74,11 @@ class UpdateConfig:
             ``rollout``: those of the sampler (R3), in the scoring pass too; needs ``rollout.returns_routing``.
     """
 
-    updates_per_rollout: int = 1
-    mini_batch_prompts: int = 0
-    micro_batch_tokens: int = 16384
+    updates_per_rollout: PositiveInt = 1
+    mini_batch_prompts: NonNegativeInt = 0
+    micro_batch_tokens: PositiveInt = 16384
     mask_truncated: bool = False
     routing_replay: Literal["none", "score", "rollout"] = "none"
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(updates_per_rollout=self.updates_per_rollout, micro_batch_tokens=self.micro_batch_tokens)
-        require_non_negative(mini_batch_prompts=self.mini_batch_prompts)
 
     def check_dense(self) -> None:
         """Raises ConfigError if something is on that a dense model has no use for."""

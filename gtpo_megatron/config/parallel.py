@@ -1,14 +1,16 @@
 """How the trainer is spread over ranks: one object validates the topology, and its errors print every factor."""
 
 import math
-from dataclasses import dataclass
 
-from gtpo_megatron.config.checks import divisors, require_positive, require_types
+from pydantic import PositiveInt
+
+from gtpo_megatron.config.checks import divisors
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.layer_split import LayerSplit
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ParallelConfig:
     """The trainer's ranks: ``num_ranks = tensor x pipeline x context x data``. docs/parallelism.md helps to choose.
 
@@ -30,28 +32,18 @@ class ParallelConfig:
             ``expert tensor x expert x expert data``, a partition of its own beside ``tensor x context x data``.
     """
 
-    num_ranks: int
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    virtual_pipeline_size: int = 1
-    last_stage_layers: int | None = None
-    context_parallel_size: int = 1
+    num_ranks: PositiveInt
+    tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    virtual_pipeline_size: PositiveInt = 1
+    last_stage_layers: PositiveInt | None = None
+    context_parallel_size: PositiveInt = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
-    expert_parallel_size: int = 1
-    expert_tensor_parallel_size: int = 1
+    expert_parallel_size: PositiveInt = 1
+    expert_tensor_parallel_size: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(
-            num_ranks=self.num_ranks,
-            tensor_parallel_size=self.tensor_parallel_size,
-            pipeline_parallel_size=self.pipeline_parallel_size,
-            virtual_pipeline_size=self.virtual_pipeline_size,
-            context_parallel_size=self.context_parallel_size,
-            expert_parallel_size=self.expert_parallel_size,
-            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
-        )
         if self.num_ranks % self.replica_size:
             raise ConfigError(
                 f"{self}: tensor x pipeline x context = {self.replica_size} must divide num_ranks={self.num_ranks}; "
@@ -67,10 +59,8 @@ class ParallelConfig:
             raise ConfigError(f"{self}: sequence_parallel needs tensor_parallel_size > 1; switch it off")
         if self.virtual_pipeline_size > 1 and self.pipeline_parallel_size == 1:
             raise ConfigError(f"{self}: virtual_pipeline_size needs pipeline_parallel_size > 1; set it to 1")
-        if self.last_stage_layers is not None:
-            require_positive(last_stage_layers=self.last_stage_layers)
-            if self.pipeline_parallel_size == 1:
-                raise ConfigError(f"{self}: last_stage_layers needs pipeline_parallel_size > 1; leave it out")
+        if self.last_stage_layers is not None and self.pipeline_parallel_size == 1:
+            raise ConfigError(f"{self}: last_stage_layers needs pipeline_parallel_size > 1; leave it out")
 
     @property
     def layer_split(self) -> LayerSplit:

@@ -1,13 +1,14 @@
 """Which steps are traced, by which tool."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.checks import require_choice, require_positive, require_types
+from pydantic import PositiveInt
+
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ProfileConfig:
     """A trace of a few steps, written to ``profile/`` in the run folder. A traced step is slower.
 
@@ -22,16 +23,13 @@ class ProfileConfig:
     """
 
     tool: Literal["none", "torch", "nsys"] = "none"
-    first_step: int = 2
-    num_steps: int = 1
+    first_step: PositiveInt = 2
+    num_steps: PositiveInt = 1
     ranks: tuple[int, ...] = (0,)
     with_stack: bool = False
     with_memory: bool = False
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_choice("tool", self.tool, ("none", "torch", "nsys"))
-        require_positive(first_step=self.first_step, num_steps=self.num_steps)
         if not self.ranks or min(self.ranks) < 0 or len(set(self.ranks)) < len(self.ranks):
             raise ConfigError(f"ranks={self.ranks!r}: expected different numbers of trainer ranks, 0 or more")
 

@@ -1,15 +1,13 @@
 """How responses are sampled, and how new weights reach the sampler."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
 from gtpo_megatron.config.checks import (
-    require_choice,
     require_fraction,
-    require_non_negative,
-    require_positive,
-    require_types,
 )
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.mismatch import LearntLimits, MismatchLimits
 from gtpo_megatron.errors import ConfigError
 
@@ -26,7 +24,7 @@ LEAST_TEMPERATURE = 0.01
 """vLLM samples at this one where a lower one above 0 is asked for, and gives log-probs of it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class SamplingConfig:
     """The sampling distribution.
 
@@ -40,18 +38,15 @@ class SamplingConfig:
         stop_token_ids: end a response too, besides the end-of-turn tokens that the model folder declares.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_response_tokens: int = 4096
+    temperature: NonNegativeFloat = 1.0
+    top_p: PositiveFloat = 1.0
+    top_k: NonNegativeInt = 0
+    max_response_tokens: PositiveInt = 4096
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(top_p=self.top_p, max_response_tokens=self.max_response_tokens)
         require_fraction(top_p=self.top_p)
-        require_non_negative(temperature=self.temperature, top_k=self.top_k)
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise ConfigError(
                 f"temperature={self.temperature!r}: must be {LEAST_TEMPERATURE} or more, or 0 in evaluation; below, "
@@ -63,7 +58,7 @@ class SamplingConfig:
             raise ConfigError(f"stop_token_ids={self.stop_token_ids!r}: token ids are 0 or more")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class RolloutConfig:
     """The vLLM engines.
 
@@ -103,14 +98,14 @@ class RolloutConfig:
 
     group_size: int = 16
     sampling: SamplingConfig = SamplingConfig()
-    num_engines: int = 1
+    num_engines: PositiveInt = 1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     head_dtype: Literal["float32", "model"] = "float32"
-    kv_cache_mib: int | None = None
-    max_concurrent_sequences: int = 256
-    tensor_parallel_size: int = 1
+    kv_cache_mib: PositiveInt | None = None
+    max_concurrent_sequences: PositiveInt = 256
+    tensor_parallel_size: PositiveInt = 1
     expert_parallel: bool = False
-    max_engine_restarts: int = 1
+    max_engine_restarts: NonNegativeInt = 1
     entropy_source: Literal["actor", "rollout"] = "actor"
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     returns_routing: bool = False
@@ -120,10 +115,6 @@ class RolloutConfig:
     stragglers: Literal["wait", "abort"] = "wait"
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_choice("entropy_source", self.entropy_source, ("actor", "rollout"))
-        require_choice("placement", self.placement, ("disaggregated", "colocated"))
-        require_choice("stragglers", self.stragglers, ("wait", "abort"))
         if not 0 <= self.max_staleness <= LARGEST_STALENESS:
             raise ConfigError(f"max_staleness={self.max_staleness}: must lie between 0 and {LARGEST_STALENESS} pushes")
         if self.max_staleness and self.entropy_source == "rollout":
@@ -147,13 +138,6 @@ class RolloutConfig:
                 "expert_parallel=True with tensor_parallel_size=1: one rank holds all experts anyway; take more ranks, "
                 "or switch it off"
             )
-        require_non_negative(max_engine_restarts=self.max_engine_restarts)
-        require_positive(
-            num_engines=self.num_engines,
-            **({} if self.kv_cache_mib is None else {"kv_cache_mib": self.kv_cache_mib}),
-            max_concurrent_sequences=self.max_concurrent_sequences,
-            tensor_parallel_size=self.tensor_parallel_size,
-        )
         if self.group_size < 2:
             raise ConfigError(
                 f"group_size={self.group_size!r}: must be 2 or more; a response is judged against others of its prompt"
@@ -194,7 +178,7 @@ class RolloutConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class WeightSyncConfig:
     """The push of new weights into the sampler after every step.
 
@@ -211,15 +195,7 @@ class WeightSyncConfig:
     """
 
     transport: Literal["auto", "shared_memory", "process_group", "relay"] = "auto"
-    bucket_mib: int = 256
-    deadline_s: float = 120.0
-    verify_every_steps: int = 10
+    bucket_mib: PositiveInt = 256
+    deadline_s: PositiveFloat = 120.0
+    verify_every_steps: PositiveInt = 10
     mismatch: MismatchLimits = LearntLimits()
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(
-            bucket_mib=self.bucket_mib,
-            deadline_s=self.deadline_s,
-            verify_every_steps=self.verify_every_steps,
-        )

@@ -1,14 +1,17 @@
 """The root of a run's configuration and the checks that span its parts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from pydantic import PositiveInt
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.algorithm.reference_kl import ReferenceConfig
 from gtpo_megatron.config.balance import BalanceConfig
 from gtpo_megatron.config.checkpoint import CheckpointConfig
-from gtpo_megatron.config.checks import require_positive, require_seed, require_text, require_types
+from gtpo_megatron.config.checks import require_seed, require_text
 from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.configuration import check_fields, configuration
 from gtpo_megatron.config.grading.reward import RewardConfig
 from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.model import ModelConfig
@@ -22,7 +25,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, Transport, WeightSyncCon
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class RunConfig:
     """Everything that determines a run. Two runs with equal configurations on equal machines are equal bit for bit.
 
@@ -33,7 +36,7 @@ class RunConfig:
     """
 
     name: str
-    num_steps: int
+    num_steps: PositiveInt
     model: ModelConfig
     data: DataConfig
     evaluation: EvaluationConfig
@@ -53,9 +56,8 @@ class RunConfig:
     cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
-        require_types(self)
+        check_fields(self.algorithm)
         require_text(name=self.name)
-        require_positive(num_steps=self.num_steps)
         require_seed(seed=self.seed)
         self._check_lengths()
         self._check_length_penalty()

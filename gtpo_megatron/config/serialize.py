@@ -1,17 +1,16 @@
 """A configuration to YAML and back, strictly: an unknown key, a missing one or a value of another type is an error."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.named import algorithm_class, algorithm_name
-from gtpo_megatron.config.checks import require_types
+from gtpo_megatron.config.configuration import make
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.untrusted.text import MAX_SHOWN, printable, shown
+from gtpo_megatron.untrusted.text import printable, shown
 from gtpo_megatron.untrusted.yaml_text import read_yaml, written_yaml
 
 KIND_KEY = "kind"
@@ -81,23 +80,15 @@ def _plain_value(value: Any) -> Any:
 def _read_dataclass(kind: type[T], plain: Any, where: str) -> T:
     if not isinstance(plain, dict):
         raise ConfigError(f"{where}: expected the fields of {kind.__name__}, got {shown(plain)}")
-    given = {key: value for key, value in plain.items() if key != KIND_KEY}
     hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for key in given:
-        if key not in names:
-            close = difflib.get_close_matches(str(key)[:MAX_SHOWN], names, n=1)
-            hint = f"; perhaps you meant {close[0]!r}" if close else f"; known: {', '.join(names)}"
-            raise ConfigError(f"{where}: unknown key {shown(key)} in {kind.__name__}{hint}")
-    missing = [name for name in names if name not in given]
-    if missing:
-        raise ConfigError(f"{where}: {kind.__name__} lacks {', '.join(missing)}")
-    values = {name: _read_value(hints[name], given[name], f"{where}: {name}") for name in names}
+    given = {str(key): value for key, value in plain.items() if key != KIND_KEY}
+    values = {key: _read_value(hints.get(key), value, f"{where}: {key}") for key, value in given.items()}
     try:
-        found = kind(**values)
-        require_types(found)  # a class of the user's own may not ask for it
+        found = make(kind, values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+    if missing := [field.name for field in dataclasses.fields(kind) if field.name not in given]:  # type: ignore[arg-type]
+        raise ConfigError(f"{where}: {kind.__name__} lacks {', '.join(missing)}")  # also one that has a default
     return found
 
 

@@ -201,11 +201,11 @@ def check_same_model(folder: Path, arch: Architecture) -> None:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"reference.path={printable(folder)} has no config.json; give a model folder")
     found = dataclasses.replace(read_architecture(folder), max_positions=arch.max_positions)
-    for part in dataclasses.fields(arch):
-        ours, theirs = getattr(arch, part.name), getattr(found, part.name)
+    for name in ("family", *(part.name for part in dataclasses.fields(arch))):
+        ours, theirs = getattr(arch, name), getattr(found, name)
         if ours != theirs:
             raise ConfigError(
-                f"reference.path={printable(folder)}: {part.name} is {theirs}, that of model.path is {ours}; give the "
+                f"reference.path={printable(folder)}: {name} is {theirs}, that of model.path is {ours}; give the "
                 f"folder of a model of the same shape"
             )
 

@@ -66,7 +66,7 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
         (["--data.prompts-per-step", "100000"], "usable "),
         (["--optimizer.learning-rate", "fast"], "fast"),
         (["--algorithm.formulation", "v1_clipped"], "kappa"),
-        (["--algorithm.reference-kl.coef", "-1"], "coef=-1.0: must be 0 or more"),
+        (["--algorithm.reference-kl.coef", "-1"], "coef=-1.0: must be greater than or equal to 0"),
         (["--algorithm.reference-kl.estimator", "k4"], "k4"),
         (["--reference.path", "models/base"], "nothing compares with a reference policy; set the coef"),
         (["--reference.measured", "--reference.path", "/nowhere"], "reference.path=/nowhere has no config.json"),

@@ -76,7 +76,6 @@ def test_errors_survive_pickling_and_keep_their_counterpart():
 
 
 OWN_JSON = {
-    "gtpo_megatron/config/checks.py": "what it has just made of a value",
     "gtpo_megatron/companions/evaluate/verdict_file.py": "what it has just made of a value",
     "gtpo_megatron/run_folder/manifest.py": "what it has just made of a value",
     "gtpo_megatron/companions/preflight/children.py": "from the child that it has started",

@@ -1,8 +1,8 @@
 """What every algorithm's configuration has."""
 
-import math
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, NoLengthPenalty
 from gtpo_megatron.config.algorithm.reference_kl import ReferenceKLConfig
@@ -10,9 +10,8 @@ from gtpo_megatron.config.checks import (
     require_choice,
     require_fraction,
     require_non_negative,
-    require_positive,
-    require_types,
 )
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
@@ -20,7 +19,7 @@ from gtpo_megatron.errors import ConfigError
 Scope: TypeAlias = Literal["group", "batch"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class OffPolicyConfig:
     """Importance correction from the sampler's policy to the trainer's old policy: ``c = pi_old / pi_rollout``.
 
@@ -39,14 +38,11 @@ class OffPolicyConfig:
 
     mode: Literal["off", "truncate", "mask"] = "off"
     level: Literal["token", "sequence", "geometric"] = "token"
-    lower: float = 0.0
-    upper: float = 2.0
-    veto_nats: float = 0.0
+    lower: NonNegativeFloat = 0.0
+    upper: PositiveFloat = 2.0
+    veto_nats: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_non_negative(lower=self.lower, veto_nats=self.veto_nats)
-        require_positive(upper=self.upper)
         if self.lower >= self.upper:
             raise ConfigError(f"lower={self.lower}: must be less than upper={self.upper}")
 
@@ -56,7 +52,7 @@ class OffPolicyConfig:
         return self.mode != "off" or self.veto_nats > 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class DynamicSamplingConfig:
     """Replaces groups whose responses are all correct or all wrong by fresh ones (DAPO, arXiv 2503.14476).
 
@@ -67,14 +63,10 @@ class DynamicSamplingConfig:
     """
 
     enabled: bool = False
-    max_refills: int = 10
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(max_refills=self.max_refills)
+    max_refills: PositiveInt = 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class AlgorithmConfig:
     """What every algorithm has.
 
@@ -89,7 +81,7 @@ class AlgorithmConfig:
     """
 
     std_ddof: int = 0
-    std_eps: float = 0.0
+    std_eps: NonNegativeFloat = 0.0
     success_threshold: float = 0.5
     length_penalty: LengthPenaltyConfig = NoLengthPenalty()
     reference_kl: ReferenceKLConfig = ReferenceKLConfig()
@@ -97,11 +89,7 @@ class AlgorithmConfig:
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
 
     def __post_init__(self) -> None:
-        require_types(self)  # the fields of the class that this is part of, too
         require_choice("std_ddof", self.std_ddof, (0, 1))
-        require_non_negative(std_eps=self.std_eps)
-        if not math.isfinite(self.success_threshold):
-            raise ConfigError(f"success_threshold={self.success_threshold!r}: must be finite")
 
     def check_run(self, *, update: UpdateConfig, rollout: RolloutConfig) -> None:  # noqa: ARG002 - for others to look at
         """Refuses a run that this algorithm cannot have; a class of yours may add to it.
@@ -120,7 +108,7 @@ class AlgorithmConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ClipSettings(AlgorithmConfig):
     """Algorithms that clip an importance ratio to [1 - clip_eps_low, 1 + clip_eps_high].
 
@@ -138,7 +126,7 @@ class ClipSettings(AlgorithmConfig):
         require_non_negative(clip_eps_high=self.clip_eps_high)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class SurrogateSettings(ClipSettings):
     """Algorithms with the objective ``min(w A, clip(w) A)``.
 
@@ -150,7 +138,7 @@ class SurrogateSettings(ClipSettings):
 
     def __post_init__(self) -> None:
         ClipSettings.__post_init__(self)
-        if self.dual_clip is not None and not (math.isfinite(self.dual_clip) and self.dual_clip > 1):
+        if self.dual_clip is not None and self.dual_clip <= 1:
             raise ConfigError(f"dual_clip={self.dual_clip!r}: must be greater than 1, or None")
 
 

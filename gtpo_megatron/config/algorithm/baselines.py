@@ -1,8 +1,8 @@
 """The algorithms that GTPO and GRPO-S are compared with; each class names its paper."""
 
-import math
-from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from gtpo_megatron.config.algorithm.base import (
     AlgorithmConfig,
@@ -13,11 +13,12 @@ from gtpo_megatron.config.algorithm.base import (
     check_sequence_correction,
 )
 from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
-from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_fraction
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class GRPOConfig(SurrogateSettings):
     """GRPO (arXiv 2402.03300): rewards standardised over the group; its KL term is ``reference_kl``.
 
@@ -30,7 +31,7 @@ class GRPOConfig(SurrogateSettings):
     loss_denominator: Literal["response", "batch", "group"] = "response"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class DAPOConfig(SurrogateSettings):
     """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-level loss, soft overlong penalty.
 
@@ -43,7 +44,7 @@ class DAPOConfig(SurrogateSettings):
     loss_denominator: Scope = "batch"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class DrGRPOConfig(SurrogateSettings):
     """Dr.GRPO (arXiv 2503.20783): advantages without division by the std, a loss without division by the length.
 
@@ -53,14 +54,10 @@ class DrGRPOConfig(SurrogateSettings):
     """
 
     clip_eps_high: float = 0.2
-    norm_tokens: int = 4096
-
-    def __post_init__(self) -> None:
-        SurrogateSettings.__post_init__(self)
-        require_positive(norm_tokens=self.norm_tokens)
+    norm_tokens: PositiveInt = 4096
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class GSPOConfig(SurrogateSettings):
     """GSPO (arXiv 2507.18071): one ratio a response, the geometric mean of its tokens'; hence the narrow clip range."""
 
@@ -72,7 +69,7 @@ class GSPOConfig(SurrogateSettings):
         check_sequence_correction(self.off_policy)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class CISPOConfig(ClipSettings):
     """CISPO (MiniMax-M1, arXiv 2506.13585): a clipped, detached ratio times the policy gradient; no token is dropped.
 
@@ -84,7 +81,7 @@ class CISPOConfig(ClipSettings):
     clip_eps_high: float = 4.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class EntropyAdvantageConfig(SurrogateSettings):
     """Entropy added to the advantage: ``A + min(coefficient H, |A| / bound)`` (arXiv 2506.14758).
 
@@ -93,17 +90,16 @@ class EntropyAdvantageConfig(SurrogateSettings):
         bound: ``kappa`` there; above 1 the bonus never flips a sign.
     """
 
-    coefficient: float = 0.4
+    coefficient: NonNegativeFloat = 0.4
     bound: float = 2.0
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
-        require_non_negative(coefficient=self.coefficient)
-        if not (math.isfinite(self.bound) and self.bound > 1):
+        if self.bound <= 1:
             raise ConfigError(f"bound={self.bound!r}: must be greater than 1, or the bonus could flip signs")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class TopEntropyConfig(SurrogateSettings):
     """Gradient only from the tokens of highest entropy in the batch (arXiv 2506.01939).
 
@@ -119,7 +115,7 @@ class TopEntropyConfig(SurrogateSettings):
             raise ConfigError(f"top_fraction={self.top_fraction!r}: must lie in (0, 1]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ClipCovConfig(SurrogateSettings):
     """Clip-Cov (arXiv 2505.22617): a few random tokens of high covariance get no gradient.
 
@@ -136,17 +132,16 @@ class ClipCovConfig(SurrogateSettings):
     clip_fraction: float = 2e-4
     cov_low: float = 1.0
     cov_high: float = 5.0
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
         require_fraction(clip_fraction=self.clip_fraction)
-        require_non_negative(seed=self.seed)
         if not self.cov_low < self.cov_high:
             raise ConfigError(f"cov_low={self.cov_low}: must be less than cov_high={self.cov_high}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class KLCovConfig(AlgorithmConfig):
     """KL-Cov (arXiv 2505.22617): no clipping; tokens of highest covariance are held to the old policy.
 
@@ -159,9 +154,8 @@ class KLCovConfig(AlgorithmConfig):
     """
 
     penalised_fraction: float = 2e-3
-    kl_coef: float = 1.0
+    kl_coef: NonNegativeFloat = 1.0
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
         require_fraction(penalised_fraction=self.penalised_fraction)
-        require_non_negative(kl_coef=self.kl_coef)

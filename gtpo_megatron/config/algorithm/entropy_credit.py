@@ -5,11 +5,13 @@ Equation numbers: [S n] arXiv 2508.04349v1, [I n] arXiv 2508.04349v6.
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from gtpo_megatron.config.algorithm.base import Scope, SurrogateSettings, check_sequence_correction
 from gtpo_megatron.config.checks import require_non_negative
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 Formulation: TypeAlias = Literal["v1", "v1_clipped", "v2", "v6"]
@@ -20,7 +22,7 @@ Mean: TypeAlias = Literal["arithmetic", "geometric"]
 Axis: TypeAlias = Literal["position", "response", "matrix"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class EntropyCreditSettings(SurrogateSettings):
     """What GTPO and GRPO-S share: rewards shaped by entropy relative to other responses.
 
@@ -52,23 +54,22 @@ class EntropyCreditSettings(SurrogateSettings):
     entropy_scope: Scope = "group"
     entropy_mean: Mean = "arithmetic"
     advantage_pool: Pool = "joint_zero"
-    entropy_floor: float = 1e-8
+    entropy_floor: NonNegativeFloat = 1e-8
     entropy_clip: tuple[float, float] | None = None
     one_sided_groups: Literal["zero", "keep"] = "zero"
     weight_source: WeightSource = "entropy"
-    weight_seed: int = 0
+    weight_seed: NonNegativeInt = 0
     shaped_sides: Side = "both"
     unshaped_patterns: tuple[str, ...] = ()
     loss_denominator: Scope = "batch"
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
-        require_non_negative(entropy_floor=self.entropy_floor, weight_seed=self.weight_seed)
         for pattern in self.unshaped_patterns:
             _check_pattern(pattern)
         if self.entropy_clip is not None:
             low, high = self.entropy_clip
-            if not (0 <= low < high and math.isfinite(high)):
+            if not 0 <= low < high:
                 raise ConfigError(
                     f"entropy_clip={self.entropy_clip}: must be (lowest, highest) with 0 <= lowest < highest"
                 )
@@ -106,7 +107,7 @@ def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: 
         raise ConfigError(
             f"kappa={kappa}: formulation {formulation!r} does not clip; use None, or 'v1_clipped' or 'v2'"
         )
-    if not (math.isfinite(kappa) and kappa > 1):
+    if kappa <= 1:
         raise ConfigError(f"kappa={kappa!r}: must be greater than 1")
     if not math.isclose(base + bonus, 1.0, abs_tol=1e-9):
         raise ConfigError(f"{name}1={base}, {name}2={bonus}: the clipped bonus needs {name}1 + {name}2 = 1 [S 11]")
@@ -117,7 +118,7 @@ def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: 
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class GTPOConfig(EntropyCreditSettings):
     """Token-level shaping, GTPO [S 2-4, 11-16; I 3-7].
 
@@ -139,7 +140,7 @@ class GTPOConfig(EntropyCreditSettings):
         _check_bonus("alpha", self.alpha1, self.alpha2, self.formulation, self.kappa)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class GRPOSConfig(EntropyCreditSettings):
     """Sequence-level shaping, GRPO-S [S 5-8, 17-19; I 8-11].
 

@@ -1,18 +1,19 @@
 """Penalties on long responses; each is added to every shaped reward of its response, before standardising."""
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gtpo_megatron.config.checks import require_positive, require_types
+from pydantic import PositiveInt
+
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class NoLengthPenalty:
     """Length does not enter the reward."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class SoftOverlongPenalty:
     """A linear ramp over the last tokens before the limit (DAPO, arXiv 2503.14476; arXiv 2508.04349v1, sec. 4.5.1).
 
@@ -28,19 +29,17 @@ class SoftOverlongPenalty:
         applies_to: ``correct`` responses only, or ``all``.
     """
 
-    max_tokens: int = 4096
-    buffer_tokens: int = 512
+    max_tokens: PositiveInt = 4096
+    buffer_tokens: PositiveInt = 512
     denominator: Literal["l1", "l2"] = "l1"
     applies_to: Literal["correct", "all"] = "correct"
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(max_tokens=self.max_tokens, buffer_tokens=self.buffer_tokens)
         if self.buffer_tokens > self.max_tokens:
             raise ConfigError(f"buffer_tokens={self.buffer_tokens}: must be at most max_tokens={self.max_tokens}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class GroupRelativeLengthPenalty:
     """A ramp whose knee comes from the lengths of the response's own group (arXiv 2508.04349v6, App. D).
 
@@ -60,7 +59,6 @@ class GroupRelativeLengthPenalty:
     correct_minority: Literal["none", "incorrect"] = "none"
 
     def __post_init__(self) -> None:
-        require_types(self)
         if not 0.5 < self.easy_threshold <= 1:
             raise ConfigError(
                 f"easy_threshold={self.easy_threshold!r}: must lie in (0.5, 1], or groups would be both easy and hard"

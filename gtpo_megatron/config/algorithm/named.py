@@ -4,6 +4,7 @@ import dataclasses
 
 from gtpo_megatron.config.algorithm import ALGORITHMS
 from gtpo_megatron.config.algorithm.base import AlgorithmConfig
+from gtpo_megatron.config.configuration import require_decorator
 from gtpo_megatron.config.named_function import name_of, named_function
 from gtpo_megatron.errors import ConfigError
 
@@ -29,11 +30,7 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     kind = named_function(name, what="algorithm", example="mine:RLOOConfig")
     if not (isinstance(kind, type) and issubclass(kind, AlgorithmConfig)):
         raise ConfigError(f"algorithm {name!r}: expected a subclass of AlgorithmConfig, got {kind!r}")
-    if "__dataclass_params__" not in vars(kind) or not dataclasses.fields(kind):
-        raise ConfigError(
-            f"algorithm {name!r}: the class lacks @dataclass(frozen=True, kw_only=True, slots=True), so its fields "
-            "would be ignored"
-        )
+    require_decorator(kind)
     return kind
 
 

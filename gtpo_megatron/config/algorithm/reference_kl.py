@@ -1,15 +1,16 @@
 """A reference policy, and the KL divergence from it as a part of the objective."""
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gtpo_megatron.config.checks import require_non_negative, require_types
+from pydantic import NonNegativeFloat, NonNegativeInt
+
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ReferenceKLConfig:
     """``coef * KL(pi || pi_ref)``, estimated from the sampled tokens; docs/algorithms.md has every formula.
 
@@ -28,14 +29,12 @@ class ReferenceKLConfig:
             (arXiv 2512.02556, Eq. 7; in the first update of a rollout batch k2's gradient).
     """
 
-    coef: float = 0.0
+    coef: NonNegativeFloat = 0.0
     place: Literal["loss", "reward"] = "loss"
     estimator: KLEstimator = "k3"
     gradient: Literal["estimator", "unbiased"] = "estimator"
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_non_negative(coef=self.coef)
         if self.place == "reward" and self.gradient == "unbiased":
             raise ConfigError(
                 "gradient='unbiased' with place='reward': nothing flows back through a reward; use "
@@ -53,7 +52,7 @@ class ReferenceKLConfig:
         return self.coef > 0 and self.place == "reward"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ReferenceConfig:
     """The frozen policy that ``algorithm.reference_kl`` compares with; there is none while its ``coef`` is 0.
 
@@ -67,8 +66,4 @@ class ReferenceConfig:
 
     path: str = ""
     measured: bool = False
-    reset_every_steps: int = 0
-
-    def __post_init__(self) -> None:
-        require_types(self)
-        require_non_negative(reset_every_steps=self.reset_every_steps)
+    reset_every_steps: NonNegativeInt = 0

@@ -4,18 +4,20 @@ Each class does what its paper says; its docstring names what other implementati
 reference model is ``reference_kl``, whose coefficient is 0 by default.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gtpo_megatron.config.algorithm.base import AlgorithmConfig, DynamicSamplingConfig, Scope, SurrogateSettings
 from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
-from gtpo_megatron.config.checks import require_fraction, require_non_negative, require_positive
+from gtpo_megatron.config.checks import require_fraction
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class RLOOConfig(AlgorithmConfig):
     """RLOO (arXiv 2402.14740): REINFORCE, each response's baseline being the mean of the others.
 
@@ -26,7 +28,7 @@ class RLOOConfig(AlgorithmConfig):
     """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class REINFORCEPlusPlusConfig(SurrogateSettings):
     """REINFORCE++ (arXiv 2501.03262): rewards standardised over the whole batch, PPO's clip.
 
@@ -46,7 +48,7 @@ class REINFORCEPlusPlusConfig(SurrogateSettings):
     loss_denominator: Literal["response", "batch", "group"] = "response"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class EAPOConfig(SurrogateSettings):
     """EAPO (arXiv 2604.11056v1): an advantage grows by up to ``coefficient / bound`` of itself where entropy is high.
 
@@ -60,21 +62,19 @@ class EAPOConfig(SurrogateSettings):
     """
 
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig(enabled=True)
-    coefficient: float = 0.2
-    bound: float = 2.0
+    coefficient: NonNegativeFloat = 0.2
+    bound: PositiveFloat = 2.0
     loss_denominator: Scope = "batch"
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
-        require_non_negative(coefficient=self.coefficient)
-        require_positive(bound=self.bound)
         if self.coefficient >= self.bound:
             raise ConfigError(
                 f"coefficient={self.coefficient}: must be less than bound={self.bound}, or signs could flip"
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class STAREConfig(SurrogateSettings):
     """STARE (arXiv 2606.19236) with fixed weights: while the batch's entropy is low, surprising tokens weigh otherwise.
 
@@ -94,19 +94,17 @@ class STAREConfig(SurrogateSettings):
     dual_clip: float | None = 10.0
     variant: Literal["O1", "C2"] = "O1"
     top_fraction: float = 0.1
-    positive_weight: float = 1.1
-    negative_weight: float = 0.9
-    entropy_target: float = 0.3
+    positive_weight: PositiveFloat = 1.1
+    negative_weight: PositiveFloat = 0.9
+    entropy_target: NonNegativeFloat = 0.3
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
         if not 0 < self.top_fraction <= 1:
             raise ConfigError(f"top_fraction={self.top_fraction!r}: must lie in (0, 1]")
-        require_positive(positive_weight=self.positive_weight, negative_weight=self.negative_weight)
-        require_non_negative(entropy_target=self.entropy_target)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class FIPOConfig(SurrogateSettings):
     """FIPO (arXiv 2603.19835): an advantage weighs more where the policy makes what follows it likelier.
 
@@ -125,16 +123,14 @@ class FIPOConfig(SurrogateSettings):
     length_penalty: LengthPenaltyConfig = SoftOverlongPenalty(applies_to="all")
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig(enabled=True)
     dual_clip: float | None = 10.0
-    half_life_tokens: float = 32.0
+    half_life_tokens: PositiveFloat = 32.0
     influence_eps_low: float = 0.0
-    influence_eps_high: float = 0.2
-    safety_ratio: float = 10.0
+    influence_eps_high: NonNegativeFloat = 0.2
+    safety_ratio: PositiveFloat = 10.0
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
-        require_positive(half_life_tokens=self.half_life_tokens, safety_ratio=self.safety_ratio)
         require_fraction(influence_eps_low=self.influence_eps_low)
-        require_non_negative(influence_eps_high=self.influence_eps_high)
 
     def check_run(self, *, update: UpdateConfig, rollout: RolloutConfig) -> None:
         """Refuses a run in which every ratio is 1."""
@@ -147,7 +143,7 @@ class FIPOConfig(SurrogateSettings):
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class DPPOConfig(AlgorithmConfig):
     """DPPO (arXiv 2602.04879): a token has no gradient once its probability moved too far from the sampler's.
 
@@ -165,15 +161,13 @@ class DPPOConfig(AlgorithmConfig):
     """
 
     divergence: Literal["tv", "kl"] = "tv"
-    max_tv: float = 0.15
-    max_kl: float = 0.05
-    max_ratio: float = 10_000.0
-    norm_tokens: int = 4096
+    max_tv: NonNegativeFloat = 0.15
+    max_kl: NonNegativeFloat = 0.05
+    max_ratio: PositiveFloat = 10_000.0
+    norm_tokens: PositiveInt = 4096
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        require_non_negative(max_tv=self.max_tv, max_kl=self.max_kl)
-        require_positive(max_ratio=self.max_ratio, norm_tokens=self.norm_tokens)
         if self.off_policy.is_on:
             raise ConfigError(
                 f"off_policy.mode={self.off_policy.mode!r} with DPPOConfig: its ratio is to the sampler's policy "

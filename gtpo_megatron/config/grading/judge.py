@@ -1,10 +1,12 @@
 """The judge: a model behind an HTTP endpoint that grades responses."""
 
 import re
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_text, require_types
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from gtpo_megatron.config.checks import require_text
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 DEFAULT_TEMPLATE = """\
@@ -40,7 +42,7 @@ def _is_base_url(url: str) -> bool:
     return has_port and url.isprintable() and re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url) is not None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class JudgeConfig:
     """An OpenAI-compatible endpoint that ``rewards/judge.py`` asks.
 
@@ -69,21 +71,16 @@ class JudgeConfig:
     api_key_file: str = ""
     template: str = DEFAULT_TEMPLATE
     score_pattern: str = r"(?i)\bscore\W{1,5}?(-?\d+(?:\.\d+)?)"
-    full_score: float = 10.0
-    temperature: float = 0.0
-    max_tokens: int = 512
-    timeout_s: float = 60.0
-    max_retries: int = 8
-    calls_per_step: int = 0
+    full_score: PositiveFloat = 10.0
+    temperature: NonNegativeFloat = 0.0
+    max_tokens: PositiveInt = 512
+    timeout_s: PositiveFloat = 60.0
+    max_retries: NonNegativeInt = 8
+    calls_per_step: NonNegativeInt = 0
     cache: bool = True
 
     def __post_init__(self) -> None:
-        require_types(self)
         require_text(template=self.template)
-        require_positive(full_score=self.full_score, max_tokens=self.max_tokens, timeout_s=self.timeout_s)
-        require_non_negative(
-            temperature=self.temperature, max_retries=self.max_retries, calls_per_step=self.calls_per_step
-        )
         if self.url and not _is_base_url(self.url):
             raise ConfigError(
                 f"judge.url={self.url!r}: must be such as http://HOST:8000/v1; a key belongs into judge.api_key_file"

@@ -1,14 +1,16 @@
 """How a response is judged."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_types
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.grading.judge import JudgeConfig
 from gtpo_megatron.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class RewardConfig:
     """The outcome reward.
 
@@ -29,18 +31,15 @@ class RewardConfig:
     """
 
     function: str = "gtpo_megatron.rewards.math_answer:math_answer"
-    num_workers: int = 2
-    timeout_s: float = 10.0
-    memory_limit_mib: int = 4096
-    rows_per_call: int = 16
+    num_workers: NonNegativeInt = 2
+    timeout_s: PositiveFloat = 10.0
+    memory_limit_mib: NonNegativeInt = 4096
+    rows_per_call: PositiveInt = 16
     sandbox: str = "bubblewrap"
     packages: str = ""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(timeout_s=self.timeout_s, rows_per_call=self.rows_per_call)
-        require_non_negative(num_workers=self.num_workers, memory_limit_mib=self.memory_limit_mib)
         weighted_names(self.function)
         if self.sandbox not in ("bubblewrap", "unsafe") and not self.sandbox.startswith(("http://", "https://")):
             raise ConfigError(f"sandbox={self.sandbox!r}: must be bubblewrap, http://HOST:PORT, or unsafe")

@@ -1,21 +1,20 @@
 """Which prompts are trained on."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
 
 from gtpo_megatron.config.checks import (
     require_date,
-    require_non_negative,
-    require_positive,
     require_text,
-    require_types,
 )
+from gtpo_megatron.config.configuration import JsonObject, configuration
 from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset
 from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class DataConfig:
     """The training set.
 
@@ -45,20 +44,17 @@ class DataConfig:
     train_path: str
     prompt_column: str = ""
     answer_column: str = ""
-    prompts_per_step: int = 128
-    max_prompt_tokens: int = 2048
+    prompts_per_step: PositiveInt = 128
+    max_prompt_tokens: PositiveInt = 2048
     prompt_template: str = BOXED_TEMPLATE
     ungradable_rows: Literal["refuse", "drop"] = "refuse"
     verbatim_text: bool = False
-    template_options: Mapping[str, object] = field(default_factory=dict)
+    template_options: JsonObject = field(default_factory=dict)
     template_date: str = ""
-    contamination_ngram_words: int = 13
+    contamination_ngram_words: NonNegativeInt = 13
 
     def __post_init__(self) -> None:
-        require_types(self)
         require_text(train_path=self.train_path)
-        require_positive(prompts_per_step=self.prompts_per_step, max_prompt_tokens=self.max_prompt_tokens)
-        require_non_negative(contamination_ngram_words=self.contamination_ngram_words)
         require_date(template_date=self.template_date)
         check_template("prompt_template", self.prompt_template)
         parse_dataset(self.train_path, "train_path")

@@ -1,8 +1,11 @@
 """Held-out accuracy during training."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gtpo_megatron.config.checks import require_non_negative, require_positive, require_seed, require_types
+from pydantic import NonNegativeInt, PositiveInt
+
+from gtpo_megatron.config.checks import require_seed
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
 from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template
 from gtpo_megatron.config.rollout import SamplingConfig
@@ -29,7 +32,7 @@ def metric_names(label: str) -> tuple[str, ...]:
     return tuple(f"eval/{label}_{measure}" for measure in _MEASURES)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class EvaluationConfig:
     """The held-out sets, measured before the first step, every few steps, and after the last.
 
@@ -51,17 +54,14 @@ class EvaluationConfig:
     prompt_column: str = ""
     answer_column: str = ""
     benchmarks: tuple[str, ...] = ()
-    every_steps: int = 10
-    num_problems: int = 0
-    samples: int = 8
+    every_steps: NonNegativeInt = 10
+    num_problems: NonNegativeInt = 0
+    samples: PositiveInt = 8
     sampling: SamplingConfig = SamplingConfig()
     seed: int = 20250804
     prompt_template: str = BOXED_TEMPLATE
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(samples=self.samples)
-        require_non_negative(every_steps=self.every_steps, num_problems=self.num_problems)
         require_seed(seed=self.seed)
         check_template("prompt_template", self.prompt_template)
         if HELDOUT in self.sets and len(self.sets) < len(self.benchmarks) + bool(self.path.strip()):

@@ -1,7 +1,7 @@
 """One table of the built-in algorithms, and records that stand beside their class."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -11,6 +11,7 @@ from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
 from gtpo_megatron.algorithms.losses.clipped_surrogate import token_surrogate
 from gtpo_megatron.algorithms.registry import BUILT_IN, algorithm_of
 from gtpo_megatron.config.algorithm import ALGORITHMS, AlgorithmConfig, GRPOConfig, GTPOConfig
+from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 
@@ -29,12 +30,12 @@ def test_what_is_no_configuration_is_named() -> None:
         algorithm_of(None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class OwnConfig(AlgorithmConfig):
     """A configuration whose record stands in this module."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class ChildConfig(GTPOConfig):
     """A subclass of a built-in one is an algorithm of its own."""
 
@@ -56,7 +57,7 @@ def test_two_records_of_one_class_are_refused(monkeypatch: pytest.MonkeyPatch) -
     module = ModuleType("of_two_minds")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
+    @configuration
     class TwiceConfig(GRPOConfig):
         pass
 

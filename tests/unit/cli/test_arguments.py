@@ -110,7 +110,7 @@ def test_a_switch_takes_true_and_false_as_any_field_takes_a_value(capsys, given,
 def test_a_switch_takes_no_other_value(capsys):
     status, text = complaint(capsys, lambda: dispatch.run(["config", RECIPE, "--checkpoint.export-hf=maybe"]))
     assert status == 2
-    check_one_line(text, "maybe")
+    check_one_line(text, "--checkpoint.export-hf=maybe: must be True or False")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,11 @@ def test_a_switch_takes_no_other_value(capsys):
         (["config", RECIPE, "--num-steps", "many"], "--num-steps: invalid literal for int() with base 10: 'many'"),
         (["config", RECIPE, "--num-steps", "9" * 5000], "--num-steps: "),
         (["config", RECIPE, "--num-steps", "9" * 30], "num_steps=999999999999999999999999999999: must lie between"),
-        (["config", RECIPE, "--num-steps"], "--num-steps: lacks its value"),
-        (["config", RECIPE, "--model.dtype", "float16"], "--model.dtype float16: must be one of float32, bfloat16"),
+        (["config", RECIPE, "--num-steps"], "Missing value for argument '--num-steps'"),
+        (
+            ["config", RECIPE, "--model.dtype", "float16"],
+            "'float16' for argument '--model.dtype'. Expected one of ('float32', 'bf",
+        ),
         (
             ["config", RECIPE, "--rollout.sampling.temperature", "-1"],
             "--rollout.sampling.temperature: temperature=-1.0",
@@ -132,10 +135,10 @@ def test_a_switch_takes_no_other_value(capsys):
         (["config", RECIPE, "--cluster.address", "not an address"], "address='not an address': must be host:port"),
         (["config", RECIPE, "--cluster.address", "host:99999"], "address='host:99999': must be host:port"),
         (["config", RECIPE, "--cluster.address", "host"], "address='host': must be host:port"),
-        (["status"], "RUN is missing"),
+        (["status"], "Missing from gtpo-megatron status: RUN the run's folder"),
         (["config", RECIPE, "more"], "unknown argument 'more'"),
         (["config", RECIPE, "--\x1b[31mred"], "unknown option --\\x1b[31mred"),
-        (["config", RECIPE, "--model.dtype", "\x1b[31m"], "--model.dtype \\x1b[31m: must be one of"),
+        (["config", RECIPE, "--model.dtype", "\x1b[31m"], "'\\x1b[31m' for argument '--model.dtype'. Expected one of"),
         (["study", "--study", "nowhere:study"], "study 'nowhere:study': there is no module 'nowhere'"),
         (["config", RECIPE, "--reward.function", "./mine.py:f"], "there is no file ./mine.py in /"),
     ],
@@ -241,11 +244,11 @@ def test_the_launchers(capsys, launcher):
     ("tool", "arguments", "message"),
     [
         ("convert_checkpoint.py", ["hf-to-megatron", "a", "b", "--tensor-paralel", "2"], "--tensor-parallel-size?"),
-        ("convert_checkpoint.py", ["hf-to-megatron", "a"], "DST is missing"),
-        ("convert_checkpoint.py", [], "there are hf-to-megatron, megatron-to-hf"),
+        ("convert_checkpoint.py", ["hf-to-megatron", "a"], "Missing from convert_checkpoint.py hf-to-megatron: DST"),
+        ("convert_checkpoint.py", [], "Expected one of {hf-to-megatron, megatron-to-hf}"),
         ("make_arithmetic.py", ["--nmu-train", "3"], "did you mean --num-train?"),
         ("make_arithmetic.py", ["--seed", "x"], "--seed: "),
-        ("make_tiny_model.py", ["--learning-rate", "nan"], "learning_rate=nan: must be finite"),
+        ("make_tiny_model.py", ["--learning-rate", "nan"], "learning_rate=nan: must be a finite number"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -219,7 +219,7 @@ def test_a_threshold_is_whatever_the_rewards_of_the_run_are(threshold):
     run = tiny_cpu.gtpo()
     run = replace(run, algorithm=replace(run.algorithm, success_threshold=threshold))
     assert defaults_of_run(run).success_threshold == threshold
-    with pytest.raises(ConfigError, match="success_threshold=nan: must be finite"):
+    with pytest.raises(ConfigError, match="success_threshold=nan: must be a finite number"):
         EvaluateConfig(benchmarks=("aime24",), success_threshold=float("nan"))
 
 

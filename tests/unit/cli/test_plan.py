@@ -97,9 +97,9 @@ def test_models_and_gpus(capsys, arguments, gpus, engines):
     [
         (["Qwen/Qwen2.5-33B"], "perhaps you meant 'Qwen2.5-3"),
         (["Qwen/Qwen2.5-32B", "--gpus", "0"], "must be greater than 0"),
-        (["Qwen/Qwen2.5-32B", "--gpus"], "lacks its value"),
+        (["Qwen/Qwen2.5-32B", "--gpus"], "Missing value for argument '--gpus'"),
         (["Qwen/Qwen2.5-32B", "--gpus", "12"], "take 8 or 16"),
-        (["Qwen/Qwen2.5-32B", "--gpu", "h1000"], "must be one of h100, h200"),
+        (["Qwen/Qwen2.5-32B", "--gpu", "h1000"], "Expected one of ('h100', 'h200'"),
         (["Qwen/Qwen2.5-32B", "--gpsu", "8"], "did you mean --gpu"),
         ([], "plan needs a recipe first"),
         (

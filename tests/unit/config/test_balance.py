@@ -15,7 +15,7 @@ def test_everything_is_off():
 def test_a_dense_model_and_negative_numbers_are_refused(name):
     with pytest.raises(ConfigError, match=rf"balance.{name}=0.1: the model is dense; set it to 0"):
         BalanceConfig(**{name: 0.1}).check_model(has_experts=False, has_bias=False)
-    with pytest.raises(ConfigError, match=rf"{name}=-0.1: must be 0 or more"):
+    with pytest.raises(ConfigError, match=rf"{name}=-0.1: must be greater than or equal to 0"):
         BalanceConfig(**{name: -0.1})
 
 

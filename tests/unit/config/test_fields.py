@@ -152,7 +152,7 @@ def numbers(kind):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(("kind", "field"), numbers(float))
 def test_no_field_is_infinite(kind, field, value):
-    with pytest.raises(ConfigError, match=rf"^{field}={value}: must be finite$"):
+    with pytest.raises(ConfigError, match=rf"^{field}={value}: must be a finite number$"):
         kind(**VALID.get(kind, {}) | {field: value})
 
 

@@ -14,17 +14,18 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import Form, resolve_final_answer, resolve_rewards
 
 RECIPE = """
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gtpo_megatron.algorithms.algorithm import Algorithm
 from gtpo_megatron.algorithms.credit.rloo import rloo_credit
 from gtpo_megatron.algorithms.losses.reinforce import reinforce_loss
 from gtpo_megatron.config.algorithm import RLOOConfig
+from gtpo_megatron.config.configuration import configuration
 from recipes import tiny_cpu, study as studies
 from neighbour import STEPS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@configuration
 class MyConfig(RLOOConfig):
     strength: float = 0.5
 

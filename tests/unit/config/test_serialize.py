@@ -98,11 +98,11 @@ def test_any_value_of_json_survives_in_a_mapping(value, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["enable_thinking"], "got list, expected a mapping of names to values"),
-        ({1: True}, "got dict, expected a mapping of names to values"),
-        ({"a": {1, 2}}, "Object of type set is not JSON serializable"),
-        ({"a": float("nan")}, "expected values that JSON has"),
-        ({"a": 2**70}, "must lie between"),
+        (["enable_thinking"], r"template_options=.*: got list, expected Mapping\[str, JsonValue\]"),
+        ({1: True}, r"expected Mapping\[str, JsonValue\]; at 1\..*: Input should be a valid string"),
+        ({"a": {1, 2}}, r"expected Mapping\[str, JsonValue\]; at a: input was not a valid JSON value"),
+        ({"a": float("nan")}, "must be a finite number"),
+        ({"a": [{"b": 2**70}]}, "must lie between"),
     ],
 )
 def test_a_mapping_has_names_and_values_of_json(options, message):
