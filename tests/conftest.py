@@ -62,6 +62,12 @@ def loggers_as_new():
             logger.setLevel(logging.NOTSET)
 
 
+def pytest_configure():
+    """A suite that was started under ``nohup`` ignores SIGHUP, and so would all that its tests start."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def pytest_collection_finish(session):
     """What ranks have when they are forked (``tests/dist_utils.py``): seconds once, rather than in each of them."""
     marks = {mark.name for item in session.items for mark in item.iter_markers()}

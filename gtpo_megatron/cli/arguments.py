@@ -85,7 +85,10 @@ def parse_options(
         except SystemExit as stop:
             if not stop.code:
                 raise
-            raise ConfigError(_sentence(said.getvalue())) from None
+            problem = _sentence(said.getvalue())
+            if problem.startswith("Expected one of {") and arguments:  # tyro does not repeat a subcommand
+                problem = f"{shown(arguments[0])}: {problem}"
+            raise ConfigError(problem) from None
     if unknown:
         raise ConfigError(_unknown(unknown, flags_of(options)))
     try:
@@ -157,7 +160,7 @@ def _our_class(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Stru
 
     def type_of(name: str) -> Any:
         if get_origin(plain[name]) is Mapping:
-            return Annotated[plain[name], _MAPPING]
+            return Annotated[Mapping[str, object], _MAPPING]
         if _POSITIONAL in getattr(hints[name], "__metadata__", ()):
             return Annotated[hints[name], tyro.conf.arg(metavar=name.upper())]
         return hints[name]

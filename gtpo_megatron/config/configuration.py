@@ -125,7 +125,11 @@ JsonObject: TypeAlias = Annotated[Mapping[str, JsonValue], AfterValidator(_fitti
 
 def _one_line(kind: type, given: Mapping[str, object], error: ValidationError) -> ConfigError:
     """The first problem, or the class's own error from its ``__post_init__``."""
-    problems = error.errors(include_url=False, include_input=False)
+    # an unknown field first: it is what another version or a misspelt name looks like
+    problems = sorted(
+        error.errors(include_url=False, include_input=False),
+        key=lambda one: one["type"] != "unexpected_keyword_argument",
+    )
     path, what = problems[0]["loc"], problems[0]["type"]
     cause = problems[0].get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
