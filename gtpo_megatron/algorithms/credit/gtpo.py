@@ -23,6 +23,9 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     - ``r+ = alpha1 + alpha2 x`` [I 3], ``r- = -alpha1 - alpha2 y`` [I 4];
     - ``A+ = (r+ - mean(R+)) / std(R+)`` [I 5], ``A- = (r- - mean(R-)) / std(R-)`` [I 6].
 
+    ``H`` is the token's entropy plus ``entropy_floor``. ``R+`` holds, for every token of the batch, ``r+`` on O+
+    and 0 on O-, without groups that have one side only; ``R-`` likewise.
+
     Collectives: those of ``relative_weight`` and of ``standardise``; one ``sum`` more with a shaping mask.
     """
     table = batch.table

@@ -1,8 +1,8 @@
 """Sampled responses as the driver knows them: one object a group, wherever it is, and a few numbers a response.
 
 The object is a ``RolloutBatch`` of a group's responses (of one engine, if several engines sampled the group): the batch
-itself in one process, a reference to it in Ray's object store otherwise. The driver never fetches it; a rank fetches
-the groups that have its responses.
+itself in one process, a reference to it in Ray's object store otherwise. A rank fetches the groups that have its
+responses; the driver fetches one only to save what was sampled ahead.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
