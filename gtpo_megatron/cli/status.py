@@ -51,41 +51,41 @@ def run(arguments: Sequence[str]) -> int:
     """``status RUN``; 1 for a run that failed or vanished, 4 for a red sign, 3 for an amber one with ``--strict``."""
     options = parse_options(StatusOptions, arguments, program="gtpo-megatron status")
     status = read_status(Path(options.run))
-    verdicts = assess(status.rows, status.num_problems)
+    findings = assess(status.rows, status.num_problems)
     if options.json:
-        sys.stdout.write(json.dumps(_plain(status, verdicts), indent=1) + "\n")
+        sys.stdout.write(json.dumps(_plain(status, findings), indent=1) + "\n")
     else:
         sys.stdout.write("\n".join(f"{label:<11} {text}" for label, text in screen(status)) + "\n")
     if status.state in FAILED_STATES:
         return 1
     exits = {Level.RED: EXIT_RED, Level.AMBER: EXIT_AMBER if options.strict else 0}
-    return exits.get(worst(verdicts), 0)
+    return exits.get(worst(findings), 0)
 
 
-def _health(verdicts: Sequence[Finding]) -> list[tuple[str, str]]:
+def _health(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """One line for all green signs, one for each other with its rule."""
-    if not verdicts:
-        return [("health", in_one_line(verdicts))]
-    bad = [verdict for verdict in verdicts if verdict.level > Level.GREEN]
-    counted = f"{len(verdicts) - len(bad)} of {len(verdicts)} signs are green" if bad else in_one_line(verdicts)
+    if not findings:
+        return [("health", in_one_line(findings))]
+    bad = [finding for finding in findings if finding.level > Level.GREEN]
+    counted = f"{len(findings) - len(bad)} of {len(findings)} signs are green" if bad else in_one_line(findings)
     return [("health", counted)] + [
-        (f"  {verdict.level.word}", f"{verdict.sign}: {verdict.seen} ({verdict.rule})") for verdict in bad
+        (f"  {finding.level.word}", f"{finding.sign}: {finding.seen} ({finding.rule})") for finding in bad
     ]
 
 
-def _plain(status: RunStatus, verdicts: Sequence[Finding]) -> dict[str, Any]:
+def _plain(status: RunStatus, findings: Sequence[Finding]) -> dict[str, Any]:
     """Plain values for a script; of the metrics the last step's."""
     skipped = {"rows", "last_row", "folder"}
     plain = {field.name: getattr(status, field.name) for field in fields(status) if field.name not in skipped}
     plain["driver"] = None if status.driver is None else asdict(status.driver)
     plain["accuracies"] = [asdict(accuracy) for accuracy in status.accuracies]
-    health = [asdict(verdict) | {"level": verdict.level.word} for verdict in verdicts]
+    health = [asdict(finding) | {"level": finding.level.word} for finding in findings]
     return {
         **plain,
         "folder": str(status.folder),
         "seconds_left": status.seconds_left,
         "last_row": {name: value for name, value in status.last_row.items() if finite(value) is not None},
-        "health": {"level": worst(verdicts).word if verdicts else None, "signs": health},
+        "health": {"level": worst(findings).word if findings else None, "signs": health},
     }
 
 
@@ -126,9 +126,9 @@ def _state(status: RunStatus) -> str:
         free = shutil.disk_usage(status.folder).free
         why = "killed?" if free > FULL_BYTES else f"killed, or its disk was full: {free / 2**20:.1f} MiB are free"
         return f"gone: {where} ended without a word ({why}); --resume goes on{restarts}"
-    verdict = {"finished": "finished", "stopped": driver.outcome}.get(status.state, f"failed: {driver.outcome}")
+    ended = {"finished": "finished", "stopped": driver.outcome}.get(status.state, f"failed: {driver.outcome}")
     hint = "" if status.state == "finished" else "; --resume goes on"
-    return f"{verdict} ({_when(driver.ended_at)}, {where}){hint}{restarts}"
+    return f"{ended} ({_when(driver.ended_at)}, {where}){hint}{restarts}"
 
 
 def _numbers(status: RunStatus) -> str:

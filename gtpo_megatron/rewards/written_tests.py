@@ -5,7 +5,6 @@ A text is read, not run, when a set is read: what would run no test, and what th
 
 import ast
 import builtins
-import sys
 from collections.abc import Iterator
 
 from gtpo_megatron.errors import DataError
@@ -287,23 +286,3 @@ def _check_patch(call: ast.Call, imports: dict[str, str], where: str) -> None:
         f"{where}: it replaces {printable(target or 'the environment')}, which the program does not see: it is in "
         f"another process; tests may replace what is in solution, and {', '.join(_STREAMS)}"
     )
-
-
-def missing_imports(code: str, available: frozenset[str]) -> list[str]:
-    """Modules that a text of Python imports and that are neither in the standard library nor among those available."""
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    names = {
-        name.partition(".")[0]
-        for one in ast.walk(tree)
-        for name in (
-            [alias.name for alias in one.names]
-            if isinstance(one, ast.Import)
-            else [one.module or ""]
-            if isinstance(one, ast.ImportFrom) and not one.level
-            else []
-        )
-    }
-    return sorted(names - sys.stdlib_module_names - available - {"pytest", *MODULES, ""})

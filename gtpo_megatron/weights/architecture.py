@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from gtpo_megatron.config.checks import divisors
-from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
@@ -89,28 +88,6 @@ class Architecture(ModelShape):
         """Rows of Megatron's embedding over all ranks: the next multiple of ``tensor_parallel_size * multiple``."""
         unit = tensor_parallel_size * multiple
         return -(-self.vocab_size // unit) * unit
-
-    def check_layout(self, parallel: ParallelConfig) -> None:
-        """Raises ConfigError unless heads, key-value heads, MLP, layers and experts split evenly."""
-        tensor_parallel_size = parallel.tensor_parallel_size
-        for what, total in (
-            ("num_query_groups", self.num_query_groups),
-            ("num_heads", self.num_heads),
-            ("ffn_size", self.ffn_size),
-        ):
-            if total % tensor_parallel_size:
-                raise ConfigError(
-                    f"{parallel}: tensor_parallel_size={tensor_parallel_size} must divide {what}={total} of this "
-                    f"model; choose from {divisors(math.gcd(self.num_query_groups, self.num_heads, self.ffn_size))}"
-                )
-        if (problem := parallel.layer_split.problem(self.num_layers)) is not None:
-            raise ConfigError(f"{parallel}: {problem}")
-        if self.experts is not None:
-            self.experts.check_layout(parallel)
-        elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:
-            raise ConfigError(
-                f"{parallel}: this model is dense, so expert_parallel_size and expert_tensor_parallel_size must be 1"
-            )
 
     def check_sampler(self, rollout: RolloutConfig) -> None:
         """Raises ConfigError unless the experts split over the workers of a vLLM engine."""

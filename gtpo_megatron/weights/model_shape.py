@@ -1,7 +1,11 @@
 """The sizes of a model, dense or mixture of experts, and how many parameters they make."""
 
+import math
 from dataclasses import dataclass
 
+from gtpo_megatron.config.checks import divisors
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.experts import Experts
 
 
@@ -90,6 +94,28 @@ class ModelShape:
         """How many of the layers ``first`` to ``last - 1`` have a dense MLP, and how many have experts."""
         sparse = 0 if self.experts is None else sum(self.experts.layers[first:last])
         return last - first - sparse, sparse
+
+    def check_layout(self, parallel: ParallelConfig) -> None:
+        """Raises ConfigError unless heads, key-value heads, MLP, layers and experts split evenly."""
+        tensor_parallel_size = parallel.tensor_parallel_size
+        for what, total in (
+            ("num_query_groups", self.num_query_groups),
+            ("num_heads", self.num_heads),
+            ("ffn_size", self.ffn_size),
+        ):
+            if total % tensor_parallel_size:
+                raise ConfigError(
+                    f"{parallel}: tensor_parallel_size={tensor_parallel_size} must divide {what}={total} of this "
+                    f"model; choose from {divisors(math.gcd(self.num_query_groups, self.num_heads, self.ffn_size))}"
+                )
+        if (problem := parallel.layer_split.problem(self.num_layers)) is not None:
+            raise ConfigError(f"{parallel}: {problem}")
+        if self.experts is not None:
+            self.experts.check_layout(parallel)
+        elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:
+            raise ConfigError(
+                f"{parallel}: this model is dense, so expert_parallel_size and expert_tensor_parallel_size must be 1"
+            )
 
     def _parameters_with(self, num_experts: int) -> int:
         """Parameters of a model with ``num_experts`` experts in each of its MoE layers."""

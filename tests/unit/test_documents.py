@@ -65,6 +65,17 @@ def test_the_architecture_names_files_that_are_there():
     assert not [name for name in named if not any((place / name).exists() for place in places)]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_that_a_page_names_are_there(page):
+    """A path may begin at any folder that the text is about; what is history in CHANGELOG and notebook may be gone."""
+    if page.name in ("CHANGELOG.md", "lab-notebook.md"):
+        return
+    folders = ("gtpo_megatron", "tests", "recipes", "launchers", "tools", "benchmarks", "examples")
+    there = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    named = re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
+
+
 def anchors(page):
     """Of the headings, as GitHub and mkdocs make them."""
     text = FENCED.sub("", page.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from gtpo_megatron.companions.planner.activations import Kernels
 from gtpo_megatron.companions.planner.engine import divides_engine
 from gtpo_megatron.companions.planner.hardware import GPU
 from gtpo_megatron.companions.planner.known_models import find_shape
-from gtpo_megatron.companions.planner.layout import Layout, divides_model
+from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.object_store import stored_bytes
 from gtpo_megatron.config.checks import require_non_negative, require_positive
 from gtpo_megatron.config.model import ELEMENT_BYTES
@@ -304,22 +304,14 @@ def _own_layout(config: RunConfig, shape: ModelShape) -> Layout:
         ConfigError: the layout does not divide the model.
     """
     parallel = config.parallel
-    tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    if not divides_model(shape, tensor):
-        raise ConfigError(
-            f"{parallel} does not divide {config.model.path}: {shape.num_layers} layers, {shape.num_heads} heads, "
-            f"{shape.num_query_groups} key-value heads, MLP width {shape.ffn_size}"
-        )
-    if (problem := parallel.layer_split.problem(shape.num_layers)) is not None:
-        raise ConfigError(f"{parallel}: {problem}")
-    if shape.experts is not None:
-        shape.experts.check_layout(parallel)
-    elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:
-        raise ConfigError(f"{parallel}: {config.model.path} has no experts; set the expert parallel sizes to 1")
+    try:
+        shape.check_layout(parallel)
+    except ConfigError as error:
+        raise ConfigError(f"{config.model.path}: {error}") from error
     return Layout(
         num_ranks=parallel.num_ranks,
-        tensor=tensor,
-        pipeline=pipeline,
+        tensor=parallel.tensor_parallel_size,
+        pipeline=parallel.pipeline_parallel_size,
         virtual=parallel.virtual_pipeline_size,
         last_layers=parallel.last_stage_layers,
         context=parallel.context_parallel_size,

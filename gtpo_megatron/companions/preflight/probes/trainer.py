@@ -7,7 +7,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 
 
 def measure_collectives(actor: object, parallel: ParallelConfig, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """See ``actor/probes/collectives.py``; all ranks at once."""
+    """See ``collectives.py``; all ranks at once."""
     from gtpo_megatron.companions.preflight.probes import collectives
 
     return [asdict(result) for result in collectives.measure_collectives(actor, parallel, sizes)]
