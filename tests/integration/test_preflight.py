@@ -58,7 +58,6 @@ def test_whole(tmp_path):
     status, text, report = preflight(tmp_path / "out")
     assert status == 0, text[-3000:]
     assert report["passed"]
-    assert report["seconds"] < 180
     found = statuses(report)
     assert len(found) == 24
     assert found["layer"] == ["passed"]
