@@ -6,7 +6,7 @@ Only the columns that grading needs are kept: some sets carry gigabytes of solut
 import re
 from collections.abc import Mapping
 
-from gtpo_megatron.config.problems.prompt import CODE_TEMPLATE, fill_template
+from gtpo_megatron.config.problems import CODE_TEMPLATE, fill_template
 from gtpo_megatron.data.rows import Record, Row, generic_row, optional_text, other_columns, text_field
 from gtpo_megatron.errors import DataError
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_megatron.config.problems.dataset import ENDINGS
+from gtpo_megatron.config.problems import ENDINGS
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.text import printable
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtpo_megatron.config.problems.dataset import ENDINGS
+from gtpo_megatron.config.problems import ENDINGS
 from gtpo_megatron.data.folder import files_of
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.json_text import parse_json, read_json, read_json_lines

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gtpo_megatron.config.mismatch import GivenLimits, MismatchLimits
+from gtpo_megatron.config.rollout import GivenLimits, MismatchLimits
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.mismatch.limits import BEYOND, FIGURES, NUM_SAMPLES, Sample, histogram_of, limits_at

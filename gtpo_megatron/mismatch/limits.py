@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from gtpo_megatron.config.mismatch import GivenLimits, LearntLimits, MismatchLimits
+from gtpo_megatron.config.rollout import GivenLimits, LearntLimits, MismatchLimits
 from gtpo_megatron.mismatch.statistics import GAP, KL, SCALED
 from gtpo_megatron.observability.histogram import Histogram
 from gtpo_megatron.observability.metrics import Metric, to_scalars

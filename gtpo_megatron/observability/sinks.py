@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.named_function import named_function
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.observability.loggers.mlflow import MlflowSink
 from gtpo_megatron.observability.loggers.swanlab import SwanLabSink

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.run_folder.manifest import Manifest, RunFacts, new_manifest, read_manifest
 from gtpo_megatron.untrusted.fields import Fields, as_record

@@ -17,7 +17,7 @@ from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse
 from gtpo_megatron.companions.planner.correction import PlanCorrection, write_correction
 from gtpo_megatron.companions.study.plan import planned_runs
 from gtpo_megatron.companions.study.run_summary import write_summary
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler

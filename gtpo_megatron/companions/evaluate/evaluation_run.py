@@ -26,7 +26,7 @@ from gtpo_megatron.companions.evaluate.verdict_file import (
     recorded_date,
 )
 from gtpo_megatron.config.evaluate import EvaluateConfig
-from gtpo_megatron.config.problems.dataset import DatasetRef
+from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Questions, find_contamination

@@ -18,7 +18,7 @@ from gtpo_megatron.companions.report.traces import (
     draw_curves,
     line,
 )
-from gtpo_megatron.config.problems.evaluation import HELDOUT
+from gtpo_megatron.config.problems import HELDOUT
 from gtpo_megatron.observability.measured_sets import mean_metric
 
 _PART = re.compile(r"reward/([a-z0-9_]+)_mean")

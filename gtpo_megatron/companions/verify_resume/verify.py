@@ -12,7 +12,7 @@ from rich.table import Table
 from gtpo_megatron.companions.training_process import TrainingProcess
 from gtpo_megatron.companions.verify_resume.account import check_account
 from gtpo_megatron.companions.verify_resume.compare import Comparison, compare_runs, last_checkpoint
-from gtpo_megatron.config.profile import ProfileConfig
+from gtpo_megatron.config.output import ProfileConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError

@@ -20,7 +20,7 @@ from gtpo_megatron.config.algorithm import (
     OffPolicyConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import (
+from gtpo_megatron.config.algorithm.base import (
     GroupRelativeLengthPenalty,
     NoLengthPenalty,
     SoftOverlongPenalty,

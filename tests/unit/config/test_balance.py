@@ -2,7 +2,7 @@
 
 import pytest
 
-from gtpo_megatron.config.balance import BalanceConfig
+from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.errors import ConfigError
 
 

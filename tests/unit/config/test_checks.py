@@ -11,7 +11,7 @@ import pytest
 
 from gtpo_megatron import config
 from gtpo_megatron.config.algorithm import ALGORITHMS, DrGRPOConfig, GTPOConfig
-from gtpo_megatron.config.algorithm.length_penalty import NoLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.errors import ConfigError

@@ -7,19 +7,15 @@ from typing import get_type_hints
 import pytest
 
 from gtpo_megatron.config.algorithm import ALGORITHMS
-from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.checks import divisors, require_choice
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.config.grading.reward import RewardConfig
-from gtpo_megatron.config.logging import LoggingConfig
-from gtpo_megatron.config.mismatch import GivenLimits, LearntLimits
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.output import CheckpointConfig, LoggingConfig, ProfileConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
-from gtpo_megatron.config.profile import ProfileConfig
-from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import GivenLimits, LearntLimits, RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
 
 VALID = {

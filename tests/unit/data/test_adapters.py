@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from gtpo_megatron.config.problems.dataset import parse_dataset
-from gtpo_megatron.config.problems.prompt import DAPO_TEMPLATE, fill_template
+from gtpo_megatron.config.problems import DAPO_TEMPLATE, fill_template, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.source import read_rows
 from gtpo_megatron.errors import DataError

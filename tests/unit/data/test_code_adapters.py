@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gtpo_megatron.config.problems.dataset import parse_dataset
+from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.data import source
 from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.hub import read_hub

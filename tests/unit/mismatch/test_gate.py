@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gtpo_megatron.config.mismatch import GivenLimits, LearntLimits
+from gtpo_megatron.config.rollout import GivenLimits, LearntLimits
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.mismatch.limits import BEYOND, CEILINGS, NUM_SAMPLES

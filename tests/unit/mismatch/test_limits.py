@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gtpo_megatron.config.mismatch import LearntLimits
+from gtpo_megatron.config.rollout import LearntLimits
 from gtpo_megatron.mismatch.limits import CEILINGS, FLOORS, Sample, limits_at
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.rewards.code_tests import code_tests, same_output, share_of_tests
 from gtpo_megatron.rewards.function import complaint, resolve_rewards
 from gtpo_megatron.rewards.request import RewardRequest

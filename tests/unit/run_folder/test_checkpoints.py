@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.run_folder import checkpoints as checkpoint_folder
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
