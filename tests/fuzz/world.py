@@ -28,7 +28,7 @@ from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.manifest import run_facts
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
-from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 from gtpo_megatron.weights.reshard import hf_shapes
 from recipes.tiny_cpu import ASSETS, gtpo
 from tests.unit.companions.study.makers import STUDY, summaries

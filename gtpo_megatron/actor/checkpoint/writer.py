@@ -22,7 +22,7 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 
 BACKGROUND_NICENESS = 10
 """Of a writer that training shares the cores with."""

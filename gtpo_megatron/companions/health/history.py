@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from gtpo_megatron.run_folder.finite import finite
+from gtpo_megatron.run_folder.metrics_file import finite
 
 EDGE_STEPS = 5
 """Steps averaged at either end of a run: a single step says little."""

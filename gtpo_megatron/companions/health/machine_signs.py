@@ -6,7 +6,7 @@ from statistics import median
 from gtpo_megatron.companions.health.finding import Finding, Level, level_above
 from gtpo_megatron.companions.health.history import EDGE_STEPS, History
 from gtpo_megatron.observability.measured_sets import set_name
-from gtpo_megatron.run_folder.finite import finite
+from gtpo_megatron.run_folder.metrics_file import finite
 
 FAILED_AMBER, FAILED_RED = 0.01, 0.1
 CONTAMINATED_RED = 0.1

@@ -2,7 +2,7 @@
 
 from gtpo_megatron.companions.health.finding import Finding, Level, level_above
 from gtpo_megatron.companions.health.history import EDGE_STEPS, History
-from gtpo_megatron.run_folder.finite import finite
+from gtpo_megatron.run_folder.metrics_file import finite
 
 LIMIT_AMBER, LIMIT_RED = 0.5, 1.0
 SKIPPED_RED = 3

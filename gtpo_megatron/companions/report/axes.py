@@ -6,7 +6,7 @@ from typing import Any
 
 from gtpo_megatron.companions.report.run_data import RunData
 from gtpo_megatron.companions.report.traces import rounded
-from gtpo_megatron.run_folder.finite import finite
+from gtpo_megatron.run_folder.metrics_file import finite
 
 MAX_KNOTS = 2000
 """Steps of all runs whose sums are on the page; the page's script interpolates between them."""

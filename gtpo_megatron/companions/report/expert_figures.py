@@ -5,7 +5,7 @@ from typing import Any
 
 from gtpo_megatron.companions.report.run_data import RunData
 from gtpo_megatron.companions.report.traces import ORANGE, Curve, Figure, draw_curves, rounded
-from gtpo_megatron.run_folder.expert_load import ExpertLoad
+from gtpo_megatron.run_folder.token_files import ExpertLoad
 
 # fmt: off
 _OVER_STEPS = (

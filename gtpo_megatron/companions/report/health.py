@@ -6,7 +6,7 @@ from html import escape
 from gtpo_megatron.companions.health.assess import assess
 from gtpo_megatron.companions.health.finding import Finding, Level
 from gtpo_megatron.companions.report.run_data import RunData
-from gtpo_megatron.run_folder.data_file import sizes_by_label
+from gtpo_megatron.run_folder.folder import sizes_by_label
 
 _MARKS = {Level.GREEN: "✓", Level.AMBER: "!", Level.RED: "✕"}
 """Beside the colour: one reader in twelve cannot tell the colours apart."""

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import find_text
+from gtpo_megatron.untrusted.text import bare_name, find_text
 
 LENGTH = 12
 """Hexadecimal digits of a new id."""

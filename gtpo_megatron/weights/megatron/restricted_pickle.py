@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from gtpo_megatron.errors import CheckpointError, GTPOError
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import printable, read_bytes, shown
+from gtpo_megatron.untrusted.text import bare_name, printable, read_bytes, shown
 
 INDEX_FILE = ".metadata"
 MAX_INDEX_BYTES = 4 << 30

@@ -11,7 +11,7 @@ from gtpo_megatron.rewards.function import complaint, resolve_rewards
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
+from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.sandboxes import needs_bubblewrap
 
 pytestmark = pytest.mark.xdist_group("sandbox")

@@ -4,11 +4,12 @@ import json
 import random
 
 import pytest
+import xxhash
 
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.manifest import read_manifest
-from gtpo_megatron.weights.megatron.checkpoint_files import check_checkpoint, sealed
+from gtpo_megatron.weights.megatron.checkpoint_files import check_checkpoint, file_checksum, sealed
 from tests.unit.orchestration.checkpoints import flip, save
 
 
@@ -102,3 +103,16 @@ def test_an_architecture_that_is_a_list_is_one_line(checkpoint):
     (checkpoint / "manifest.json").write_text(sealed(plain))
     with pytest.raises(CheckpointError, match=r"architecture is \[\], expected an object"):
         read_manifest(checkpoint)
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 22) + 5])
+def test_it_is_what_the_command_line_tool_prints(tmp_path, size):
+    content = bytes(index % 251 for index in range(size))
+    (tmp_path / "file").write_bytes(content)
+    assert file_checksum(tmp_path / "file") == xxhash.xxh3_128_hexdigest(content)
+
+
+def test_one_bit_changes_it(tmp_path):
+    (tmp_path / "a").write_bytes(b"\x00" * 1000)
+    (tmp_path / "b").write_bytes(b"\x00" * 999 + b"\x01")
+    assert file_checksum(tmp_path / "a") != file_checksum(tmp_path / "b")
