@@ -15,8 +15,8 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.companions.health.assess import assess, in_one_line
-from gtpo_megatron.companions.health.finding import Finding, Level, worst
+from gtpo_megatron.companions.health.history import Finding, Level, worst
+from gtpo_megatron.companions.health.signs import assess, in_one_line
 from gtpo_megatron.companions.status import RunStatus, read_status
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.observability.timers import duration

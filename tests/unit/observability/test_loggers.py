@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gtpo_megatron.observability.loggers.mlflow import flat, shortened
+from gtpo_megatron.observability.loggers import flat, shortened
 from gtpo_megatron.observability.metrics import check_name
 
 

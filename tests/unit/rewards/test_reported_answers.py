@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gtpo_megatron.companions.evaluate.answers import AnswerFinder
+from gtpo_megatron.companions.evaluate.evaluation_run import AnswerFinder
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.data.rows import generic_row
 from gtpo_megatron.rewards.function import resolve_final_answer
