@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gtpo_megatron.cli.command import Command
-from gtpo_megatron.cli.extras import require_libraries
+from gtpo_megatron.cli.command import Command, require_libraries
 from gtpo_megatron.cli.reader import hangs_up
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.companions.health.signs import assess, in_one_line

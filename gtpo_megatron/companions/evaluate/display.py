@@ -1,4 +1,4 @@
-"""Progress of an evaluation: bars on a terminal, otherwise one line per minute."""
+"""An evaluation on a terminal: bars, or one line per minute where there is none, and the table of results."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Values that a run has measured so far, as the signs read them."""
+"""The finding on a sign, and what a run has measured so far, as the signs read it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

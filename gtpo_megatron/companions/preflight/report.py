@@ -1,4 +1,4 @@
-"""The result of a preflight: lines for a terminal, and JSON."""
+"""The result of a preflight: lines for a terminal, JSON and a page."""
 
 import html
 import json

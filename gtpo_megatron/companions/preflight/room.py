@@ -1,4 +1,4 @@
-"""Inputs of checks: the recipe, the processes as far as they have started, and what earlier checks have left."""
+"""What checks are given: the recipe, the processes so far, what earlier checks have left; turns on shared GPUs."""
 
 import math
 import time
