@@ -61,15 +61,6 @@ def test_no_check_is_said(checkpoint, caplog):
     assert f"{checkpoint} is NOT VERIFIED, as was asked for" in caplog.text
 
 
-def test_a_manifest_without_its_own_checksum_is_refused(checkpoint):
-    path = checkpoint / "manifest.json"
-    plain = json.loads(path.read_text())
-    del plain["checksum"]
-    path.write_text(json.dumps(plain, indent=1))
-    with pytest.raises(CheckpointError, match="lacks checksum"):
-        check_checkpoint(checkpoint, "full")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -110,9 +101,3 @@ def test_it_is_what_the_command_line_tool_prints(tmp_path, size):
     content = bytes(index % 251 for index in range(size))
     (tmp_path / "file").write_bytes(content)
     assert file_checksum(tmp_path / "file") == xxhash.xxh3_128_hexdigest(content)
-
-
-def test_one_bit_changes_it(tmp_path):
-    (tmp_path / "a").write_bytes(b"\x00" * 1000)
-    (tmp_path / "b").write_bytes(b"\x00" * 999 + b"\x01")
-    assert file_checksum(tmp_path / "a") != file_checksum(tmp_path / "b")
