@@ -59,9 +59,9 @@ def test_bytes_over_the_loopback():
 
 
 def test_a_file_is_written_and_read(tmp_path):
-    answer = system.write_and_read(None, str(tmp_path), "rank 0", 3 * system.CHUNK)
+    answer = system.write_and_read(None, str(tmp_path), "rank 0", 3 * system.BLOCK)
     assert answer["wrote"] == answer["read"]
-    assert system.file_of(tmp_path, "rank 0").stat().st_size == 3 * system.CHUNK
+    assert system.file_of(tmp_path, "rank 0").stat().st_size == 3 * system.BLOCK
 
 
 def test_products_of_a_core_are_right():
