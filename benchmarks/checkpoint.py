@@ -26,7 +26,7 @@ import tyro
 from safetensors.torch import save_file
 from transformers import Qwen2Config
 
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import run_facts

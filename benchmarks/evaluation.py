@@ -23,7 +23,7 @@ from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
 from gtpo_megatron.companions.evaluate.evaluation_run import evaluate_model
 from gtpo_megatron.companions.evaluate.verdict_file import VERDICTS_FILE
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest

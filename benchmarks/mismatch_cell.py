@@ -25,7 +25,7 @@ from gtpo_megatron.config.rollout import SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.mismatch.diagnosis import looks_like
+from gtpo_megatron.mismatch.gap_report import looks_like
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.observability.metrics import to_scalars

@@ -26,7 +26,7 @@ from typing import Any
 import tyro
 
 from gtpo_megatron.companions.report.page import write_report
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.config.serialize import to_plain, to_yaml
 from gtpo_megatron.observability.sinks import open_sinks
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord

@@ -32,10 +32,9 @@ from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
 from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
-from gtpo_megatron.run_folder.logged_errors import logged_cause
 from gtpo_megatron.run_folder.manifest import RunFacts, check_model, layout_changes, run_facts
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
-from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance
+from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance, logged_cause
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture

@@ -20,8 +20,8 @@ from pathlib import Path
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
-from launchers.job_scripts import SCRIPT_NAMES, SCRIPTS, SETTINGS
 from launchers.options import SlurmOptions
+from launchers.own_settings import SCRIPT_NAMES, SCRIPTS, SETTINGS
 from launchers.script_values import NEMO_RUN_FOLDER, PLAIN_PATH, quoted
 
 DRY_RUN = "dry-run"

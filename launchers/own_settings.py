@@ -2,10 +2,22 @@
 
 import functools
 import re
+from pathlib import Path
 
 from gtpo_megatron.errors import ConfigError
-from launchers.job_scripts import SCRIPT_NAMES, SCRIPTS, SETTINGS
-from launchers.secret_signs import is_secret
+from launchers.script_values import is_secret
+
+SCRIPTS = Path(__file__).resolve().parent / "job"
+SCRIPT_NAMES = ("node.sh", "batch.sh", "node_network.py")
+SETTINGS = frozenset(
+    {
+        *("RUN_DIR", "LAUNCH_DIR", "LOG_DIR", "CONFIG", "SUBMIT_DIR", "PYTHON", "IMAGE", "GPUS_PER_NODE", "RAY_CPUS"),
+        *("OBJECT_STORE_BYTES", "RAY_PORT", "NETWORK_INTERFACE", "START_DEADLINE_S", "RESTARTS", "CHAIN", "JOB_ENV"),
+        "PREFLIGHT_S",
+    }
+)
+"""Variables of ``settings.sh``."""
+
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

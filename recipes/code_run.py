@@ -5,9 +5,8 @@ The paper (arXiv 2508.04349v6) gives no settings for code; what differs here is 
 
 import dataclasses
 
-from gtpo_megatron.config.grading.reward import RewardConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.prompt import CODE_TEMPLATE
+from gtpo_megatron.config.problems import CODE_TEMPLATE, DataConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.run import RunConfig
 from recipes.math_run import MAX_PROMPT_TOKENS, Method, OnGPUs, math_run
 

@@ -3,12 +3,11 @@
 Every value is ours; the methods and what they share are those of ``recipes/math_run.py``.
 """
 
-from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import UpdateConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.config.output import CheckpointConfig
+from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from recipes.math_run import OPTIMIZER, Method, OnGPUs, algorithm

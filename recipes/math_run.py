@@ -17,20 +17,18 @@ from gtpo_megatron.config.algorithm import (
     GRPOSConfig,
     GTPOConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import (
+from gtpo_megatron.config.algorithm.base import (
     GroupRelativeLengthPenalty,
     NoLengthPenalty,
     SoftOverlongPenalty,
 )
-from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.configuration import JsonObject
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
-from gtpo_megatron.config.problems.prompt import DAPO_TEMPLATE
+from gtpo_megatron.config.problems import DAPO_TEMPLATE, DataConfig, EvaluationConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 

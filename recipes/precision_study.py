@@ -9,7 +9,7 @@ from typing import Literal
 
 from gtpo_megatron.companions.study.plan import Arm, Recipe, Study
 from gtpo_megatron.config.algorithm import GTPOConfig, OffPolicyConfig
-from gtpo_megatron.config.mismatch import LearntLimits
+from gtpo_megatron.config.rollout import LearntLimits
 from gtpo_megatron.config.run import RunConfig
 from recipes.study import NUM_STEPS, study_run
 

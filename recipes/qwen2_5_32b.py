@@ -6,7 +6,7 @@
 from dataclasses import replace
 
 from gtpo_megatron.config.algorithm import DAPOConfig, DynamicSamplingConfig
-from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.run import RunConfig
 from recipes.code_run import code_run
 from recipes.math_run import Method, OnGPUs, by_method, math_run

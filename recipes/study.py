@@ -25,7 +25,7 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.run import RunConfig
 from recipes import tiny_cpu

@@ -16,18 +16,15 @@ from gtpo_megatron.config.algorithm import (
     GTPOConfig,
     ReferenceKLConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.config.grading.reward import RewardConfig
-from gtpo_megatron.config.logging import LoggingConfig
-from gtpo_megatron.config.mismatch import GivenLimits
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.output import CheckpointConfig, LoggingConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
-from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import GivenLimits, RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 
 ASSETS = Path(__file__).resolve().parent / "assets"

@@ -30,7 +30,7 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import (
+from gtpo_megatron.config.algorithm.base import (
     GroupRelativeLengthPenalty,
     NoLengthPenalty,
     SoftOverlongPenalty,

@@ -35,7 +35,7 @@ from gtpo_megatron.config.algorithm import (
     RLOOConfig,
     STAREConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import NoLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.errors import GTPOError
 from tests.credit_cases import Case, Rows, draw_case
 from tests.faked_ranks import World

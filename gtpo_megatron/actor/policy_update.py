@@ -20,8 +20,8 @@ from gtpo_megatron.algorithms.policy_loss import update_loss
 from gtpo_megatron.algorithms.prepare_update import off_policy_statistics
 from gtpo_megatron.batch import RolloutBatch, TrainBatch
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.mini_batches import mini_batch_groups
 from gtpo_megatron.data.packing import PackedMicroBatch
+from gtpo_megatron.data.sharding import mini_batch_groups
 from gtpo_megatron.distributed.advantage_reducer import prepare_update
 from gtpo_megatron.mismatch.statistics import gap_metrics
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge, to_scalars

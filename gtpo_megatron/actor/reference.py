@@ -13,8 +13,8 @@ from gtpo_megatron.actor.host_pieces import host_pieces, split_like
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.architecture import Architecture, check_same_model
 from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.file_checksum import file_checksum
 from gtpo_megatron.weights.hf.reader import weight_files
+from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 
 logger = logging.getLogger(__name__)
 

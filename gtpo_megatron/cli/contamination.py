@@ -11,7 +11,7 @@ import tyro
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.configuration import configuration
-from gtpo_megatron.config.problems.dataset import parse_dataset, parse_datasets
+from gtpo_megatron.config.problems import parse_dataset, parse_datasets
 from gtpo_megatron.errors import ConfigError
 
 

@@ -23,8 +23,7 @@ from gtpo_megatron.cli import (
     verify_resume,
     watch,
 )
-from gtpo_megatron.cli.command import Command
-from gtpo_megatron.cli.extras import missing_library
+from gtpo_megatron.cli.command import Command, missing_library
 from gtpo_megatron.cli.interrupts import interrupt_on_signals, interruption, status_of
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.errors import ConfigError, GTPOError

@@ -15,12 +15,12 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.companions.health.assess import assess, in_one_line
-from gtpo_megatron.companions.health.finding import Finding, Level, worst
+from gtpo_megatron.companions.health.history import Finding, Level, worst
+from gtpo_megatron.companions.health.signs import assess, in_one_line
 from gtpo_megatron.companions.status import RunStatus, read_status
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.observability.timers import duration
-from gtpo_megatron.run_folder.finite import finite
+from gtpo_megatron.run_folder.metrics_file import finite
 
 FULL_BYTES = 16 << 20
 """A disk with less free space counts as full."""

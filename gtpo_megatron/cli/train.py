@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gtpo_megatron.cli.command import Command
-from gtpo_megatron.cli.extras import require_libraries
+from gtpo_megatron.cli.command import Command, require_libraries
 from gtpo_megatron.cli.reader import hangs_up
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
-from gtpo_megatron.companions.health.assess import assess, in_one_line
+from gtpo_megatron.companions.health.signs import assess, in_one_line
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED

@@ -10,11 +10,9 @@ from typing import Any
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.run_folder.checkpoints import DRIVER_FILE, Checkpoint, CheckpointFolder
-from gtpo_megatron.run_folder.data_file import read_contents, sizes_by_label
-from gtpo_megatron.run_folder.folder import RunFolder
-from gtpo_megatron.run_folder.logged_errors import logged_errors
+from gtpo_megatron.run_folder.folder import RunFolder, read_contents, sizes_by_label
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.run_folder.provenance import LOG_FILE
+from gtpo_megatron.run_folder.provenance import LOG_FILE, logged_errors
 from gtpo_megatron.run_folder.state import FINISHED, RunState, is_held, read_state
 
 STEPS_FOR_TIME_LEFT = 10

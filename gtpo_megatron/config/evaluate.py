@@ -10,10 +10,15 @@ from gtpo_megatron.config.checks import (
     require_seed,
 )
 from gtpo_megatron.config.configuration import JsonObject, configuration
-from gtpo_megatron.config.grading.reward import RewardConfig
-from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
-from gtpo_megatron.config.problems.evaluation import HELDOUT
-from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template
+from gtpo_megatron.config.problems import (
+    BOXED_TEMPLATE,
+    HELDOUT,
+    DatasetRef,
+    check_template,
+    parse_dataset,
+    parse_datasets,
+)
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError

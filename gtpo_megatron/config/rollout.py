@@ -1,6 +1,6 @@
-"""How responses are sampled, and how new weights reach the sampler."""
+"""How responses are sampled, how new weights reach the sampler, and how far it may differ from the trainer."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -8,8 +8,54 @@ from gtpo_megatron.config.checks import (
     require_fraction,
 )
 from gtpo_megatron.config.configuration import configuration
-from gtpo_megatron.config.mismatch import LearntLimits, MismatchLimits
 from gtpo_megatron.errors import ConfigError
+
+
+@configuration
+class LearntLimits:
+    """Limits learnt from steps whose weights were verified by checksums.
+
+    Attributes:
+        factor: a figure may be so many times that of the last verified step, or of the least value of the dtypes if
+            that is larger.
+    """
+
+    factor: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.factor <= 1:
+            raise ConfigError(f"factor={self.factor}: must be greater than 1, or the verified step itself would stop")
+
+
+@configuration
+class GivenLimits:
+    """Limits for a model whose figures are known.
+
+    Attributes:
+        scaled_nats: of ``sync/logprob_gap_scaled``.
+        mean_nats: of ``sync/logprob_gap_mean``.
+        median_nats: of ``sync/logprob_gap_p50``.
+        p99_nats: of ``sync/logprob_gap_p99``.
+        kl_nats: of ``sync/logprob_kl_nats``.
+        bound_nats: a token with a larger gap is beyond the bound.
+        beyond_frac: share of tokens that may be beyond the bound; 0: none.
+    """
+
+    scaled_nats: PositiveFloat
+    mean_nats: PositiveFloat
+    median_nats: PositiveFloat
+    p99_nats: PositiveFloat
+    kl_nats: PositiveFloat
+    bound_nats: PositiveFloat
+    beyond_frac: float
+
+    def __post_init__(self) -> None:
+        require_fraction(beyond_frac=self.beyond_frac)
+
+
+MismatchLimits: TypeAlias = LearntLimits | GivenLimits
+"""Either kind."""
+
 
 Transport = Literal["shared_memory", "process_group", "relay"]
 """How the bytes of a push travel; see ``WeightSyncConfig``."""

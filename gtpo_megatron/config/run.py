@@ -5,22 +5,16 @@ from dataclasses import replace
 from pydantic import PositiveInt
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig
-from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
-from gtpo_megatron.config.algorithm.reference_kl import ReferenceConfig
-from gtpo_megatron.config.balance import BalanceConfig
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, ReferenceConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_seed, require_text
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.configuration import check_fields, configuration
-from gtpo_megatron.config.grading.reward import RewardConfig
-from gtpo_megatron.config.logging import LoggingConfig
-from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.model import BalanceConfig, ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.output import CheckpointConfig, LoggingConfig, ProfileConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.dataset import DatasetRef
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig, metric_names
-from gtpo_megatron.config.profile import ProfileConfig
+from gtpo_megatron.config.problems import DataConfig, DatasetRef, EvaluationConfig, metric_names
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, Transport, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import Problem
-from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset
-from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, fill_template
+from gtpo_megatron.config.problems import BOXED_TEMPLATE, DatasetRef, fill_template, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.data.chat_template import TemplateInputs, render_prompt
 from gtpo_megatron.data.contamination import Questions
@@ -144,7 +143,7 @@ def load_problems(
     data set and its row number.
 
     Args:
-        dataset: a file, or a known data set, see :mod:`gtpo_megatron.config.problems.dataset`.
+        dataset: a file, or a known data set, see :mod:`gtpo_megatron.config.problems`.
         tokenizer: the model's tokenizer.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
         verbatim_text: take text prompts as they are, without the chat template.

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, CODE_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
+from gtpo_megatron.config.problems import BOXED_TEMPLATE, CODE_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset
+from gtpo_megatron.config.problems import DatasetRef, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS, Adapter, adapter_at, adapter_of
 from gtpo_megatron.data.hub import HubPlace, newest_commit, read_hub
 from gtpo_megatron.data.records import read_records

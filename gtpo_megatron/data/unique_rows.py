@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gtpo_megatron.config.problems.dataset import DatasetRef
+from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.data.contamination import Questions
 from gtpo_megatron.data.rows import Row
 from gtpo_megatron.data.source import read_rows

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gtpo_megatron.algorithms.batch.outcome import is_correct
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
-from gtpo_megatron.config.problems.evaluation import BEST_OF, HELDOUT, EvaluationConfig, metric_names
+from gtpo_megatron.config.problems import BEST_OF, HELDOUT, EvaluationConfig, metric_names
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.evaluation.intervals import bootstrap_interval
 from gtpo_megatron.evaluation.metrics import best_at_k, mean_at_k, pass_at_k

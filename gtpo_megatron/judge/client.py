@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo_megatron.config.grading.judge import JudgeConfig
+from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.judge.store import JudgeStore, question_key
 from gtpo_megatron.untrusted.text import shown

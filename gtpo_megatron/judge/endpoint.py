@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAIError
 
-from gtpo_megatron.config.grading.judge import JudgeConfig
+from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.text import printable, read_text
 

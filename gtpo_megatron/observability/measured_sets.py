@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo_megatron.config.problems.evaluation import HELDOUT
-from gtpo_megatron.run_folder.finite import finite
+from gtpo_megatron.config.problems import HELDOUT
+from gtpo_megatron.run_folder.metrics_file import finite
 
 _MEAN = re.compile(r"eval/([a-z0-9_]+)_mean_at_k")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gtpo_megatron.config.profile import ProfileConfig
+from gtpo_megatron.config.output import ProfileConfig
 
 logger = logging.getLogger(__name__)
 

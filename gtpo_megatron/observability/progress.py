@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gtpo_megatron.config.problems.evaluation import HELDOUT
+from gtpo_megatron.config.problems import HELDOUT
 from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, labels_among, mean_metric, set_name
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.sentence import print_sentence

@@ -13,14 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gtpo_megatron.config.logging import LoggingConfig
 from gtpo_megatron.config.named_function import named_function
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.observability.loggers.mlflow import MlflowSink
-from gtpo_megatron.observability.loggers.swanlab import SwanLabSink
-from gtpo_megatron.observability.loggers.tensorboard import TensorBoardSink
-from gtpo_megatron.observability.loggers.trackio import TrackioSink
-from gtpo_megatron.observability.loggers.wandb import WandbSink
+from gtpo_megatron.observability.loggers import MlflowSink, SwanLabSink, TensorBoardSink, TrackioSink, WandbSink
 from gtpo_megatron.observability.metrics import check_name
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, JsonlSink, truncate_after
 
@@ -35,19 +31,6 @@ class MetricSink(Protocol):
 
     def close(self) -> None:
         """Writes what is buffered."""
-
-
-class SinkOfYours(Protocol):
-    """Opens a sink of a class or function that ``logging.sinks`` names."""
-
-    def __call__(self, folder: Path, *, run_config: Mapping[str, Any], last_row: int | None) -> MetricSink:
-        """Opens it.
-
-        Args:
-            folder: the run folder.
-            run_config: the resolved configuration.
-            last_row: last step that a resumed run keeps, -1 if none is; None: a new run.
-        """
 
 
 class MetricSinks:
@@ -160,7 +143,8 @@ def chosen_loggers(logging_config: LoggingConfig) -> list[str]:
     return [extra for extra, library in _LIBRARIES.items() if getattr(logging_config, library.field)]
 
 
-def _sink_of_yours(name: str) -> SinkOfYours:
+def _sink_of_yours(name: str) -> Callable[..., MetricSink]:
+    """A class or function, called with the run folder, ``run_config`` and ``last_row``; docs/metrics.md."""
     return named_function(name, what="logging.sinks", example="./mine.py:MySink")
 
 

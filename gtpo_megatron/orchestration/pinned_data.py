@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gtpo_megatron.config.problems.dataset import parse_dataset
+from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.source import pinned
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
-from gtpo_megatron.config.grading.reward import RewardConfig, weighted_names
 from gtpo_megatron.config.named_function import named_function, named_module
+from gtpo_megatron.config.reward import RewardConfig, weighted_names
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.untrusted.text import printable

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.answers.comparison import equal
 from gtpo_megatron.rewards.answers.reading import is_readable, read

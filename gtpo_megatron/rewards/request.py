@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gtpo_megatron.config.grading.judge import JudgeConfig
+from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.judge.client import Answer, Judge
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from gtpo_megatron.batch import RewardBatch
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.judge.store import STORE_FILE, begin_session
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several

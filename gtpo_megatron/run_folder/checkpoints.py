@@ -22,14 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.run_folder.manifest import Manifest, RunFacts, new_manifest, read_manifest
 from gtpo_megatron.untrusted.fields import Fields, as_record
 from gtpo_megatron.untrusted.json_text import find_json, read_json
 from gtpo_megatron.untrusted.text import find_text, printable, shown
-from gtpo_megatron.weights.file_checksum import file_checksum
-from gtpo_megatron.weights.megatron.checkpoint_files import FORMAT, MANIFEST_FILE, FileEntry, Verify, check_files
+from gtpo_megatron.weights.megatron.checkpoint_files import (
+    FORMAT,
+    MANIFEST_FILE,
+    FileEntry,
+    Verify,
+    check_files,
+    file_checksum,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from gtpo_megatron.run_folder.provenance import commit, versions
 from gtpo_megatron.untrusted.fields import as_record
 from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.file_checksum import ALGORITHM
 from gtpo_megatron.weights.megatron.checkpoint_files import (
+    ALGORITHM,
     FORMAT,
     MANIFEST_FILE,
     FileEntry,

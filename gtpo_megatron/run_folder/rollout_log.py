@@ -15,7 +15,7 @@ from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.run_folder.finite import all_finite, finite
+from gtpo_megatron.run_folder.metrics_file import all_finite, finite
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import numbered_lines, printable, shown
 

@@ -1,6 +1,7 @@
-"""The sandbox that ``reward.sandbox`` names, opened when the first program comes."""
+"""The sandbox that ``reward.sandbox`` names, opened when the first program comes; and the unsafe one, which is none."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 from gtpo_megatron.errors import ConfigError, SandboxError
@@ -8,7 +9,7 @@ from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox, check_bubblewrap
 from gtpo_megatron.sandbox.http_service import HttpSandbox
 from gtpo_megatron.sandbox.packages import packages_for
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
+from gtpo_megatron.sandbox.server import ProgramServer
 
 
 def open_sandbox(name: str, packages: str = "") -> Sandbox:
@@ -56,3 +57,30 @@ class LazySandbox:
         """Ends all of its processes."""
         if self._sandbox is not None:
             self._sandbox.close()
+
+
+class UnsafeSandbox:
+    """Runs programs as this user; they can read and write what the user can.
+
+    Args:
+        packages: as in ``RewardConfig.packages``.
+
+    Raises:
+        SandboxError: the folder of packages is not there.
+    """
+
+    def __init__(self, packages: str = "") -> None:
+        found = packages_for(packages, Path(sys.executable))
+        self._packages = tempfile.TemporaryDirectory(prefix="packages-")
+        for name, path in found.items():
+            (Path(self._packages.name) / name).symlink_to(path)
+        self._server = ProgramServer([], python=sys.executable, is_isolated=False, packages=(self._packages.name,))
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job, see ``Sandbox``."""
+        return self._server.run(job)
+
+    def close(self) -> None:
+        """Ends all of its processes."""
+        self._server.close()
+        self._packages.cleanup()

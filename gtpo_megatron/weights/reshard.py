@@ -16,8 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gtpo_megatron.config.layer_split import LayerSplit
-from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.parallel import LayerSplit, ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.families import LAYER_TABLES, Layer

@@ -1,7 +1,7 @@
 """CUDA's memory handles between processes without a GPU: what a GPU allocates is a file that every opener maps.
 
 A process has a GPU and a number for it, which need not be the other process's number. torch's own
-``rebuild_cuda_tensor`` and the restricted unpickler run as they are.
+``rebuild_cuda_tensor`` runs as it is.
 """
 
 import itertools

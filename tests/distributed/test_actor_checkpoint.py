@@ -12,7 +12,7 @@ import torch
 from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.companions.verify_resume.compare import first_difference
-from gtpo_megatron.config.balance import BalanceConfig
+from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.errors import CheckpointError, NumericsError
 from gtpo_megatron.observability.metrics import deterministic, to_scalars
 from tests.dist_utils import run_processes

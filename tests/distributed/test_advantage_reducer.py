@@ -28,7 +28,7 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError

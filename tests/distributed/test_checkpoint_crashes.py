@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from gtpo_megatron.config.balance import BalanceConfig
+from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import EXPERT_FAMILIES, make_expert_model

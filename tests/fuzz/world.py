@@ -17,7 +17,7 @@ from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse
 from gtpo_megatron.companions.planner.correction import PlanCorrection, write_correction
 from gtpo_megatron.companions.study.plan import planned_runs
 from gtpo_megatron.companions.study.run_summary import write_summary
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompt_sampler import PromptSampler
@@ -28,7 +28,7 @@ from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.manifest import run_facts
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
-from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 from gtpo_megatron.weights.reshard import hf_shapes
 from recipes.tiny_cpu import ASSETS, gtpo
 from tests.unit.companions.study.makers import STUDY, summaries

@@ -38,8 +38,8 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import NoLengthPenalty
-from gtpo_megatron.config.balance import BalanceConfig
+from gtpo_megatron.config.algorithm.base import NoLengthPenalty
+from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model

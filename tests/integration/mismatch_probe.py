@@ -22,8 +22,8 @@ def swapped(tensor):
 def main(folder: Path, version: int, dtype: str, source: str) -> None:
     from rich.console import Console
 
-    from gtpo_megatron.config.mismatch import LearntLimits
     from gtpo_megatron.config.parallel import ParallelConfig
+    from gtpo_megatron.config.rollout import LearntLimits
     from gtpo_megatron.errors import WeightSyncError
     from gtpo_megatron.train import train
     from gtpo_megatron.weights.push.receiver import WeightReceiver

@@ -18,8 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
-from gtpo_megatron.config.grading.judge import JudgeConfig
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.judge.store import STORE_FILE
 from gtpo_megatron.rewards.request import RewardRequest

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launchers.job_scripts import SCRIPT_NAMES, SCRIPTS
+from launchers.own_settings import SCRIPT_NAMES, SCRIPTS
 from tests.integration.listeners import (
     EVERYWHERE,
     Listener,

@@ -7,7 +7,7 @@ import shutil
 import psutil
 import pytest
 
-from gtpo_megatron.companions.verify_resume.account import check_account
+from gtpo_megatron.companions.verify_resume.verify import check_account
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.run_folder.checkpoints import LATEST

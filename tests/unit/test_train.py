@@ -14,8 +14,7 @@ from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import CheckpointError, ConfigError, RolloutError
 from gtpo_megatron.run_folder.checkpoints import DriverState
-from gtpo_megatron.run_folder.data_file import read_contents
-from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.folder import RunFolder, read_contents
 from gtpo_megatron.run_folder.state import read_state
 from recipes import tiny_cpu
 from tests.unit.orchestration import checkpoints

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.actor.checkpoint.converted import load_converted
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.validation import StrictHandling
+
+from gtpo_megatron.actor.checkpoint.megatron_load import drop_extra_states, load
 from gtpo_megatron.actor.model.policy_model import weights_by_name
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.hf.reader import read_parameters
+from gtpo_megatron.weights.hf.reader import read_parameters, require_finite
 from gtpo_megatron.weights.reshard import hf_shapes, load_plan, shard_coordinates
 
 
@@ -39,3 +43,33 @@ def load_model_folder(
         return
     plan = load_plan(arch, shard_coordinates(parallel, global_rank), padded_vocab_size(arch, parallel))
     read_parameters(folder, hf_shapes(arch), plan, weights_by_name(chunks))
+
+
+@torch.no_grad()
+def load_converted(checkpoint: Path, chunks: Sequence[Any]) -> None:
+    """Loads converted weights, whichever layout they are for; rows that only pad the vocabulary become 0.
+
+    Args:
+        checkpoint: Megatron's files.
+        chunks: the rank's parts of the model, in order.
+
+    Raises:
+        CheckpointError: damaged, or of another model.
+        ConfigError: a tensor holds NaN or infinity.
+
+    Collectives: Megatron's own over the world.
+    """
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {"singleton_local_shards": False, "dp_cp_group": group}
+    wanted: dict[str, dict[str, Any]] = {}
+    absent: list[dict[str, None]] = []
+    for number, chunk in enumerate(chunks):
+        for parameter in chunk.parameters():
+            parameter.zero_()  # Megatron leaves the padding that the checkpoint does not have as it is
+        wanted[str(number)] = chunk.sharded_state_dict(metadata=metadata)
+        absent.append(drop_extra_states(wanted[str(number)]))
+    found = load(wanted, checkpoint, strict=StrictHandling.RAISE_ALL)
+    for number, chunk in enumerate(chunks):
+        chunk.load_state_dict(found[str(number)] | absent[number])
+        for name, parameter in chunk.named_parameters():
+            require_finite([parameter], name, where=checkpoint)

@@ -29,6 +29,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
+from gtpo_megatron.actor.checkpoint.megatron_load import drop_extra_states, is_extra_state, load, reason
 from gtpo_megatron.actor.checkpoint.reference_state import (
     REFERENCE,
     REFERENCE_PREFIX,
@@ -36,17 +37,11 @@ from gtpo_megatron.actor.checkpoint.reference_state import (
     restore_reference,
     sharded_reference,
 )
-from gtpo_megatron.actor.checkpoint.restricted_load import (
-    drop_extra_states,
-    is_extra_state,
-    load,
-    load_sharded_metadata,
-    reason,
-)
 from gtpo_megatron.actor.checkpoint.writer import ForkedWrite, results_queue
 from gtpo_megatron.actor.reference import ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.megatron.checkpoint_files import first_trouble
+from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_object
 
 RANDOM_KEY = "random"
 
@@ -171,20 +166,12 @@ class RankCheckpoint:
         """
         _check_files(folder, checksums)
         _ensure_moments(self._optimizer)
-        try:
-            # looked up before the wish is written: the shards say which layout they are of
-            stored = load_sharded_metadata(folder)
-            wanted = self._state({}, is_loading=True)
-            nothing = [drop_extra_states(wanted["model"][str(index)]) for index in range(len(self._chunks))]
-            same_layout = wanted[RANDOM_KEY].unique_key in stored
-            if not same_layout:
-                del wanted[RANDOM_KEY]
-            has_reference = any(key.startswith(REFERENCE_PREFIX) for key in stored)
-            if has_reference and self._reference is not None:
-                wanted[REFERENCE_WEIGHTS] = sharded_reference(self._chunks, self._reference, _metadata())
-            state, left_over, absent = load(wanted, folder, strict=StrictHandling.RETURN_ALL)
-        except (Exception, CheckpointException) as error:  # torch's is no Exception
-            raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
+        wanted = self._state({}, is_loading=True)
+        nothing = [drop_extra_states(wanted["model"][str(index)]) for index in range(len(self._chunks))]
+        stored, random_states = _read_own(folder, wanted.pop(RANDOM_KEY).unique_key)
+        if self._reference is not None and any(name.startswith(REFERENCE_PREFIX) for name in stored):
+            wanted[REFERENCE_WEIGHTS] = sharded_reference(self._chunks, self._reference, _metadata())
+        state, left_over, absent = load(wanted, folder, strict=StrictHandling.RETURN_ALL)
         unread = {key for key in left_over if is_extra_state(key)} | {RANDOM_KEY}
         _refuse_mismatch(folder, absent=absent, left_over=left_over - unread)
         for index, chunk in enumerate(self._chunks):
@@ -196,8 +183,8 @@ class RankCheckpoint:
         self._schedule.load_state_dict(state["schedule"])
         if self._reference is not None:
             restore_reference(self._reference, state, self._chunks, folder)
-        if same_layout:
-            _restore_random_states(state[RANDOM_KEY])
+        if random_states is not None:
+            _restore_random_states(random_states)
         return dict(state["counters"])
 
     def _state(self, counters: Mapping[str, int], *, is_loading: bool) -> dict[str, Any]:
@@ -305,6 +292,27 @@ def _check_files(folder: Path, checksums: Mapping[str, str]) -> None:
             f"checkpoint {folder} is damaged: {troubles}; go on from an earlier one by writing its name into "
             f"{folder.parent / 'latest'}"
         )
+
+
+def _read_own(folder: Path, random_key: str) -> tuple[set[str], Any]:
+    """The names of all that is stored, and this rank's random states; None if they are of another layout.
+
+    Raises:
+        CheckpointError: index or random states cannot be read; the same error on every rank.
+
+    Collectives: one gather of texts.
+    """
+    trouble, stored, random_states = "", set[str](), None
+    try:
+        index = load_index(folder)
+        stored = set(index.state_dict_metadata)
+        if random_key in stored:
+            random_states = load_object(folder, index, random_key)[0]
+    except CheckpointError as error:
+        trouble = str(error)
+    if troubles := _of_all_ranks(trouble):
+        raise CheckpointError(f"checkpoint {folder} cannot be loaded: {troubles}")
+    return stored, random_states
 
 
 def _refuse_mismatch(folder: Path, *, absent: set[str], left_over: set[str]) -> None:

@@ -1,26 +1,17 @@
 """Reads a checkpoint's tensors and objects without a world of ranks and without a model. Free of Megatron."""
 
-import warnings
 from collections.abc import Sequence
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
 
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.megatron.checkpoint_files import Verify, check_checkpoint
-from gtpo_megatron.weights.megatron.restricted_pickle import (
-    RestrictedPlanner,
-    RestrictedReader,
-    load_index,
-    load_object,
-    load_torch,
-    refusal,
-)
+from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_object, load_stored, load_torch
 
 COMMON_FILE = "common.pt"
 
@@ -58,16 +49,18 @@ class CheckpointReader:
         Raises:
             CheckpointError: a file is missing or damaged.
         """
-        found = {name: torch.empty(self.tensors[name][0], dtype=self.tensors[name][1]) for name in names}
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is the intent
-                load_tensors(
-                    found, storage_reader=RestrictedReader(self._folder), planner=RestrictedPlanner(), no_dist=True
-                )
-        except (Exception, CheckpointException) as error:
-            raise CheckpointError(f"checkpoint {self._folder} {refusal(error)}") from error
-        return found
+        return {name: self._read(name) for name in names}
+
+    def _read(self, name: str) -> Tensor:
+        entry: Any = self._metadata.state_dict_metadata[name]
+        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+        for chunk in entry.chunks:
+            found = load_stored(self._folder, self._metadata, MetadataIndex(name, chunk.offsets))
+            target = whole[tuple(map(slice, chunk.offsets, map(add, chunk.offsets, chunk.sizes)))]
+            if not isinstance(found, Tensor) or not found.shape == target.shape == chunk.sizes:
+                raise CheckpointError(f"checkpoint {self._folder} is damaged: {name} is not of the size that it says")
+            target.copy_(found)
+        return whole
 
     def read_object(self, name: str) -> Any:
         """An object that a rank stored, such as its random states.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.actor.checkpoint.restricted_load import is_extra_state
+from gtpo_megatron.actor.checkpoint.megatron_load import is_extra_state
 from gtpo_megatron.actor.reference import ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.reshard import chunk_prefix, table_name

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import pickle
 import queue
 import threading
 import time
@@ -23,8 +22,7 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-from gtpo_megatron.weights.file_checksum import file_checksum
-from gtpo_megatron.weights.megatron.restricted_pickle import load_written
+from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 
 BACKGROUND_NICENESS = 10
 """Of a writer that training shares the cores with."""
@@ -88,7 +86,7 @@ class ForkedWrite:
         # a child that has told its results is not waited for: giving its memory back takes a while, and the start of
         # the next one collects it
         try:
-            written, checksums, error = load_written(self._results.recv_bytes())
+            written, checksums, error = self._results.recv()
         except (EOFError, OSError):
             self._process.join()
             written, checksums, error = None, {}, f"its writer died (exit code {self._process.exitcode})"
@@ -130,7 +128,7 @@ class ForkedWrite:
         except Exception as error:  # noqa: BLE001 - carried to the parent, which reports it on all ranks
             outcome = (None, {}, f"{type(error).__name__}: {error}")
         with contextlib.suppress(BrokenPipeError):  # the rank was killed: nobody listens, and nobody will use the files
-            child_end.send_bytes(pickle.dumps(outcome))
+            child_end.send(outcome)
         child_end.close()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model.router import PolicyRouter
 from gtpo_megatron.batch import RolloutBatch
-from gtpo_megatron.config.balance import BalanceConfig
+from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.distributed.groups import ParallelGroups
 from gtpo_megatron.observability.metrics import Max, Metric
 from gtpo_megatron.weights.experts import Experts

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.batch.response_table import ResponseTable
-from gtpo_megatron.config.algorithm.length_penalty import (
+from gtpo_megatron.config.algorithm.base import (
     GroupRelativeLengthPenalty,
     LengthPenaltyConfig,
     NoLengthPenalty,

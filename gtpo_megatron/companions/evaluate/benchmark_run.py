@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,15 +21,8 @@ from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse
 
 if TYPE_CHECKING:
+    from gtpo_megatron.rewards.reward import RewardScorer
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
-
-
-class Grader(Protocol):
-    """Grades responses in the background."""
-
-    def submit(self, request: RewardRequest) -> "Future[Verdict]":
-        """Queues one response."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +105,7 @@ class BenchmarkRun:
     file: VerdictFile
     tokenizer: PreTrainedTokenizerBase
     source: "VllmEngine | None"
-    grader: Grader
+    grader: "RewardScorer"
     answer_in: Callable[[str], str | None] | None
     problems: Mapping[tuple[str, str], Problem]
     on_verdict: Callable[[GradedResponse], None]

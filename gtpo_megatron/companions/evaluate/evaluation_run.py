@@ -1,23 +1,22 @@
 """``gtpo-megatron evaluate``: checks the request, starts one vLLM engine and the graders, and measures."""
 
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.companions.evaluate.answers import AnswerFinder
 from gtpo_megatron.companions.evaluate.benchmark_run import BenchmarkRun, Timing, WantedResponse, wanted_responses
-from gtpo_megatron.companions.evaluate.display import EvaluationDisplay
+from gtpo_megatron.companions.evaluate.display import EvaluationDisplay, results_table
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
 from gtpo_megatron.companions.evaluate.model_folder import check_length, check_model_folder, model_fingerprint
 from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
-from gtpo_megatron.companions.evaluate.table import results_table
 from gtpo_megatron.companions.evaluate.verdict_file import (
     TEMPLATE_INPUTS,
     VERDICTS_FILE,
@@ -26,7 +25,7 @@ from gtpo_megatron.companions.evaluate.verdict_file import (
     recorded_date,
 )
 from gtpo_megatron.config.evaluate import EvaluateConfig
-from gtpo_megatron.config.problems.dataset import DatasetRef
+from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Questions, find_contamination
@@ -260,7 +259,7 @@ def _measure(
     file: VerdictFile,
     wanted: Sequence[WantedResponse],
     tokenizer: PreTrainedTokenizerBase,
-    answer_in: AnswerFinder | None,
+    answer_in: "AnswerFinder | None",
     console: Console,
     timing: Timing,
 ) -> None:
@@ -354,3 +353,34 @@ def _locked(output: Path) -> Iterator[None]:
         yield
     finally:
         held_locks.let_go(descriptor)
+
+
+logger = logging.getLogger(__name__)
+
+FinalAnswer = Callable[[str], object]
+"""Returns text or None; the result of a user's function is checked."""
+
+
+@dataclass(slots=True)
+class AnswerFinder:
+    """Finds the answer of a response, and warns once if the function fails.
+
+    Attributes:
+        final_answer: the function, from the reward function's module.
+    """
+
+    final_answer: FinalAnswer
+    _has_warned: bool = field(default=False, init=False)
+
+    def __call__(self, text: str) -> str | None:
+        """The answer; None if there is none or the function fails: the response then has no vote."""
+        found: object = None
+        try:
+            found = self.final_answer(text)
+            mistake = "" if found is None or isinstance(found, str) else f"returned {found!r}"
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything; only the vote is lost
+            mistake = f"raised {error!r}"
+        if mistake and not self._has_warned:
+            self._has_warned = True
+            logger.warning("final_answer %s, expected text or None; such responses have no vote in maj@k", mistake)
+        return found if isinstance(found, str) else None

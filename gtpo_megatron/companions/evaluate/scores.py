@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse
 from gtpo_megatron.data.contamination import normalised
 from gtpo_megatron.evaluation.intervals import Interval, mean_intervals
 from gtpo_megatron.evaluation.metrics import Floats, best_at_k_per_problem, maj_at_k_per_problem, pass_at_k_per_problem
-from gtpo_megatron.observability.correctness import are_correct
 
 REWARD = "reward"
 CORRECT = "correct"
@@ -110,3 +110,20 @@ def vote(response: GradedResponse) -> str | None:
     """The vote of an incorrect response; None if it has no answer."""
     text = normalised(response.answer) if response.answer is not None else ""
     return f"incorrect: {text}" if text else None
+
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def are_correct(rewards: ArrayLike, *, threshold: float) -> Flags:
+    """``r_i >= threshold`` in float32, the dtype of rewards in training, so that tables agree with training.
+
+    Args:
+        rewards: any shape, including a single number.
+        threshold: lowest reward of a correct response.
+
+    Returns:
+        Flags of the same shape.
+    """
+    with np.errstate(over="ignore"):  # overflow gives infinity, as in torch
+        return np.asarray(np.asarray(rewards).astype(np.float32) >= np.float32(threshold))

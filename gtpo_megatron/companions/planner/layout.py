@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gtpo_megatron.config.checks import divisors
-from gtpo_megatron.config.layer_split import LayerSplit
+from gtpo_megatron.config.parallel import LayerSplit
 from gtpo_megatron.weights.model_shape import ModelShape
 
 Recompute = Literal["none", "selective", "experts", "full"]

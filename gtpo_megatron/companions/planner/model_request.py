@@ -8,8 +8,7 @@ from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.model_shape import ModelShape

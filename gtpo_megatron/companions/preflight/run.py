@@ -15,10 +15,9 @@ from gtpo_megatron.companions.preflight.children import in_child
 from gtpo_megatron.companions.preflight.expectations import Device, expectations
 from gtpo_megatron.companions.preflight.finding import Line, assessed
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch, set_phase, start_smi
-from gtpo_megatron.companions.preflight.page import write_page
 from gtpo_megatron.companions.preflight.probes import devices
 from gtpo_megatron.companions.preflight.probes.trainer import answers
-from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json
+from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json, write_page
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.companions.preflight.runner import Budget, CheckRunner, chosen_checks
 from gtpo_megatron.config.run import RunConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from gtpo_megatron.companions.report.run_data import RunData, measured_sets
 from gtpo_megatron.observability.measured_sets import mean_metric, set_name
-from gtpo_megatron.run_folder.data_file import heldout_name
+from gtpo_megatron.run_folder.folder import heldout_name
 
 _SAMPLING = "evaluation.sampling"
 _TEMPLATE = "evaluation.prompt_template"

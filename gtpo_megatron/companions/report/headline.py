@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from gtpo_megatron.companions.report.run_data import RunData, measured_sets
-from gtpo_megatron.config.problems.evaluation import HELDOUT
+from gtpo_megatron.config.problems import HELDOUT
 from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, mean_metric
 from gtpo_megatron.observability.timers import duration
-from gtpo_megatron.run_folder.finite import finite
+from gtpo_megatron.run_folder.metrics_file import finite
 
 EDGE_STEPS = 5
 """Steps averaged for the first and last reward: one step's reward is mostly noise."""

@@ -4,20 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron import __version__
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.companions.report.axes import axes, axis_switch
+from gtpo_megatron.companions.health.history import Finding, Level
+from gtpo_megatron.companions.health.signs import assess
 from gtpo_megatron.companions.report.differences import contaminated, differences
 from gtpo_megatron.companions.report.figures import figures
-from gtpo_megatron.companions.report.head import heading
-from gtpo_megatron.companions.report.headline import headlines
-from gtpo_megatron.companions.report.health import health
+from gtpo_megatron.companions.report.headline import headlines, summary
 from gtpo_megatron.companions.report.run_data import RunData, measured_sets, read_runs
 from gtpo_megatron.companions.report.samples import num_bytes, page_json, sample_section, samples
-from gtpo_megatron.companions.report.traces import Figure, plain_figure
+from gtpo_megatron.companions.report.traces import Figure, plain_figure, rounded
+from gtpo_megatron.observability.timers import duration
+from gtpo_megatron.run_folder.folder import sizes_by_label
+from gtpo_megatron.run_folder.metrics_file import finite
 
 MAX_OWN_BYTES = 3_400_000
 """Size limit without plotly's 4.8 MB and our scripts, so that a page stays below 8 MiB."""
@@ -214,3 +217,184 @@ def _config(run: RunData) -> str:
     return (
         f"<details><summary>Configuration of {escape(run.name)}</summary><pre>{escape(run.config_text)}</pre></details>"
     )
+
+
+MAX_KNOTS = 2000
+"""Steps of all runs whose sums are on the page; the page's script interpolates between them."""
+
+STEP, TIME, SAMPLED, TRAINED = "step", "time", "sampled", "trained"
+LABELS = {STEP: "step", TIME: "time", SAMPLED: "sampled tokens", TRAINED: "trained tokens"}
+_COUNTS = {SAMPLED: "rollout/response_tokens_count", TRAINED: "rollout/trained_tokens_count"}
+
+
+def axes(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Plain values for the page's script.
+
+    Returns:
+        ``names``: the axes that every run has, with their labels; ``runs``: one mapping per run, of some of its
+        ``steps`` and the running sum of each axis after them.
+    """
+    sums = [_sums(run) for run in runs]
+    names = [name for name in LABELS if name == STEP or all(name in own for own in sums)]
+    tables = []
+    for run, own in zip(runs, sums, strict=True):
+        every = max(1, -(-len(run.metrics) * len(runs) // MAX_KNOTS))
+        kept = sorted({*range(0, len(run.metrics), every), len(run.metrics) - 1} - {-1})
+        steps = [run.metrics[index]["step"] for index in kept]
+        columns = {name: rounded([own[name][index] for index in kept]) for name in names if name != STEP}
+        tables.append({"steps": steps, **columns})
+    return {"names": {name: LABELS[name] for name in names}, "runs": tables}
+
+
+def axis_switch(found: dict[str, Any]) -> str:
+    """The choice of the axis as HTML; empty if there is only the step."""
+    if len(found["names"]) < 2:
+        return ""
+    choices = "".join(
+        f'<label><input type="radio" name="axis" value="{name}"{" checked" if name == STEP else ""}>'
+        f"<span>{label}</span></label>"
+        for name, label in found["names"].items()
+    )
+    about = (
+        "Time: of steps, evaluations and checkpoints, without the start. Tokens: of responses, those that dynamic "
+        "sampling dropped counted as sampled, not as trained."
+    )
+    return (
+        f'<div class="switch axis"><span class="name">Curves over</span>'
+        f'<div class="choices" role="radiogroup" aria-label="Draw curves over">{choices}</div>'
+        f'<p class="about">{about}</p></div>'
+    )
+
+
+def _sums(run: RunData) -> dict[str, list[float]]:
+    """The running sums that the metrics of a run allow."""
+    found = {}
+    if any(run.training_s):
+        found[TIME] = list(accumulate(run.training_s))
+    for name, metric in _COUNTS.items():
+        if run.values(metric):
+            found[name] = list(accumulate(finite(row.get(metric)) or 0.0 for row in run.metrics))
+    return found
+
+
+SECONDS_PER_HOUR = 3600.0
+_UNKNOWN = "unknown (log.txt does not say)"
+
+_SETTINGS = {
+    "model": "model.path", "weights in": "model.dtype", "prompts per step": "data.prompts_per_step",
+    "responses per prompt": "rollout.group_size", "response limit": "rollout.sampling.max_response_tokens",
+    "temperature": "rollout.sampling.temperature", "updates per rollout": "update.updates_per_rollout",
+    "learning rate": "optimizer.learning_rate", "ranks": "parallel.num_ranks",
+    "tensor parallel": "parallel.tensor_parallel_size", "pipeline parallel": "parallel.pipeline_parallel_size",
+    "seed": "seed",
+}  # fmt: skip
+
+
+def heading(runs: Sequence[RunData], *, dollars_per_gpu_hour: float | None = None) -> str:
+    """The head as HTML.
+
+    Args:
+        runs: one or several; only settings that all of them share are shown.
+        dollars_per_gpu_hour: price of a GPU; None: no cost is shown.
+    """
+    if len(runs) > 1:
+        title = f"{len(runs)} training runs"
+        about = ", ".join(f"<b>{escape(run.name)}</b>" for run in runs)
+    else:
+        title = escape(str(runs[0].setting("name", runs[0].name)))
+        about = f"{summary(runs[0])} · run {escape(runs[0].name)}"
+    settings = {}
+    for label, path in _SETTINGS.items():
+        values = {_shown(run, path) for run in runs}
+        if len(values) == 1 and (value := values.pop()) is not None:
+            settings[label] = value
+    origins = "".join(
+        (f"<p class='sub of-run'>{escape(run.name)}</p>" if len(runs) > 1 else "")
+        + _terms("origin", origin(run, dollars_per_gpu_hour=dollars_per_gpu_hour))
+        for run in runs
+    )
+    return f"<header><h1>{title}</h1><p class='sub'>{about}</p>{origins}{_terms('shared', settings)}</header>"
+
+
+def origin(run: RunData, *, dollars_per_gpu_hour: float | None = None) -> dict[str, str]:
+    """Commit, date, duration, machines and cost of a run, by their labels, as far as its log says them."""
+    commits = list(dict.fromkeys(start.commit for start in run.starts if start.commit))
+    machines = list(dict.fromkeys(str(start.machines) for start in run.starts if start.machines))
+    seconds = sum(start.seconds for start in run.starts)
+    facts = {
+        "commit": ", ".join(commits) or _UNKNOWN,
+        "started": f"{run.starts[0].began:%Y-%m-%d %H:%M}" if run.starts else _UNKNOWN,
+        "from start to end": duration(seconds) if run.starts else _UNKNOWN,
+        "machines": ", then ".join(machines) or _UNKNOWN,
+    }
+    if len(run.starts) > 1:
+        facts["from start to end"] += f" in {len(run.starts)} starts"
+    if dollars_per_gpu_hour is not None:
+        facts["cost"] = _cost(run, dollars_per_gpu_hour)
+    return facts
+
+
+def _cost(run: RunData, rate: float) -> str:
+    """The cost, and what was multiplied; a start whose machines are not known is not counted, and said so."""
+    known = [(start.machines.num_gpus, start.seconds) for start in run.starts if start.machines]
+    if not known:
+        return "unknown: log.txt does not say on how many GPUs"
+    if not any(gpus for gpus, _ in known):
+        return "none: no GPU was used"
+    hours = [f"{gpus} GPUs x {seconds / SECONDS_PER_HOUR:.2f} h" for gpus, seconds in known]
+    total = rate * sum(gpus * seconds for gpus, seconds in known) / SECONDS_PER_HOUR
+    product = hours[0] if len(hours) == 1 else f"({' + '.join(hours)})"
+    missing = len(run.starts) - len(known)
+    rest = f"; {missing} of {len(run.starts)} starts are not counted, on unknown machines" if missing else ""
+    price = f"{rate:.2f}" if round(rate, 2) == rate else f"{rate:g}"
+    return f"${total:,.2f} = {product} x ${price} a GPU and hour{rest}"
+
+
+def _terms(kind: str, terms: dict[str, str]) -> str:
+    inside = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in terms.items())
+    return f"<dl class='settings {kind}'>{inside}</dl>"
+
+
+def _shown(run: RunData, path: str) -> str | None:
+    value = run.setting(path)
+    if value is None:
+        return None
+    if path == "model.path":
+        return str(value).rstrip("/").rpartition("/")[2]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_MARKS = {Level.GREEN: "✓", Level.AMBER: "!", Level.RED: "✕"}
+"""Beside the colour: one reader in twelve cannot tell the colours apart."""
+
+
+def health(runs: Sequence[RunData]) -> str:
+    """One list a run, the worst sign first; green signs are folded away if others are there, or if runs are several."""
+    return "".join(_one(run, is_alone=len(runs) == 1) for run in runs)
+
+
+def _one(run: RunData, *, is_alone: bool) -> str:
+    findings = assess(run.metrics, sizes_by_label(run.contents))
+    if not findings:
+        return ""
+    bad = [finding for finding in findings if finding.level > Level.GREEN]
+    green = [finding for finding in findings if finding.level == Level.GREEN]
+    name = "" if is_alone else f"<b>{escape(run.name)}</b>: "
+    summary = f"{name}{len(green)} of {len(findings)} signs are green"
+    return (
+        f"<section class='health' aria-label='health'>{_list(bad)}"
+        f"<details><summary>{_mark(Level.GREEN)} {summary}</summary>{_list(green)}</details></section>"
+    )
+
+
+def _mark(level: Level) -> str:
+    return f"<i class='{level.word}' title='{level.word}'>{_MARKS[level]}</i>"
+
+
+def _list(findings: Sequence[Finding]) -> str:
+    rows = "".join(
+        f"<li>{_mark(finding.level)}"
+        f"<span><b>{escape(finding.sign)}</b> {escape(finding.seen)}<small>{escape(finding.rule)}</small></span></li>"
+        for finding in findings
+    )
+    return f"<ul>{rows}</ul>" if rows else ""

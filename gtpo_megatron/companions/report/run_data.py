@@ -11,11 +11,10 @@ from typing import Any
 from gtpo_megatron.companions.report.sampled_groups import SampledGroup, read_groups
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.measured_sets import labels_among, mean_metric
-from gtpo_megatron.run_folder.data_file import DataContent, read_contents
-from gtpo_megatron.run_folder.expert_load import ExpertLoad, read_expert_load
-from gtpo_megatron.run_folder.finite import finite
-from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
+from gtpo_megatron.run_folder.folder import DataContent, read_contents
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, finite, read_what_there_is
 from gtpo_megatron.run_folder.provenance import LOG_FILE, RunStart, logged_starts
+from gtpo_megatron.run_folder.token_files import ExpertLoad, read_expert_load
 from gtpo_megatron.untrusted.text import printable, read_text, reason
 from gtpo_megatron.untrusted.yaml_text import MAX_YAML_BYTES, parse_yaml
 

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from gtpo_megatron.companions.evaluate.scores import are_correct
 from gtpo_megatron.companions.report.packed import packed
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.observability.correctness import are_correct
 from gtpo_megatron.run_folder.rollout_log import ROLLOUT_FOLDER, RolloutRecord, iter_rollouts, rollout_files
 
 T = TypeVar("T")

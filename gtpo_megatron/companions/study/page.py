@@ -12,9 +12,18 @@ from gtpo_megatron.companions.report.traces import PALETTE, line, plain_figure
 from gtpo_megatron.companions.study.drawings import dose_figure, forest_figure, forest_rows
 from gtpo_megatron.companions.study.finished import find_runs
 from gtpo_megatron.companions.study.plan import Study
-from gtpo_megatron.companions.study.planned import PLANNED_HEADINGS, planned_cells, planned_rows
 from gtpo_megatron.companions.study.run_summary import FinishedRun, of_arm
-from gtpo_megatron.companions.study.table import HEADINGS, ArmRow, arm_rows, cells, markdown, notes
+from gtpo_megatron.companions.study.table import (
+    HEADINGS,
+    PLANNED_HEADINGS,
+    ArmRow,
+    arm_rows,
+    cells,
+    markdown,
+    notes,
+    planned_cells,
+    planned_rows,
+)
 
 _FIGURES: tuple[tuple[str, str, str, str], ...] = (
     ("eval/heldout_mean_at_k", "Held-out accuracy", "mean@k", ".0%"),

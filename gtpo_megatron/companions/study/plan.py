@@ -3,10 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from gtpo_megatron.config.named_function import called
 from gtpo_megatron.config.run import RunConfig
@@ -18,12 +18,8 @@ MAX_SEED = 10_000
 _NAME = re.compile(r"\w[\w.+-]*")
 
 
-class Recipe(Protocol):
-    """Makes the configuration of one run."""
-
-    def __call__(self, *, num_steps: int, seed: int) -> RunConfig:
-        """The configuration of a run with these steps and this seed."""
-        ...
+Recipe: TypeAlias = Callable[..., RunConfig]
+"""Makes the configuration of one run, from its ``num_steps`` and ``seed``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.companions.study.finished import is_done
@@ -22,18 +21,6 @@ MIN_START_S = 60.0
 """No run is started with less time left."""
 STOP_S = 90.0
 """Time reserved at the end of a session for a step and its checkpoint."""
-
-
-class Trainer(Protocol):
-    """Trains runs; several threads call it at once."""
-
-    def __call__(self, planned: PlannedRun) -> bool:
-        """Trains one run; False if it was stopped before its end and can be resumed."""
-        ...
-
-    def abandon(self) -> None:
-        """Ends what is being trained, saved where that is possible; nothing is started any more."""
-        ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,7 +38,7 @@ class SessionReport:
 
 def run_session(
     runs: Sequence[PlannedRun],
-    train: Trainer,
+    train: "ProcessTrainer",
     *,
     runs_dir: Path,
     folders: Sequence[Path],
@@ -121,7 +108,7 @@ class _Session:
     def goes_on(self) -> bool:
         return bool(self.running or (self.waiting and not self.is_over))
 
-    def start(self, pool: ThreadPoolExecutor, train: Trainer) -> None:
+    def start(self, pool: ThreadPoolExecutor, train: "ProcessTrainer") -> None:
         """Starts the first of those that wait."""
         planned = self.waiting.popleft()
         again = ", again" if planned.name in self._failed else ""

@@ -7,7 +7,10 @@ from gtpo_megatron.config.algorithm.base import (
     AlgorithmConfig,
     ClipSettings,
     DynamicSamplingConfig,
+    KLEstimator,
     OffPolicyConfig,
+    ReferenceConfig,
+    ReferenceKLConfig,
     SurrogateSettings,
 )
 from gtpo_megatron.config.algorithm.baselines import (
@@ -22,7 +25,6 @@ from gtpo_megatron.config.algorithm.baselines import (
     TopEntropyConfig,
 )
 from gtpo_megatron.config.algorithm.entropy_credit import EntropyCreditSettings, GRPOSConfig, GTPOConfig
-from gtpo_megatron.config.algorithm.reference_kl import KLEstimator, ReferenceConfig, ReferenceKLConfig
 from gtpo_megatron.config.algorithm.rivals import (
     DPPOConfig,
     EAPOConfig,

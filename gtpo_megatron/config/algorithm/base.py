@@ -1,11 +1,9 @@
-"""What every algorithm's configuration has."""
+"""The options that algorithms share: length penalties, a reference policy, off-policy weights, dynamic sampling."""
 
 from typing import Literal, TypeAlias
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, NoLengthPenalty
-from gtpo_megatron.config.algorithm.reference_kl import ReferenceKLConfig
 from gtpo_megatron.config.checks import (
     require_choice,
     require_fraction,
@@ -15,6 +13,129 @@ from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
+
+
+@configuration
+class NoLengthPenalty:
+    """Length does not enter the reward."""
+
+
+@configuration
+class SoftOverlongPenalty:
+    """A linear ramp over the last tokens before the limit (DAPO, arXiv 2503.14476; arXiv 2508.04349v1, sec. 4.5.1).
+
+    With ``L2 = max_tokens``, ``L1 = buffer_tokens`` and ``L = L2 - L1``: 0 up to ``L``, then ``(L - length) / L1``,
+    and -1 beyond ``L2``.
+
+    Attributes:
+        max_tokens: ``L2``; responses longer than this get -1. A run wants it equal to
+            ``rollout.sampling.max_response_tokens``.
+        buffer_tokens: ``L1``, the width of the ramp.
+        denominator: ``l1`` ends the ramp at -1; ``l2`` divides by ``L2`` as the early paper prints (the ramp then ends
+            at ``-L1 / L2`` and jumps to -1).
+        applies_to: ``correct`` responses only, or ``all``.
+    """
+
+    max_tokens: PositiveInt = 4096
+    buffer_tokens: PositiveInt = 512
+    denominator: Literal["l1", "l2"] = "l1"
+    applies_to: Literal["correct", "all"] = "correct"
+
+    def __post_init__(self) -> None:
+        if self.buffer_tokens > self.max_tokens:
+            raise ConfigError(f"buffer_tokens={self.buffer_tokens}: must be at most max_tokens={self.max_tokens}")
+
+
+@configuration
+class GroupRelativeLengthPenalty:
+    """A ramp whose knee comes from the lengths of the response's own group (arXiv 2508.04349v6, App. D).
+
+    With success rate ``p``: easy groups (``p >= easy_threshold``) take the knee from their correct responses, hard
+    groups (``p <= 1 - easy_threshold``) use ``hard_group_penalty``, the others take the knee from all their responses.
+    Beyond the knee ``K``: ``-0.5 (length - K) / K``, and -0.5 from ``2 K`` on.
+
+    Attributes:
+        easy_threshold: ``gamma``; the paper gives no value.
+        hard_group_penalty: what hard groups get.
+        correct_minority: groups in the middle with no more correct than wrong responses, of which the paper says
+            nothing: no penalty, or the ramp on their wrong responses.
+    """
+
+    easy_threshold: float = 0.75
+    hard_group_penalty: NoLengthPenalty | SoftOverlongPenalty = NoLengthPenalty()
+    correct_minority: Literal["none", "incorrect"] = "none"
+
+    def __post_init__(self) -> None:
+        if not 0.5 < self.easy_threshold <= 1:
+            raise ConfigError(
+                f"easy_threshold={self.easy_threshold!r}: must lie in (0.5, 1], or groups would be both easy and hard"
+            )
+
+
+LengthPenaltyConfig: TypeAlias = NoLengthPenalty | SoftOverlongPenalty | GroupRelativeLengthPenalty
+
+
+KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+@configuration
+class ReferenceKLConfig:
+    """``coef * KL(pi || pi_ref)``, estimated from the sampled tokens; docs/algorithms.md has every formula.
+
+    With ``d = log pi - log pi_ref`` of a token: ``k1 = d``, ``k2 = d^2 / 2``, ``k3 = exp(-d) - 1 + d``. The defaults,
+    but for ``coef``, are GRPO as published (arXiv 2402.03300, Eq. 3-4).
+
+    Attributes:
+        coef: ``beta``; 0: there is no such part.
+        place: ``loss``: a term of every token's loss, under the algorithm's own denominator. ``reward``: the sum over
+            a response's tokens is subtracted from its outcome, before anything is standardised; which responses are
+            correct is still said by the outcome alone.
+        estimator: ``k1`` is unbiased, ``k3`` too and never negative, ``k2`` is biased.
+        gradient: of the term in the loss. ``estimator``: that of the estimator as it stands, which on average is 0 for
+            ``k1``, that of ``KL(pi || pi_ref)`` for ``k2`` and that of ``KL(pi_ref || pi)`` for ``k3``. ``unbiased``:
+            the value of the estimator with the gradient of ``KL(pi || pi_ref)``, ratios to the old policy included
+            (arXiv 2512.02556, Eq. 7; in the first update of a rollout batch k2's gradient).
+    """
+
+    coef: NonNegativeFloat = 0.0
+    place: Literal["loss", "reward"] = "loss"
+    estimator: KLEstimator = "k3"
+    gradient: Literal["estimator", "unbiased"] = "estimator"
+
+    def __post_init__(self) -> None:
+        if self.place == "reward" and self.gradient == "unbiased":
+            raise ConfigError(
+                "gradient='unbiased' with place='reward': nothing flows back through a reward; use "
+                "gradient='estimator', with estimator='k1' for the gradient of KL(pi || pi_ref)"
+            )
+
+    @property
+    def in_loss(self) -> bool:
+        """It is a term of the loss."""
+        return self.coef > 0 and self.place == "loss"
+
+    @property
+    def in_reward(self) -> bool:
+        """It is subtracted from rewards."""
+        return self.coef > 0 and self.place == "reward"
+
+
+@configuration
+class ReferenceConfig:
+    """The frozen policy that ``algorithm.reference_kl`` compares with; there is none while its ``coef`` is 0.
+
+    Attributes:
+        path: its model folder, in either format, of the same architecture as the policy; empty: the weights that the
+            run starts from.
+        measured: have it, and ``policy/kl_ref_nats``, while ``algorithm.reference_kl.coef`` is 0 too.
+        reset_every_steps: after every so many steps the current policy becomes the reference (arXiv 2505.24864); 0:
+            never.
+    """
+
+    path: str = ""
+    measured: bool = False
+    reset_every_steps: NonNegativeInt = 0
+
 
 Scope: TypeAlias = Literal["group", "batch"]
 

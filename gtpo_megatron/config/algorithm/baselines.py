@@ -8,11 +8,12 @@ from gtpo_megatron.config.algorithm.base import (
     AlgorithmConfig,
     ClipSettings,
     DynamicSamplingConfig,
+    LengthPenaltyConfig,
     Scope,
+    SoftOverlongPenalty,
     SurrogateSettings,
     check_sequence_correction,
 )
-from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_fraction
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError

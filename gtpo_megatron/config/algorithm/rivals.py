@@ -8,8 +8,14 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from gtpo_megatron.config.algorithm.base import AlgorithmConfig, DynamicSamplingConfig, Scope, SurrogateSettings
-from gtpo_megatron.config.algorithm.length_penalty import LengthPenaltyConfig, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import (
+    AlgorithmConfig,
+    DynamicSamplingConfig,
+    LengthPenaltyConfig,
+    Scope,
+    SoftOverlongPenalty,
+    SurrogateSettings,
+)
 from gtpo_megatron.config.checks import require_fraction
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.optimizer import UpdateConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.run_folder.checkpoints import Checkpoint, CheckpointFolder, DriverState

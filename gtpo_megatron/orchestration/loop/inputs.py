@@ -14,7 +14,7 @@ from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
 from gtpo_megatron.rewards.function import RewardFunction, answer_complaint, complaint, needs_answer, run_rewards
-from gtpo_megatron.run_folder.data_file import TRAIN, DataContent, heldout_name
+from gtpo_megatron.run_folder.folder import TRAIN, DataContent, heldout_name
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,12 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.mismatch.diagnosis import looks_like
-from gtpo_megatron.mismatch.gap_report import GapToken
+from gtpo_megatron.mismatch.gap_report import GapToken, looks_like
 from gtpo_megatron.mismatch.gate import GateResult, MismatchGate
 from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Metrics, Trainer
-from gtpo_megatron.run_folder.worst_tokens import WorstToken, write_worst_tokens
+from gtpo_megatron.run_folder.token_files import WorstToken, write_worst_tokens
 
 
 def check_version(rollouts: RolloutHandle, *, version: int, max_staleness: int = 0) -> int:

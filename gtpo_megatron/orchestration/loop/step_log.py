@@ -5,13 +5,13 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import Problem, RewardBatch, TokenRecord
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.orchestration.loop.sampling import Sampled
 from gtpo_megatron.orchestration.stages.stages import Stages
-from gtpo_megatron.run_folder.expert_load import ExpertLoad, write_expert_load
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord, foreign_spans
+from gtpo_megatron.run_folder.token_files import ExpertLoad, write_expert_load
 
 
 class StepLog:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gtpo_megatron.config.grading.judge import JudgeConfig
+from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several

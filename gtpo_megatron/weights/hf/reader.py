@@ -2,7 +2,8 @@
 
 import difflib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +16,7 @@ from torch import Tensor
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import check_file, printable
-from gtpo_megatron.weights.finite_tensors import require_finite
+from gtpo_megatron.untrusted.text import bare_name, check_file, printable
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 
 logger = logging.getLogger(__name__)
@@ -278,3 +277,19 @@ def read_parameters(
             piece = source.read(copy.hf_name, copy.hf_box)
             require_finite([piece], copy.hf_name, where=source.tensors[copy.hf_name].path)
             target.copy_(piece)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Returns whether no value is NaN or infinite. One pass over the sum, and a second one if the sum overflows."""
+    return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(torch.isfinite(tensor).all())
+
+
+def require_finite(pieces: Iterable[Tensor], name: str, *, where: Path) -> None:
+    """Raises ConfigError if a piece of the tensor ``name`` holds NaN or infinity."""
+    for piece in pieces:
+        if not is_finite(piece):
+            num = int((~torch.isfinite(piece)).sum())
+            raise ConfigError(
+                f"{where}: {name} holds NaN or infinity ({num} of {piece.numel()} values looked at); fetch or convert "
+                f"the model again"
+            )

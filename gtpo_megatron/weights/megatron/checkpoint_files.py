@@ -18,9 +18,7 @@ import xxhash
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.untrusted.fields import Fields, as_record
 from gtpo_megatron.untrusted.json_text import parse_json
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import find_bytes, printable, reason
-from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.untrusted.text import bare_name, find_bytes, printable, reason
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ class FileEntry:
 
     Attributes:
         num_bytes: its size.
-        checksum: hexadecimal, see ``weights/file_checksum.py``.
+        checksum: hexadecimal, see ``weights/megatron/checkpoint_files.py``.
     """
 
     num_bytes: int
@@ -161,3 +159,21 @@ def _is_converted(folder: Path) -> bool:
 
 def _digest(content: bytes) -> str:
     return xxhash.xxh3_128(content).hexdigest()
+
+
+ALGORITHM = "xxh3_128"
+
+_BLOCK_BYTES = 1 << 22
+
+
+def file_checksum(path: Path) -> str:
+    """The checksum in hexadecimal.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from gtpo_megatron.config.layer_split import LayerSplit
-from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.parallel import LayerSplit, ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import (

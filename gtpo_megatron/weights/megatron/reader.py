@@ -3,14 +3,13 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from gtpo_megatron.errors import CheckpointError, WeightMappingError
+from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import check_names
 from gtpo_megatron.weights.megatron.layout import (
@@ -22,8 +21,8 @@ from gtpo_megatron.weights.megatron.layout import (
     locate,
     model_parts,
 )
-from gtpo_megatron.weights.megatron.restricted_pickle import RestrictedReader, refusal
-from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
+from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_stored
+from gtpo_megatron.weights.param_mapping import Box, as_matrix
 
 ALIGNMENT_BYTES = 64
 """Start of every tensor in memory, one cache line."""
@@ -50,9 +49,7 @@ class MegatronCheckpoint:
         self.folder = folder
         self._arch = arch
         self._room = torch.empty(0, dtype=torch.uint8)
-        self._reader = RestrictedReader(folder)
-        metadata = self._reader.read_metadata()
-        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
+        self._metadata = metadata = load_index(folder)
         self._check_files(metadata)
         tensors = {
             key: entry
@@ -138,12 +135,26 @@ class MegatronCheckpoint:
         """
         tensors = self._make_room({name: shapes[name] for name in names})
         indices = dict.fromkeys(index for name in tensors for index in self._by_hf_name[name])
-        items = [_read_item(index, self._stored[index]) for index in indices]
-        try:
-            self._reader.read_data(LoadPlan(items), _Scatter(self._chunks, tensors, advance)).wait()
-        except (OSError, RuntimeError, EOFError, ValueError) as error:
-            raise CheckpointError(f"{self.folder} {refusal(error)}") from error
+        # from the start of each file to its end
+        for index in sorted(indices, key=self._place_of):
+            self._scatter(index, tensors, advance)
         return tensors
+
+    def _place_of(self, index: MetadataIndex) -> tuple[str, int]:
+        info = self._metadata.storage_data[index]
+        return info.relative_path, info.offset
+
+    def _scatter(self, index: MetadataIndex, tensors: Mapping[str, Tensor], advance: Callable[[int], None]) -> None:
+        """Reads a stored chunk and copies its boxes into the tensors that want them."""
+        chunk, found = self._chunks[index], load_stored(self.folder, self._metadata, index)
+        if not isinstance(found, Tensor) or found.shape != self._stored[index].sizes:
+            raise CheckpointError(f"{self.folder} is damaged: {printable(index.fqn)} is not of the size that it says")
+        matrix = found.reshape(chunk.box.shape)
+        for copy in chunk.part.copies(chunk.box):
+            if copy.hf_name in tensors:
+                target = as_matrix(tensors[copy.hf_name])[copy.hf_box.slices]
+                target.copy_(matrix[copy.megatron_box.slices])
+                advance(target.nbytes)
 
     def _make_room(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         """Allocates the tensors in one buffer, which is reused: new memory costs as much as a copy."""
@@ -157,81 +168,7 @@ class MegatronCheckpoint:
         }
 
 
-class _Scatter(LoadPlanner):
-    """Copies the boxes of each chunk into the requested tensors as it is read."""
-
-    def __init__(
-        self,
-        chunks: Mapping[MetadataIndex, CheckpointChunk],
-        tensors: dict[str, Tensor],
-        advance: Callable[[int], None],
-    ) -> None:
-        self._chunks = chunks
-        self._tensors = tensors
-        self._advance = advance
-        self._room = torch.empty(0, dtype=torch.uint8)
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """The destination if one tensor takes the whole chunk; else a buffer that the next chunk overwrites."""
-        chunk, wanted = self._wanted(read_item)
-        if wanted[0].megatron_box.shape == chunk.box.shape:
-            return self._place(wanted[0]).view(read_item.lengths)
-        dtype = self._tensors[wanted[0].hf_name].dtype
-        num_bytes = read_item.lengths.numel() * dtype.itemsize
-        if self._room.numel() < num_bytes:
-            self._room = torch.empty(num_bytes, dtype=torch.uint8)
-        return self._room[:num_bytes].view(dtype).view(read_item.lengths)
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Copies the requested boxes of the chunk, unless it was read into its destination."""
-        chunk, wanted = self._wanted(read_item)
-        matrix = tensor.reshape(chunk.box.shape)
-        for copy in wanted:
-            if copy.megatron_box.shape != chunk.box.shape:
-                self._place(copy).copy_(matrix[copy.megatron_box.slices])
-            self._advance(self._place(copy).nbytes)
-
-    def _wanted(self, read_item: ReadItem) -> tuple[CheckpointChunk, list[SliceCopy]]:
-        chunk = self._chunks[read_item.storage_index]
-        return chunk, [copy for copy in chunk.part.copies(chunk.box) if copy.hf_name in self._tensors]
-
-    def _place(self, copy: SliceCopy) -> Tensor:
-        return as_matrix(self._tensors[copy.hf_name])[copy.hf_box.slices]
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Not used: plans contain tensors only."""
-        raise NotImplementedError
-
-    def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Does nothing: there is no state dict."""
-
-    def create_local_plan(self) -> LoadPlan:
-        """Not used: ``MegatronCheckpoint.read`` makes the plans."""
-        raise NotImplementedError
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Returns the plan unchanged."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Returns the plan unchanged."""
-        return central_plan
-
-
 def _box(stored: ChunkStorageMetadata, *, num_leading: int) -> Box:
     """A stored chunk as a box of its parameter; leading axes are those of layers and experts."""
     (row, *columns), (num_rows, *num_columns) = stored.offsets[num_leading:], stored.sizes[num_leading:]
     return Box(row, num_rows, *(columns or [0]), *(num_columns or [1]))
-
-
-def _read_item(index: MetadataIndex, stored: ChunkStorageMetadata) -> ReadItem:
-    """A request for a whole stored chunk."""
-    nowhere = torch.Size([0] * len(stored.sizes))
-    return ReadItem(
-        type=LoadItemType.TENSOR,
-        dest_index=index,
-        dest_offsets=nowhere,
-        storage_index=index,
-        storage_offsets=nowhere,
-        lengths=stored.sizes,
-    )

@@ -1,20 +1,16 @@
-"""Reads what torch and Megatron pickle, and runs nothing of it: the only place that unpickles a file.
+"""Reads what torch and Megatron pickle, and runs nothing of it: the only module that unpickles a file.
 
-A pickle is a program: it may name any function and have it called with any arguments. Here a name that is not in the
-lists below ends the reading, before anything of it is looked up. Two formats are read:
-
-- plain pickles (``.metadata``, Megatron's index of a checkpoint) by :class:`_Restricted`, with the classes that torch's
-  checkpoint and Megatron 0.16 to 0.19 write into it;
-- files of ``torch.save`` (``common.pt``, shards, objects of ranks) by torch's own restricted unpickler,
-  ``weights_only=True``, with NumPy's arrays besides, which the random states are.
+A pickle is a program: it may name any function and have it called with any arguments. Megatron's index of a checkpoint
+(``.metadata``) is a plain pickle; a name that is not in the list below ends the reading, before anything of it is
+looked up. Everything else is a file of ``torch.save``, which torch's own restricted unpickler reads
+(``weights_only=True``), with NumPy's arrays besides, which the random states are.
 
 ``tests/unit/test_unpickling.py`` sees to it that no other module calls an unpickler.
 """
 
 import io
 import pickle
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -22,29 +18,23 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import filesystem, metadata, planner, storage
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.multiprocessing.reductions import rebuild_cuda_tensor
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from gtpo_megatron.errors import CheckpointError, GTPOError
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import printable, read_bytes
+from gtpo_megatron.untrusted.text import bare_name, printable, read_bytes, shown
 
 INDEX_FILE = ".metadata"
 MAX_INDEX_BYTES = 4 << 30
 """Of Megatron's index; a thousand ranks' plans for a large model have some hundred MB."""
-
-_NAMED = re.compile(r"GLOBAL (\S+)|function <?(?:built-in function |class ')?([\w.]+)")
-"""Where torch's refusal says what it is about."""
+OBJECT_MARK = "/shard_"
+"""In the name of every object that is no tensor, as Megatron writes it: ``<key>/shard_<place>_<extent>``."""
 
 
 class _Empty:
@@ -56,32 +46,16 @@ def _joined(*parts: str) -> str:
     return "/".join(map(str, parts))
 
 
-def _by_name(*classes: type) -> dict[str, Any]:
-    return {f"{found.__module__}.{found.__qualname__}": found for found in classes}
-
-
-_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-
-_WRITTEN: Mapping[str, Any] = _by_name(storage.WriteResult, metadata.MetadataIndex, filesystem._StorageInfo, torch.Size)
-"""Of what a checkpoint's writer reports."""
-
-_INDEX: Mapping[str, Any] = {
-    **_WRITTEN,
-    **_DTYPES,
-    **_by_name(
-        metadata.Metadata,
-        metadata.TensorStorageMetadata,
-        metadata.BytesStorageMetadata,
-        metadata.ChunkStorageMetadata,
-        metadata.TensorProperties,
-        metadata._MEM_FORMAT_ENCODING,
-        metadata.StorageMeta,
-        # the ranks' plans, which Megatron keeps in the index too
-        planner.SavePlan,
-        planner.WriteItem,
-        planner.WriteItemType,
-        planner.TensorWriteData,
-    ),
+_CLASSES = (
+    *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, filesystem._StorageInfo),
+    *(metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata),
+    *(metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, torch.Size),
+    # the ranks' plans, which Megatron keeps in the index too
+    *(planner.SavePlan, planner.WriteItem, planner.WriteItemType, planner.TensorWriteData),
+)
+_ALLOWED: dict[str, Any] = {
+    **{f"{found.__module__}.{found.__qualname__}": found for found in _CLASSES},
+    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
     "torch.serialization._get_layout": torch.serialization._get_layout,
     # the folder, if it was given as a path; nothing is done with it
     "pathlib.PosixPath": _joined,
@@ -89,14 +63,7 @@ _INDEX: Mapping[str, Any] = {
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": _Empty,
     "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan": _Empty,
 }
-"""Of ``.metadata``."""
-
-_GPU_SLOTS: Mapping[str, Any] = {
-    **_DTYPES,
-    **_by_name(torch.Size, torch.Tensor, torch.storage.TypedStorage, torch.storage.UntypedStorage),
-    "torch.multiprocessing.reductions.rebuild_cuda_tensor": rebuild_cuda_tensor,
-}
-"""Of the handle of a GPU's memory that two processes share."""
+"""The names of ``.metadata``: what torch's checkpoint and Megatron 0.16 to 0.19 write into it."""
 
 _RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
 _NUMPY: tuple[Any, ...] = (
@@ -104,37 +71,21 @@ _NUMPY: tuple[Any, ...] = (
     (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),  # its name in NumPy 1
 )
 """Of random states, beside what torch allows by itself: tensors, plain values, sets, ordered dicts."""
-
-_SET_BY_PYTHON = {"__annotations__", "__doc__"}
-"""Attributes of a class that come into being when somebody asks for them."""
-
 _TORCH_LOCK = Lock()
 
 
 class _Restricted(pickle.Unpickler):
-    """An unpickler that knows the names of a table, and no others."""
-
-    def __init__(self, file: BinaryIO, allowed: Mapping[str, Any]) -> None:
-        super().__init__(file)
-        self._allowed = allowed
+    """An unpickler that knows the names of the list, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns the table's entry; a function in a wrapper, so that no attribute of the real one can be set."""
+        """Returns the list's entry; a function in a wrapper, so that no attribute of the real one can be set."""
         full_name = f"{module}.{name}"
-        if full_name not in self._allowed:
-            raise _ForbiddenNameError(full_name)
-        found = self._allowed[full_name]
+        if full_name not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it names {full_name}")
+        found = _ALLOWED[full_name]
         if isinstance(found, type) or not callable(found):
             return found
-
-        def call(*arguments: Any) -> Any:
-            return found(*arguments)
-
-        return call
-
-
-class _ForbiddenNameError(pickle.UnpicklingError):
-    """Carries the name that is on no list."""
+        return lambda *arguments: found(*arguments)  # noqa: PLW0108 - the lambda is what a pickle may change
 
 
 def load_index(folder: Path) -> Metadata:
@@ -145,34 +96,62 @@ def load_index(folder: Path) -> Metadata:
     """
     path = folder / INDEX_FILE
     content = read_bytes(path, limit=MAX_INDEX_BYTES, error=CheckpointError)
-    found = _unpickled(content, _INDEX, str(path))
     try:
-        _check_index(found, path)
-    except (AttributeError, TypeError) as error:  # of an object that lacks what its class has
-        raise CheckpointError(f"{printable(path)} is damaged: {printable(error)}") from error
-    index: Metadata = found
-    return index
-
-
-def load_written(content: bytes) -> Any:
-    """Loads the record that a process of this run made of the files it wrote.
-
-    Raises:
-        CheckpointError: it names something else.
-    """
-    return _unpickled(content, _WRITTEN, "a checkpoint writer's report")
-
-
-def load_gpu_slots(content: bytes) -> tuple[Any, tuple[Any, ...]]:
-    """The handle of a GPU's memory that another process of this run shares: torch's function, and its arguments.
-
-    Raises:
-        CheckpointError: it is something else.
-    """
-    found = _unpickled(content, _GPU_SLOTS, "the handle of shared GPU memory")
-    if not isinstance(found, tuple) or len(found) != 2 or not callable(found[0]) or not isinstance(found[1], tuple):
-        raise CheckpointError("the handle of shared GPU memory is none")
+        with _classes_unchanged():
+            found: Metadata = _Restricted(io.BytesIO(content)).load()
+    except Exception as error:  # whatever a damaged or hostile pickle raises
+        raise CheckpointError(f"{printable(path)} {refusal(error)}") from error
+    try:
+        for part, kind in _parts(found):
+            if not isinstance(part, kind):
+                raise TypeError(f"{shown(part)} is of {type(part).__name__}, expected {kind.__name__}")
+        for key, place in found.storage_data.items():
+            bare_name(place.relative_path, f"{printable(path)}: the file of {printable(key.fqn)}", CheckpointError)
+    except (AttributeError, TypeError) as error:  # the former of an object that lacks what its class has
+        raise CheckpointError(f"{printable(path)} is damaged: {printable(error)}; take another checkpoint") from error
     return found
+
+
+def _parts(index: Metadata) -> Iterator[tuple[Any, type]]:
+    """Parts of an index that readers count on, each with the kind that it must be of."""
+    yield index, Metadata
+    yield index.state_dict_metadata, dict
+    yield index.storage_data, dict
+    for name, entry in index.state_dict_metadata.items():
+        yield name, str
+        # an object under a tensor's name would be unpickled where a tensor is asked for
+        yield entry, BytesStorageMetadata if OBJECT_MARK in name else TensorStorageMetadata
+        if isinstance(entry, TensorStorageMetadata):
+            yield entry.properties.dtype, torch.dtype
+            for size in (entry.size, *(size for chunk in entry.chunks for size in (chunk.offsets, chunk.sizes))):
+                yield size, torch.Size
+    for key, place in index.storage_data.items():
+        yield key, MetadataIndex
+        yield place, filesystem._StorageInfo
+        yield place.offset, int
+        yield place.length, int
+        # by an extension of torch's, which is not read
+        yield getattr(place, "transform_descriptors", None) or None, type(None)
+
+
+@contextmanager
+def _classes_unchanged() -> Iterator[None]:
+    """Refuses a pickle that sets attributes of a class instead of an object's, and takes them back."""
+    before = [(found, dict(vars(found))) for found in _ALLOWED.values() if isinstance(found, type)]
+    try:
+        yield
+    finally:
+        # the others come into being when somebody asks for them
+        wrong = [
+            (found, name, old)
+            for found, old in before
+            for name in vars(found).keys() - {"__annotations__", "__doc__"}
+            if vars(found)[name] is not old.get(name)
+        ]
+        for found, name, old in wrong:
+            setattr(found, name, old[name]) if name in old else delattr(found, name)
+    if wrong:
+        raise pickle.UnpicklingError(f"it names {wrong[0][0].__qualname__}.{wrong[0][1]}")
 
 
 def load_torch(source: Path | bytes | BinaryIO, *, where: str = "") -> Any:
@@ -185,76 +164,12 @@ def load_torch(source: Path | bytes | BinaryIO, *, where: str = "") -> Any:
     Raises:
         CheckpointError: it cannot be read, or names what may not be in it.
     """
-    where = where or printable(source)
     try:
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _numpy_allowed():
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged or hostile file raises
-        raise CheckpointError(f"{where} {refusal(error)}") from error
-
-
-def of_each_rank(error: BaseException, in_words: Callable[[BaseException], str]) -> str:
-    """An error in words; of torch's exception for several ranks, which carries tracebacks, the error of each."""
-    if not isinstance(error, CheckpointException):
-        return in_words(error)
-    return "; ".join(f"rank {rank}: {in_words(cause)}" for rank, (cause, _) in error.failures.items())
-
-
-def refusal(error: BaseException) -> str:
-    """Why a file was not read, in one line: what it names that may not be in it, or how it is damaged."""
-    if isinstance(error, CheckpointException):
-        return of_each_rank(error, refusal)
-    if isinstance(error, GTPOError):
-        return printable(error)
-    if isinstance(error, _ForbiddenNameError):
-        return _refused(str(error))
-    if isinstance(error, pickle.UnpicklingError) and (match := _NAMED.search(str(error))):
-        return _refused(match[1] or match[2])
-    words = printable(error)
-    if isinstance(error, pickle.UnpicklingError) and "WeightsUnpickler error:" in words:
-        words = words.split("WeightsUnpickler error:")[1].split("Check the documentation")[0].strip()
-    return f"cannot be read: {type(error).__name__}: {words or 'no reason given'}"
-
-
-def _refused(name: str) -> str:
-    return (
-        f"is refused: it names {printable(name)}, which no checkpoint holds and which could run code; nothing of it "
-        f"was run; take the checkpoint from whom you trust"
-    )
-
-
-def _unpickled(content: bytes, allowed: Mapping[str, Any], where: str) -> Any:
-    try:
-        with _classes_unchanged(allowed):
-            return _Restricted(io.BytesIO(content), allowed).load()
-    except Exception as error:  # whatever a damaged or hostile pickle raises
-        raise CheckpointError(f"{printable(where)} {refusal(error)}") from error
-
-
-@contextmanager
-def _classes_unchanged(allowed: Mapping[str, Any]) -> Iterator[None]:
-    """Refuses a pickle that sets attributes of a class instead of an object's, and takes them back."""
-    before = {found: _attributes(found) for found in allowed.values() if isinstance(found, type)}
-    changed = []
-    try:
-        yield
-    finally:
-        for found, attributes in before.items():
-            now = _attributes(found)
-            wrong = {name for name in now.keys() | attributes.keys() if now.get(name) is not attributes.get(name)}
-            changed += [f"{found.__qualname__}.{name}" for name in wrong]
-            for name in wrong:
-                if name in attributes:
-                    setattr(found, name, attributes[name])
-                else:
-                    delattr(found, name)
-    if changed:
-        raise _ForbiddenNameError(changed[0])
-
-
-def _attributes(found: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(found).items() if name not in _SET_BY_PYTHON}
+        raise CheckpointError(f"{where or printable(source)} {refusal(error)}") from error
 
 
 @contextmanager
@@ -266,89 +181,23 @@ def _numpy_allowed() -> Iterator[None]:
             yield
 
 
-def _check_index(index: Any, path: Path) -> None:
-    """Raises CheckpointError, AttributeError or TypeError if a part is not of the kind that readers count on."""
-    _is(index, Metadata, "its content", path)
-    _is(index.state_dict_metadata, dict, "the list of tensors", path)
-    _is(index.storage_data, dict, "the list of places", path)
-    for name, entry in index.state_dict_metadata.items():
-        _is(name, str, "a name", path)
-        _is(entry, (TensorStorageMetadata, BytesStorageMetadata), f"the entry of {name}", path)
-        if isinstance(entry, TensorStorageMetadata):
-            _is(entry.properties.dtype, torch.dtype, f"the dtype of {name}", path)
-            sizes = [entry.size, *(size for chunk in entry.chunks for size in (chunk.offsets, chunk.sizes))]
-            for size in sizes:
-                _is(size, torch.Size, f"a size of {name}", path)
-    for key, place in index.storage_data.items():
-        _is(key, MetadataIndex, "a key", path)
-        _is(place, filesystem._StorageInfo, f"the place of {key.fqn}", path)
-        bare_name(place.relative_path, f"{printable(path)}: the file of {printable(key.fqn)}", CheckpointError)
-        for number in (place.offset, place.length):
-            _is(number, int, f"the place of {key.fqn}", path)
-        if getattr(place, "transform_descriptors", None):
-            raise CheckpointError(f"{path}: {printable(key.fqn)} is stored through an extension, which is not read")
+def load_stored(folder: Path, index: Metadata, key: MetadataIndex) -> Any:
+    """A chunk of a tensor, or an object, as a rank stored it.
 
-
-def _is(found: Any, kind: Any, what: str, path: Path) -> None:
-    if not isinstance(found, kind):
-        raise CheckpointError(
-            f"{printable(path)} is damaged: {printable(what)} is of {type(found).__name__}; take another checkpoint"
-        )
-
-
-class RestrictedReader(FileSystemReader):
-    """Torch's reader of a checkpoint, which reads the index once and by :func:`load_index`."""
-
-    _index: Metadata | None = None
-    _reading = ""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index.
-
-        Raises:
-            CheckpointError: as in :func:`load_index`.
-        """
-        if self._index is None:
-            self._index = load_index(Path(self.path))
-            self._index.storage_meta = metadata.StorageMeta(load_id=self.load_id)
-        return self._index
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
-        """Tensors and objects.
-
-        Raises:
-            CheckpointError: a file is damaged, or names what may not be in it.
-        """
-        try:
-            return super().read_data(plan, planner)
-        except CheckpointError as error:  # of an object; its planner does not know the file
-            raise CheckpointError(f"{printable(Path(self.path) / self._reading)}: {error}") from error
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(f"{printable(Path(self.path) / self._reading)} {refusal(error)}") from error
-
-    def _slice_file(self, file: Any, sinfo: Any) -> Any:
-        self._reading = sinfo.relative_path
-        return super()._slice_file(file, sinfo)
-
-
-class RestrictedObjects:
-    """Mixed into a planner: objects are read by :func:`load_torch`, and the planner gets them anew from memory."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Hands an object on to where it is wanted.
-
-        Raises:
-            CheckpointError: it cannot be read, or names what may not be in it.
-        """
-        known = load_torch(value, where=f"the object {printable(read_item.storage_index.fqn)}")
-        again = io.BytesIO()
-        torch.save(known, again)
-        again.seek(0)
-        super().load_bytes(read_item, again)  # type: ignore[misc]
-
-
-class RestrictedPlanner(RestrictedObjects, DefaultLoadPlanner):
-    """Torch's planner of a load."""
+    Raises:
+        CheckpointError: it is not there, or as in :func:`load_torch`.
+    """
+    place = index.storage_data.get(key)
+    if place is None:
+        raise CheckpointError(f"{printable(folder / INDEX_FILE)} does not say where {printable(key.fqn)} is")
+    path = folder / place.relative_path
+    kind = "object" if OBJECT_MARK in key.fqn else "tensor"
+    try:
+        with path.open("rb") as file:
+            view: Any = _create_file_view(file, place.offset, place.length)
+            return load_torch(view, where=f"{printable(path)}: the {kind} {printable(key.fqn)}")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def load_object(folder: Path, index: Metadata, name: str) -> Any:
@@ -357,14 +206,24 @@ def load_object(folder: Path, index: Metadata, name: str) -> Any:
     Raises:
         CheckpointError: it is not there once, or as in :func:`load_torch`.
     """
-    places = [place for key, place in index.storage_data.items() if key.fqn == name]
-    if len(places) != 1:
-        raise CheckpointError(f"checkpoint {folder} stores {name!r} {len(places)} times, expected once")
-    path = folder / places[0].relative_path
-    try:
-        with path.open("rb") as file:
-            file.seek(places[0].offset)
-            content = file.read(places[0].length)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    return load_torch(content, where=f"{printable(path)}: the object {printable(name)}")
+    keys = [key for key in index.storage_data if key.fqn == name]
+    if len(keys) != 1:
+        raise CheckpointError(f"checkpoint {folder} stores {name!r} {len(keys)} times, expected once")
+    return load_stored(folder, index, keys[0])
+
+
+def refusal(error: BaseException) -> str:
+    """Why a file was not read, in one line."""
+    if isinstance(error, GTPOError):
+        return printable(error)
+    if not isinstance(error, pickle.UnpicklingError):
+        return f"cannot be read: {type(error).__name__}: {printable(error) or 'no reason given'}"
+    # of torch's advice, which is also how to lift the restriction, the first sentence of the cause
+    lines = [
+        line for line in str(error).splitlines() if line.strip() and not line.startswith("Check the documentation")
+    ]
+    words = printable(lines[-1] if lines else "").removeprefix("WeightsUnpickler error: ").split(". ")[0]
+    return (
+        f"is refused: {words}; it is damaged, or was made so that it could run code, and nothing of it was run; "
+        f"take it from whom you trust"
+    )

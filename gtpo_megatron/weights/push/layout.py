@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gtpo_megatron.config.layer_split import LayerSplit
+from gtpo_megatron.config.parallel import LayerSplit
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardCoordinates

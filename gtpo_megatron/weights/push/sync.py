@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeAlias
 
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import WeightSyncError
@@ -11,12 +11,9 @@ from gtpo_megatron.weights.push.sender import Checksums
 logger = logging.getLogger(__name__)
 
 
-class Transfer(Protocol):
-    """Runs both sides of a push at once."""
-
-    def __call__(self, version: int, *, with_checksums: bool) -> tuple[Checksums, Checksums]:
-        """Returns the checksums of what was sent and of what was received; empty without ``with_checksums``."""
-        ...
+Transfer: TypeAlias = Callable[..., tuple[Checksums, Checksums]]
+"""Runs both sides of a push of a ``version`` at once, and returns the checksums of what was sent and of what was
+received; empty unless ``with_checksums``."""
 
 
 class WeightSync:

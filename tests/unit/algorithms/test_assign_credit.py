@@ -20,7 +20,7 @@ from gtpo_megatron.config.algorithm import (
     GRPOSConfig,
     GTPOConfig,
 )
-from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.errors import DataError, ShapeError
 from tests.reference import credit as reference
 from tests.strategies import Batch, batches, random_batch

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gtpo_megatron.cli import dispatch, extras
-from gtpo_megatron.cli.extras import require_libraries
+from gtpo_megatron.cli import command, dispatch
+from gtpo_megatron.cli.command import require_libraries
 from gtpo_megatron.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def test_a_module_of_nobody_s_extra_is_a_defect(monkeypatch):
 
 
 def test_a_run_checks_before_it_imports_anything(monkeypatch):
-    monkeypatch.setitem(extras.EXTRAS, "nowhere_to_be_found", "cpu (runs without a GPU) or gpu")
+    monkeypatch.setitem(command.EXTRAS, "nowhere_to_be_found", "cpu (runs without a GPU) or gpu")
     require_libraries("json", command="train")
     with pytest.raises(ConfigError, match="train needs nowhere_to_be_found.*extra cpu.*or gpu"):
         require_libraries("json", "nowhere_to_be_found", command="train")

@@ -14,7 +14,7 @@ from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe
 from gtpo_megatron.cli.train import TrainOptions
 from gtpo_megatron.cli.verify_resume import VerifyResumeOptions
 from gtpo_megatron.config.algorithm import ALGORITHMS
-from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from launchers import slurm
 from launchers.options import LaunchOptions, SlurmOptions
 from recipes import tiny_cpu

@@ -1,8 +1,14 @@
 import pytest
 
-from gtpo_megatron.config.problems.dataset import DatasetRef, parse_dataset, parse_datasets
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
-from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, check_template, fill_template
+from gtpo_megatron.config.problems import (
+    BOXED_TEMPLATE,
+    DatasetRef,
+    EvaluationConfig,
+    check_template,
+    fill_template,
+    parse_dataset,
+    parse_datasets,
+)
 from gtpo_megatron.errors import ConfigError
 
 

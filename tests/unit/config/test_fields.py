@@ -2,24 +2,28 @@
 
 import dataclasses
 import math
-from typing import get_type_hints
+from typing import Literal, get_origin, get_type_hints
 
 import pytest
+from annotated_types import Ge, Gt
 
 from gtpo_megatron.config.algorithm import ALGORITHMS
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.algorithm.base import (
+    DynamicSamplingConfig,
+    GroupRelativeLengthPenalty,
+    OffPolicyConfig,
+    ReferenceKLConfig,
+    SoftOverlongPenalty,
+)
 from gtpo_megatron.config.checks import divisors, require_choice
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.config.grading.reward import RewardConfig
-from gtpo_megatron.config.logging import LoggingConfig
-from gtpo_megatron.config.mismatch import GivenLimits, LearntLimits
-from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.model import BalanceConfig, ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.output import CheckpointConfig, LoggingConfig, ProfileConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.problems.data import DataConfig
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
-from gtpo_megatron.config.profile import ProfileConfig
-from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
+from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
+from gtpo_megatron.config.rollout import GivenLimits, LearntLimits, RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.errors import ConfigError
 
 VALID = {
@@ -49,89 +53,76 @@ VALID = {
 }
 
 
+PARTS = (
+    BalanceConfig,
+    DynamicSamplingConfig,
+    GroupRelativeLengthPenalty,
+    JudgeConfig,
+    LoggingConfig,
+    OffPolicyConfig,
+    ReferenceKLConfig,
+    SoftOverlongPenalty,
+)
+
+
 @pytest.mark.parametrize("kind", VALID)
 def test_the_defaults_are_valid(kind):
     assert kind(**VALID[kind])
 
 
+KINDS = (*VALID, *ALGORITHMS, *PARTS)
+MAY_BE_NEGATIVE = {"success_threshold", "cov_low"}
+
+
+def beyond_what_is_declared():
+    """A value that its field's type does not allow, of every field that has such a type."""
+    for kind in KINDS:
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            values = ["none of them"] if get_origin(hint) is Literal else []
+            for bound in getattr(hint, "__metadata__", ()):
+                values += [bound.ge - 1] if isinstance(bound, Ge) else []
+                values += [bound.gt] if isinstance(bound, Gt) else []
+            yield from (pytest.param(kind, name, value, id=f"{kind.__name__}.{name}={value}") for value in values)
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), [*beyond_what_is_declared()])
+def test_what_a_type_does_not_allow_is_refused_by_name(kind, field, value):
+    with pytest.raises(ConfigError, match=field):
+        kind(**VALID.get(kind, {}) | {field: value})
+
+
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [
-        (CheckpointConfig, "every_steps", -1),
-        (CheckpointConfig, "keep", 0),
-        (CheckpointConfig, "keep_best", -1),
         (CheckpointConfig, "best_metric", " "),
-        (CheckpointConfig, "verify", "sometimes"),
-        (ClusterConfig, "num_cpus", 0),
-        (ClusterConfig, "object_store_mib", 0),
-        (ClusterConfig, "threads_per_rank", 0),
-        (ClusterConfig, "engine_threads", -1),
-        (ClusterConfig, "start_deadline_s", 0.0),
-        (ClusterConfig, "stage_deadline_s", float("nan")),
         (DataConfig, "train_path", " "),
-        (DataConfig, "prompts_per_step", 0),
-        (DataConfig, "max_prompt_tokens", -3),
         (EvaluationConfig, "path", ""),
-        (EvaluationConfig, "samples", 0),
-        (EvaluationConfig, "every_steps", -1),
-        (EvaluationConfig, "num_problems", -1),
         (EvaluationConfig, "seed", -1),
         (ModelConfig, "path", ""),
-        (ModelConfig, "max_sequence_tokens", 0),
-        (ModelConfig, "head_chunk_tokens", 0),
-        (ModelConfig, "recompute", "some"),
-        (OptimizerConfig, "learning_rate", 0.0),
         (OptimizerConfig, "learning_rate", float("inf")),
         (OptimizerConfig, "min_learning_rate", 1.0),
-        (OptimizerConfig, "warmup_updates", -1),
         (OptimizerConfig, "adam_beta1", 1.0),
         (OptimizerConfig, "adam_beta2", -0.1),
-        (OptimizerConfig, "adam_eps", 0.0),
-        (OptimizerConfig, "weight_decay", -0.1),
-        (OptimizerConfig, "clip_grad", 0.0),
-        (OptimizerConfig, "max_skipped_updates", -1),
         (OptimizerConfig, "offload_fraction", 1.5),
-        (ParallelConfig, "num_ranks", 0),
         (ParallelConfig, "tensor_parallel_size", 3),
         (ParallelConfig, "pipeline_parallel_size", 8),
-        (ParallelConfig, "context_parallel_size", 0),
         (ParallelConfig, "context_parallel_size", 3),
-        (ParallelConfig, "expert_parallel_size", 0),
         (ParallelConfig, "expert_parallel_size", 3),
         (ParallelConfig, "expert_tensor_parallel_size", 8),
-        (ProfileConfig, "tool", "perf"),
-        (ProfileConfig, "first_step", 0),
-        (ProfileConfig, "num_steps", 0),
         (ProfileConfig, "ranks", ()),
         (ProfileConfig, "ranks", (-1,)),
         (ProfileConfig, "ranks", (1, 1)),
         (RewardConfig, "function", "module.function"),
         (RewardConfig, "function", ":f"),
-        (RewardConfig, "num_workers", -1),
-        (RewardConfig, "timeout_s", 0.0),
         (RolloutConfig, "group_size", 1),
         (RolloutConfig, "kv_cache_mib", 0),
-        (RolloutConfig, "max_concurrent_sequences", 0),
-        (RolloutConfig, "tensor_parallel_size", 0),
-        (SamplingConfig, "temperature", -1.0),
         (SamplingConfig, "temperature", 0.0099),  # vLLM would take 0.01
         (SamplingConfig, "temperature", 1e-9),
         (SamplingConfig, "top_p", 1.5),
-        (SamplingConfig, "top_k", -1),
         (SamplingConfig, "stop_strings", ("a", "")),
         (SamplingConfig, "stop_token_ids", (-1,)),
-        (RolloutConfig, "entropy_source", "trainer"),
-        (RolloutConfig, "num_engines", 0),
         (RolloutConfig, "max_staleness", -1),
-        (RolloutConfig, "placement", "beside"),
-        (RolloutConfig, "max_engine_restarts", -1),
-        (SamplingConfig, "max_response_tokens", 0),
-        (UpdateConfig, "updates_per_rollout", 0),
-        (UpdateConfig, "mini_batch_prompts", -1),
-        (UpdateConfig, "micro_batch_tokens", 0),
-        (WeightSyncConfig, "verify_every_steps", 0),
         (LearntLimits, "factor", 1.0),
-        (GivenLimits, "p99_nats", 0.0),
         (GivenLimits, "beyond_frac", 1.5),
     ],
 )
@@ -143,10 +134,19 @@ def test_a_bad_value_is_refused_by_name(kind, field, value):
 def numbers(kind):
     hints = {
         f"{one.__name__}.{field.name}": (one, field.name, get_type_hints(one)[field.name])
-        for one in (*VALID, *ALGORITHMS, LoggingConfig)
+        for one in KINDS
         for field in dataclasses.fields(one)
     }
     return [pytest.param(one, name, id=key) for key, (one, name, hint) in hints.items() if hint is kind]
+
+
+@pytest.mark.parametrize(("kind", "field"), [*numbers(int), *numbers(float)])
+def test_every_number_has_a_lower_bound(kind, field):
+    if field in MAY_BE_NEGATIVE:
+        kind(**{field: -1.0})
+    else:
+        with pytest.raises(ConfigError, match=field):
+            kind(**VALID.get(kind, {}) | {field: -1})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

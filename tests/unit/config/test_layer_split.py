@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gtpo_megatron.config.layer_split import LayerSplit
-from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.parallel import LayerSplit, ParallelConfig
 from gtpo_megatron.errors import ConfigError
 
 SPLITS = [

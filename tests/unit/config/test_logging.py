@@ -1,6 +1,6 @@
 import pytest
 
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.errors import ConfigError
 
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from gtpo_megatron.config.algorithm import DAPOConfig, OffPolicyConfig
-from gtpo_megatron.config.algorithm.length_penalty import GroupRelativeLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.problems.evaluation import metric_names
+from gtpo_megatron.config.problems import metric_names
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
 from recipes import tiny_cpu

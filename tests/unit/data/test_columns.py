@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from gtpo_megatron.batch import Problem
-from gtpo_megatron.config.problems.dataset import parse_dataset
+from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.data import source
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompts import RowsNeeded, load_problems

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gtpo_megatron.config.problems.dataset import parse_dataset
+from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS, GSM8K
 from gtpo_megatron.data.hub import newest_commit
 from gtpo_megatron.data.source import origin_of, read_rows

@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
-from gtpo_megatron.config.problems.dataset import parse_dataset
+from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.data.source import read_rows

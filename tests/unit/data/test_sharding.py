@@ -1,9 +1,10 @@
 """Dealing is complete, balanced and deterministic."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtpo_megatron.data.sharding import shard_contiguous
+from gtpo_megatron.data.sharding import mini_batch_groups, shard_contiguous
 
 lengths = st.lists(st.integers(0, 50), max_size=30)
 
@@ -28,3 +29,33 @@ def test_equal_shares_cut_where_they_should() -> None:
     assert shard_contiguous([4, 4, 4, 4, 8], 3) == [(0, 1), (2, 3), (4,)]
     assert shard_contiguous([0, 0], 2) == [(0, 1), ()]
     assert shard_contiguous([], 2) == [(), ()]
+
+
+GROUPS = (10, 11, 12, 13, 14, 15)
+
+
+@pytest.mark.parametrize("size", [0, 6, 9])
+def test_the_whole_batch_every_time(size):
+    assert mini_batch_groups(GROUPS, mini_batch_prompts=size, num_updates=2, seed=0, step=1) == [GROUPS, GROUPS]
+
+
+def test_a_pass_uses_every_group_once_and_then_starts_over():
+    updates = mini_batch_groups(GROUPS, mini_batch_prompts=2, num_updates=4, seed=0, step=1)
+    assert sorted(group for update in updates[:3] for group in update) == list(GROUPS)
+    assert updates[3] == updates[0]
+
+
+def test_a_size_that_does_not_divide_goes_on_into_the_next_pass():
+    updates = mini_batch_groups(GROUPS, mini_batch_prompts=4, num_updates=3, seed=0, step=1)
+    assert all(len(set(update)) == 4 for update in updates)
+    dealt = [group for update in updates for group in update]
+    assert sorted(dealt[:6]) == sorted(dealt[6:]) == list(GROUPS)
+
+
+def test_seed_and_step_make_the_order():
+    def order(seed, step):
+        return mini_batch_groups(range(100), mini_batch_prompts=50, num_updates=1, seed=seed, step=step)
+
+    assert order(0, 1) == order(0, 1)
+    assert order(0, 1) != order(0, 2)
+    assert order(0, 1) != order(1, 1)

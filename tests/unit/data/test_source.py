@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from gtpo_megatron.config.problems.dataset import parse_dataset
-from gtpo_megatron.config.problems.prompt import BOXED_TEMPLATE, DAPO_TEMPLATE, fill_template
+from gtpo_megatron.config.problems import BOXED_TEMPLATE, DAPO_TEMPLATE, fill_template, parse_dataset
 from gtpo_megatron.data import source
 from gtpo_megatron.errors import ConfigError, DataError
 

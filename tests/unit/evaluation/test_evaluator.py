@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.config.problems import EvaluationConfig
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 

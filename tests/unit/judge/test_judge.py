@@ -9,8 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from gtpo_megatron.config.grading.judge import JudgeConfig
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.judge import client
 from gtpo_megatron.judge.client import check_judge

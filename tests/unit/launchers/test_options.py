@@ -5,8 +5,7 @@ import re
 import pytest
 
 from gtpo_megatron.errors import ConfigError
-from launchers.job_scripts import SCRIPTS
-from launchers.own_settings import OWN_PREFIXES, own_variables
+from launchers.own_settings import OWN_PREFIXES, SCRIPTS, own_variables
 from tests.unit.launchers.jobs import tiny_options, with_options
 
 

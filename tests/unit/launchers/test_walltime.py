@@ -3,8 +3,7 @@
 import pytest
 
 from gtpo_megatron.errors import ConfigError
-from launchers.evaluation_time import EvaluationTime
-from launchers.walltime import check_room, to_seconds
+from launchers.walltime import EvaluationTime, check_room, to_seconds
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Shares at the edge of being named; what each looks like as a whole is in ``test_gap_report``."""
 
-from gtpo_megatron.mismatch.diagnosis import looks_like
-from gtpo_megatron.mismatch.gap_report import GapReport
+from gtpo_megatron.mismatch.gap_report import GapReport, looks_like
 
 EACH_ONCE = dict.fromkeys(range(100), (1, 0.1))
 

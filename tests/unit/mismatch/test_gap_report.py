@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutBatch
-from gtpo_megatron.mismatch.diagnosis import looks_like
-from gtpo_megatron.mismatch.gap_report import NUM_WORST, gap_report, merged
+from gtpo_megatron.mismatch.gap_report import NUM_WORST, gap_report, looks_like, merged
 
 
 def batch(lengths=(6, 3, 8, 8), prompt=4):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gtpo_megatron.mismatch.limits import Sample
+from gtpo_megatron.mismatch.gate import Sample
 from gtpo_megatron.mismatch.statistics import GAP, KL, SCALED, exact_total, gap_metrics
 from gtpo_megatron.observability.histogram import RESOLUTION
 from gtpo_megatron.observability.metrics import Max, merge, to_scalars

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gtpo_megatron.observability.loggers.mlflow import flat, shortened
+from gtpo_megatron.observability.loggers import flat, shortened
 from gtpo_megatron.observability.metrics import check_name
 
 
@@ -21,7 +21,7 @@ def installed(module):
 WRITE = """
 import json, math, sys
 from pathlib import Path
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.observability.sinks import open_sinks
 folder, first, settings = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 run_config = {"seed": 7, "model": {"path": "m", "dtype": "float32"}}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gtpo_megatron.companions.report import figures as report_figures
 from gtpo_megatron.companions.report import headline as report_headline
-from gtpo_megatron.config.problems.evaluation import HELDOUT, metric_names
+from gtpo_megatron.config.problems import HELDOUT, metric_names
 from gtpo_megatron.observability.metrics import check_name
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_megatron.config.profile import ProfileConfig
+from gtpo_megatron.config.output import ProfileConfig
 from gtpo_megatron.observability import profiling
 from gtpo_megatron.observability.profiling import StepProfiler, nsight_options
 

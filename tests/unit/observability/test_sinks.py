@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.observability.sinks import MetricSinks, check_loggers, open_sinks
 from gtpo_megatron.run_folder.metrics_file import read_metrics

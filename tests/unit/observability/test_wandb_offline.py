@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reaso
 WRITE = """
 import sys
 from pathlib import Path
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.observability.sinks import open_sinks
 config = LoggingConfig(wandb_project="gtpo", wandb_mode="offline")
 folder, first = Path(sys.argv[1]), int(sys.argv[2])

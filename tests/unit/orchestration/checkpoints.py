@@ -7,14 +7,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import RunFacts, run_facts
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
-from gtpo_megatron.weights.file_checksum import file_checksum
-from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER
+from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, file_checksum
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 

@@ -10,7 +10,7 @@ import pytest
 
 from gtpo_megatron.cli import status as status_command
 from gtpo_megatron.companions.status import read_status
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.logs import LOG_FILE, set_up_logs
 from gtpo_megatron.observability.sinks import open_sinks

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.cli.convert import find_checkpoint
 from gtpo_megatron.companions.evaluate.evaluated_model import find_model
 from gtpo_megatron.companions.status import read_status
 from gtpo_megatron.companions.verify_resume.compare import compare_runs
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import CheckpointError, ConfigError
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
-from gtpo_megatron.run_folder.convertible import find_checkpoint
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import JsonlSink
 from gtpo_megatron.weights.megatron.checkpoint_files import sealed

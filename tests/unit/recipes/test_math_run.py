@@ -14,7 +14,7 @@ import recipes
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.recipe import load_recipe
 from gtpo_megatron.config.algorithm import DAPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
-from gtpo_megatron.config.algorithm.length_penalty import (
+from gtpo_megatron.config.algorithm.base import (
     GroupRelativeLengthPenalty,
     NoLengthPenalty,
     SoftOverlongPenalty,

@@ -7,10 +7,9 @@ import pytest
 from gtpo_megatron.errors import ConfigError, SandboxError
 from gtpo_megatron.rewards.code_tests import code_tests, complaint
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
-from gtpo_megatron.sandbox.choose import check_sandbox
+from gtpo_megatron.sandbox.choose import UnsafeSandbox, check_sandbox
 from gtpo_megatron.sandbox.inside import prelude
 from gtpo_megatron.sandbox.packages import DEFAULT
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
 from tests.sandboxes import needs_bubblewrap
 from tests.unit.rewards.test_code_tests import fenced, graded
 

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.rewards.code_tests import code_tests, same_output, share_of_tests
 from gtpo_megatron.rewards.function import complaint, resolve_rewards
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
+from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.sandboxes import needs_bubblewrap
 
 pytestmark = pytest.mark.xdist_group("sandbox")

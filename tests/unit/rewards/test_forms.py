@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gtpo_megatron.config.grading.reward import RewardConfig, weighted_names
+from gtpo_megatron.config.reward import RewardConfig, weighted_names
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import Form, check_threshold, complaint, needs_answer, resolve_rewards
 from gtpo_megatron.rewards.processes.pool import RewardPool

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import resolve_rewards, states
 from gtpo_megatron.rewards.grade import RewardCaller

@@ -1,6 +1,6 @@
 import pytest
 
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.multiple_choice import final_answer, multiple_choice
 from gtpo_megatron.rewards.request import RewardRequest

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gtpo_megatron.companions.evaluate.answers import AnswerFinder
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.companions.evaluate.evaluation_run import AnswerFinder
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.data.rows import generic_row
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.math_answer import math_answer

@@ -6,7 +6,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards import program_tests
 from gtpo_megatron.rewards.code_tests import code_tests, complaint
 from gtpo_megatron.rewards.written_tests import cases_of_text
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
+from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.unit.rewards.test_code_tests import fenced, graded
 
 pytestmark = pytest.mark.xdist_group("sandbox")

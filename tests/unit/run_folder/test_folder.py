@@ -9,8 +9,7 @@ import pytest
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.run_folder.data_file import DataContent, read_contents
-from gtpo_megatron.run_folder.folder import RunFolder
+from gtpo_megatron.run_folder.folder import DataContent, RunFolder, read_contents
 from recipes import tiny_cpu
 
 

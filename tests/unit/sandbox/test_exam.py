@@ -3,8 +3,8 @@
 import pytest
 
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
+from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
 from tests.sandboxes import needs_bubblewrap
 
 pytestmark = pytest.mark.xdist_group("sandbox")

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError, SandboxError
 from gtpo_megatron.sandbox import http_service
 from gtpo_megatron.sandbox.choose import LazySandbox

@@ -7,10 +7,9 @@ import pytest
 
 from gtpo_megatron.errors import ConfigError, SandboxError
 from gtpo_megatron.sandbox import bubblewrap, seccomp, server
-from gtpo_megatron.sandbox.choose import check_sandbox, open_sandbox
+from gtpo_megatron.sandbox.choose import UnsafeSandbox, check_sandbox, open_sandbox
 from gtpo_megatron.sandbox.inside import main as inside
 from gtpo_megatron.sandbox.protocol import Case, Job
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
 
 
 @pytest.fixture

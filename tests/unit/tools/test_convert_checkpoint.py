@@ -11,11 +11,11 @@ import sentencepiece as spm
 import torch
 from safetensors.torch import load_file
 
+from gtpo_megatron.cli.convert import find_checkpoint
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
-from gtpo_megatron.run_folder.convertible import find_checkpoint
 from gtpo_megatron.weights.conversion import MEGATRON_FOLDER
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS

@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron.rewards.code_tests import code_tests
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.sandbox.unsafe import UnsafeSandbox
+from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tools.make_programs import ASSETS, NUM_HELDOUT, NUM_TRAIN, SEED, make_splits, write_split
 from tools.programs import KINDS, SHOWN_INPUTS, careless, sample_program, sample_solution
 

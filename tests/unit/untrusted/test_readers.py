@@ -10,8 +10,7 @@ from gtpo_megatron.errors import CheckpointError, ConfigError, DataError
 from gtpo_megatron.untrusted import json_text, text
 from gtpo_megatron.untrusted.fields import Fields, as_record
 from gtpo_megatron.untrusted.json_text import find_json, parse_json, read_json, read_json_lines
-from gtpo_megatron.untrusted.names import bare_name
-from gtpo_megatron.untrusted.text import find_text, printable, read_bytes, read_text, shown
+from gtpo_megatron.untrusted.text import bare_name, find_text, printable, read_bytes, read_text, shown
 from gtpo_megatron.untrusted.yaml_text import parse_yaml, read_yaml, written_yaml
 
 

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
-from gtpo_megatron.weights.finite_tensors import is_finite
-from gtpo_megatron.weights.hf.reader import WeightFolder, read_parameters, weight_files
+from gtpo_megatron.weights.hf.reader import WeightFolder, is_finite, read_parameters, weight_files
 from gtpo_megatron.weights.hf.writer import written_aside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
 

@@ -11,7 +11,7 @@ from gtpo_megatron.companions.planner.phases import node_host, trainer_gpu
 from gtpo_megatron.companions.planner.step_time import HOST_BYTES
 from gtpo_megatron.companions.preflight.expectations import Expectations, gib, rate
 from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
-from gtpo_megatron.companions.preflight.probes import devices, software
+from gtpo_megatron.companions.preflight.probes import devices, system
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.host import is_cpu_build, memory_needed, what_lowers
@@ -32,11 +32,11 @@ COPY_SHARE = 0.75
 
 def versions(room: Room) -> Iterator[Finding]:
     """The same on every node, and those that this package asks for."""
-    found = room.ask(room.one_per_host(), software.software)
+    found = room.ask(room.one_per_host(), system.software)
     hosts = {room.processes.hosts[name]: versions for name, versions in found.items()}
     yield same_everywhere(hosts)
     extra = "cpu" if is_cpu_build() else "gpu"
-    yield pinned(next(iter(hosts.values())), software.pins(extra), extra)
+    yield pinned(next(iter(hosts.values())), system.pins(extra), extra)
 
 
 def same_everywhere(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
@@ -79,7 +79,7 @@ def pinned(found: Mapping[str, str], pins: Mapping[str, Requirement], extra: str
 
 def hosts(room: Room) -> Iterator[Finding]:
     """Cores, memory and shared memory of every node, against what the run takes there."""
-    found = room.ask(room.one_per_host(), software.machine)
+    found = room.ask(room.one_per_host(), system.machine)
     yield gpus(room)
     for name, machine in found.items():
         host = room.processes.hosts[name]

@@ -1,5 +1,6 @@
 """Checks what depends on the recipe's size: memory by phase, seconds of its lengths, checkpoint, the step's time."""
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -7,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import torch
+
+from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.companions.planner.correction import PlanCorrection, write_correction
 from gtpo_megatron.companions.preflight.checks.step import pushed
 from gtpo_megatron.companions.preflight.checks.surroundings import LONGEST_SAVE_S
 from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR, Expectations, gib, rate
 from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
-from gtpo_megatron.companions.preflight.full_batch import full_rollouts, mixed_rewards
 from gtpo_megatron.companions.preflight.memory_watch import stop_smi
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.config.rollout import Transport
@@ -22,7 +25,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import run_facts
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.architecture import Architecture, read_architecture
 
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
@@ -315,3 +318,53 @@ def predicted(parts: Mapping[str, float], expected: Expectations) -> Finding:
         remedy="the part that is furthest from its plan has a line of its own above",
         figures=figures | {"planned_s": planned},
     )
+
+
+MICRO_BATCHES = 2
+"""Of each replica and pipeline stage, so that a pipeline is full."""
+
+
+def full_rollouts(config: RunConfig, architecture: Architecture, *, version: int) -> RolloutBatch:
+    """Responses as long as they may be, as many as fill some micro-batches of every replica; whole groups.
+
+    Never more than a step has.
+    """
+    prompt, response = config.data.max_prompt_tokens, config.rollout.sampling.max_response_tokens
+    group = config.rollout.group_size
+    parallel = config.parallel
+    in_micro_batch = max(1, config.update.micro_batch_tokens // (prompt + response))
+    wanted = MICRO_BATCHES * parallel.pipeline_parallel_size * in_micro_batch * parallel.data_parallel_size
+    groups = min(config.data.prompts_per_step, math.ceil(wanted / group))
+    rows = groups * group
+    generator = torch.Generator().manual_seed(config.seed)
+    lengths = torch.full((rows,), response)
+    experts = architecture.experts
+    routing = None
+    if config.rollout.returns_routing and experts is not None:
+        routers = sum(experts.layers)
+        tokens = rows * (prompt + response - 1)
+        # experts in turns: as balanced as routers can be
+        first = torch.arange(tokens)[:, None, None] * experts.experts_per_token
+        routing = (first + torch.arange(experts.experts_per_token)).expand(-1, routers, -1) % experts.num_experts
+        routing = routing.to(torch.uint8 if experts.num_experts <= 256 else torch.int16).contiguous()
+    return RolloutBatch(
+        prompt_ids=torch.randint(0, architecture.vocab_size, (rows, prompt), generator=generator),
+        prompt_lengths=torch.full((rows,), prompt),
+        response_ids=torch.randint(0, architecture.vocab_size, (rows, response), generator=generator),
+        response_lengths=lengths,
+        loss_mask=mask_of_lengths(lengths, response),
+        rollout_logprobs=torch.full((rows, response), -math.log(architecture.vocab_size)),
+        group_ids=torch.arange(groups).repeat_interleave(group),
+        truncated=torch.zeros(rows, dtype=torch.bool),
+        policy_version=version,
+        token_entropy=torch.ones(rows, response) if config.rollout.entropy_source == "rollout" else None,
+        routed_experts=routing,
+    )
+
+
+def mixed_rewards(rollouts: RolloutBatch, config: RunConfig) -> RewardBatch:
+    """Right and wrong responses in turns, so that every group has something to learn."""
+    rows = torch.arange(rollouts.num_responses)
+    right = config.algorithm.success_threshold + 1.0
+    rewards = torch.where(rows % 2 == 0, right, 0.0).float()
+    return RewardBatch(rewards=rewards, failed=torch.zeros(len(rows), dtype=torch.bool))

@@ -7,7 +7,7 @@ from typing import Any
 
 from gtpo_megatron.companions.preflight.expectations import gib, rate
 from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here
-from gtpo_megatron.companions.preflight.probes import disk, network, ray_store
+from gtpo_megatron.companions.preflight.probes import system
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space, checkpoint_bytes
@@ -32,12 +32,12 @@ def reach(room: Room) -> Iterator[Finding]:
     callers = hosts[1:] or machines.engines[:1]
     size = SENT_BYTES if len(hosts) > 1 else SENT_BYTES_HERE
     is_ray = room.config.cluster.mode == "ray"
-    address = room.ask((first,), network.address_in_ray)[first] if is_ray else "127.0.0.1"
-    port = room.ask((first,), network.listen, address, size)[first]
+    address = room.ask((first,), system.address_in_ray)[first] if is_ray else "127.0.0.1"
+    port = room.ask((first,), system.listen, address, size)[first]
     for name in callers:  # one after another, so that each has the link to itself
-        answer = room.ask((name,), network.call, address, port, size)[name]
+        answer = room.ask((name,), system.call, address, port, size)[name]
         yield reached(machines.hosts[name], machines.hosts[first], answer, size)
-    yield adapters({machines.hosts[name]: found for name, found in room.ask(hosts, network.adapters).items()})
+    yield adapters({machines.hosts[name]: found for name, found in room.ask(hosts, system.adapters).items()})
 
 
 def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> Finding:
@@ -80,7 +80,7 @@ def ray(room: Room) -> Iterator[Finding]:
     if room.config.cluster.mode != "ray":
         yield not_here("Ray", "cluster.mode='local' has none")
         return
-    cluster = ray_store.cluster()
+    cluster = system.cluster()
     wanted = room.config.cluster.num_nodes
     yield assessed(
         "nodes of Ray",
@@ -91,7 +91,7 @@ def ray(room: Room) -> Iterator[Finding]:
         figures={"nodes": cluster["nodes"], "store_bytes": cluster["store_bytes"]},
     )
     for name in room.one_per_host():
-        seconds, is_right = ray_store.fetched(partial(_stored_by, room, name), STORED_BYTES)
+        seconds, is_right = system.fetched(partial(_stored_by, room, name), STORED_BYTES)
         yield assessed(
             f"an object from {room.processes.hosts[name]}",
             rate(STORED_BYTES / seconds),
@@ -103,7 +103,7 @@ def ray(room: Room) -> Iterator[Finding]:
 
 
 def _stored_by(room: Room, name: str) -> list[Any]:
-    found: list[Any] = room.ask((name,), ray_store.store, STORED_BYTES)[name]
+    found: list[Any] = room.ask((name,), system.store, STORED_BYTES)[name]
     return found
 
 
@@ -113,11 +113,11 @@ def disk_speed(room: Room) -> Iterator[Finding]:
     yield disk_space(room)
     names = room.one_per_host()
     size = WRITTEN_BYTES if room.expected.has_gpus else WRITTEN_BYTES_HERE
-    files = {name: disk.file_of(room.output, name) for name in names}
+    files = {name: system.file_of(room.output, name) for name in names}
     answers = {}
     try:
         calls = {name: (str(room.output), name, size) for name in names}
-        answers = room.ask_each(disk.write_and_read, calls)
+        answers = room.ask_each(system.write_and_read, calls)
         unseen = [room.processes.hosts[name] for name, path in files.items() if not path.is_file()]
     finally:
         for path in files.values():

@@ -16,12 +16,11 @@ from torch import Tensor
 from gtpo_megatron.algorithms.policy_loss import policy_loss
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, mask_of_lengths
 from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig
-from gtpo_megatron.config.balance import BalanceConfig
-from gtpo_megatron.config.checkpoint import CheckpointConfig
 from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.output import CheckpointConfig, ProfileConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.profile import ProfileConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import from_plain

@@ -4,17 +4,17 @@ The handle travels in the file that has the counters. It is opened as memory of 
 calls its own: the two may number the same GPU differently.
 """
 
-import pickle
+import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+from torch.storage import TypedStorage
 
-from gtpo_megatron.errors import CheckpointError, WeightSyncError
-from gtpo_megatron.weights.megatron.restricted_pickle import load_gpu_slots
+from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.push.transports.channel import SLOTS
 from gtpo_megatron.weights.push.transports.shared_memory import SlotFile
 
@@ -38,7 +38,8 @@ def share_gpu_slots(file: SlotFile) -> Tensor:
         with _shareable_memory():
             _SLOTS[size] = torch.empty(SLOTS, size, dtype=torch.uint8, device="cuda")
     slots = _SLOTS[size]
-    file.publish(pickle.dumps(reduce_tensor(slots)))  # type: ignore[no-untyped-call]
+    _, arguments = reduce_tensor(slots)  # type: ignore[no-untyped-call]
+    file.publish(repr(arguments[_DEVICE_ARGUMENT:]).encode())  # from there on numbers and bytes
     return slots
 
 
@@ -62,14 +63,12 @@ def open_gpu_slots(file: SlotFile) -> Tensor:
     Raises:
         WeightSyncError: they are on another GPU, or that process has gone.
     """
-    try:
-        rebuild, arguments = load_gpu_slots(file.published())
-    except CheckpointError as error:
-        raise WeightSyncError(f"transport relay: {error}") from error
+    size = file.shape.slot_bytes
+    of_tensor = (Tensor, (SLOTS, size), (size, 1), 0, TypedStorage, torch.uint8)
+    _, *handle = ast.literal_eval(file.published().decode())
     here = torch.cuda.current_device()
-    arguments = (*arguments[:_DEVICE_ARGUMENT], here, *arguments[_DEVICE_ARGUMENT + 1 :])
     try:
-        return cast("Tensor", rebuild(*arguments))
+        return cast("Tensor", rebuild_cuda_tensor(*of_tensor, here, *handle))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise WeightSyncError(
             f"transport relay: the memory that the trainer's rank offers cannot be opened on GPU {here}: {error}; rank "

@@ -5,7 +5,7 @@ import torch
 
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.config.algorithm import AlgorithmConfig, DrGRPOConfig, GRPOConfig
-from gtpo_megatron.config.algorithm.length_penalty import SoftOverlongPenalty
+from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from tests.strategies import Batch
 
 # a row without tokens counts in no group, whatever its reward

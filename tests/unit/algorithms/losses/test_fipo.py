@@ -10,7 +10,7 @@ from gtpo_megatron.algorithms import policy_loss
 from gtpo_megatron.algorithms.losses.fipo import discounted_future, influence
 from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
 from gtpo_megatron.config.algorithm import DAPOConfig, FIPOConfig
-from gtpo_megatron.config.algorithm.length_penalty import NoLengthPenalty
+from gtpo_megatron.config.algorithm.base import NoLengthPenalty
 from gtpo_megatron.errors import ConfigError
 from recipes import tiny_cpu
 from tests.reference import fipo as reference

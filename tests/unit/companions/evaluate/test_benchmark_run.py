@@ -2,8 +2,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from gtpo_megatron.companions.evaluate.answers import AnswerFinder
 from gtpo_megatron.companions.evaluate.benchmark_run import BenchmarkRun, wanted_responses
+from gtpo_megatron.companions.evaluate.evaluation_run import AnswerFinder
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.errors import RolloutError, WorkerError
 from gtpo_megatron.rewards.processes.worker_process import Verdict

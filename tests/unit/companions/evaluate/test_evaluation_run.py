@@ -8,8 +8,7 @@ from gtpo_megatron.companions.evaluate import evaluation_run
 from gtpo_megatron.companions.evaluate.benchmark_run import Timing, wanted_responses
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
 from gtpo_megatron.config.evaluate import EvaluateConfig
-from gtpo_megatron.config.grading.judge import JudgeConfig
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from tests.unit.companions.evaluate.makers import Grader, Letters, graded, open_file, problem_set
 
 

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from gtpo_megatron.companions.evaluate.benchmark_run import Timing
+from gtpo_megatron.companions.evaluate.display import results_table
 from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, evaluation_result, write_results
-from gtpo_megatron.companions.evaluate.table import results_table
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError

@@ -6,7 +6,7 @@ import torch
 
 from gtpo_megatron.batch import Problem, RewardBatch
 from gtpo_megatron.companions.evaluate.scores import score, vote
-from gtpo_megatron.config.problems.evaluation import EvaluationConfig
+from gtpo_megatron.config.problems import EvaluationConfig
 from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 from tests.unit.companions.evaluate.makers import graded
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from gtpo_megatron.companions.evaluate.answers import AnswerFinder
+from gtpo_megatron.companions.evaluate.evaluation_run import AnswerFinder
 from gtpo_megatron.errors import ConfigError, DataError
 from tests.unit.companions.evaluate.makers import IDENTITY, graded, measured_set, open_file, saved_verdicts
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.companions.health.assess import assess, in_one_line
-from gtpo_megatron.companions.health.finding import Level, worst
+from gtpo_megatron.companions.health.history import Level, worst
+from gtpo_megatron.companions.health.signs import assess, in_one_line
 
 SOUND = {
     "policy/entropy_nats": 0.25,

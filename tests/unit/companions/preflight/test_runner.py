@@ -7,8 +7,8 @@ import pytest
 from gtpo_megatron.companions.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
 from gtpo_megatron.companions.preflight.finding import assessed, has_passed, not_here, noted
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
+from gtpo_megatron.companions.preflight.room import Turns
 from gtpo_megatron.companions.preflight.runner import LONGEST_CAUSE, Budget, Check, CheckRunner, cause, chosen_checks
-from gtpo_megatron.companions.preflight.turns import Turns
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.weights.push.sync import WeightSync

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
-from gtpo_megatron.companions.preflight.turns import Turns
+from gtpo_megatron.companions.preflight.room import Turns
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import yaml
 
-from gtpo_megatron.config.logging import LoggingConfig
+from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.observability.sinks import open_sinks
-from gtpo_megatron.run_folder.data_file import DataContent, contents_text
+from gtpo_megatron.run_folder.folder import DataContent, contents_text
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord
 
 CONFIG = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gtpo_megatron.companions.report.axes import MAX_KNOTS, axes, axis_switch
+from gtpo_megatron.companions.report.page import MAX_KNOTS, axes, axis_switch
 from gtpo_megatron.companions.report.run_data import RunData
 
 

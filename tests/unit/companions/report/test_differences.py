@@ -6,7 +6,7 @@ import pytest
 from gtpo_megatron.companions.report.differences import differences
 from gtpo_megatron.companions.report.page import content
 from gtpo_megatron.companions.report.run_data import read_runs
-from gtpo_megatron.run_folder.data_file import DataContent
+from gtpo_megatron.run_folder.folder import DataContent
 from tests.unit.companions.report.run_folders import CONFIG, make_run
 
 ALL = CONFIG | {

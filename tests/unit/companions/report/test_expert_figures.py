@@ -1,9 +1,9 @@
 """The page of a mixture of experts has its loads; that of a dense model does not mention them."""
 
-from gtpo_megatron.companions.report.expert_figures import expert_figures
+from gtpo_megatron.companions.report.figures import expert_figures
 from gtpo_megatron.companions.report.page import write_report
 from gtpo_megatron.companions.report.run_data import read_runs
-from gtpo_megatron.run_folder.expert_load import EXPERT_LOAD_FILE, ExpertLoad, write_expert_load
+from gtpo_megatron.run_folder.token_files import EXPERT_LOAD_FILE, ExpertLoad, write_expert_load
 from tests.unit.companions.report.run_folders import make_run, step_metrics
 
 

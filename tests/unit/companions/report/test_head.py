@@ -1,6 +1,6 @@
 """The head of a page: commit, date, duration, machines, and what the cost multiplies."""
 
-from gtpo_megatron.companions.report.head import heading, origin
+from gtpo_megatron.companions.report.page import heading, origin
 from gtpo_megatron.companions.report.run_data import read_runs
 from tests.unit.companions.report.run_folders import LOG, make_run
 

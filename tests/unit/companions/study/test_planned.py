@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.companions.study.plan import planned_runs
-from gtpo_megatron.companions.study.planned import PLANNED_HEADINGS, planned_cells, planned_rows
-from gtpo_megatron.companions.study.table import arm_rows, markdown
+from gtpo_megatron.companions.study.table import PLANNED_HEADINGS, arm_rows, markdown, planned_cells, planned_rows
 from tests.unit.companions.study.makers import STUDY, summaries
 
 

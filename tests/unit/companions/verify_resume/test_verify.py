@@ -12,7 +12,7 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.companions.verify_resume import verify
 from gtpo_megatron.companions.verify_resume.compare import Comparison
 from gtpo_megatron.config.algorithm import OffPolicyConfig
-from gtpo_megatron.config.profile import ProfileConfig
+from gtpo_megatron.config.output import ProfileConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from gtpo_megatron.config.checkpoint import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
-from gtpo_megatron.weights.file_checksum import file_checksum
+from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 from tests.unit.orchestration.checkpoints import METRIC, facts, names, state
 
 

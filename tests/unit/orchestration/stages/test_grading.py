@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch, mask_of_lengths
-from gtpo_megatron.config.grading.reward import RewardConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.grading import RewardGrader
 from gtpo_megatron.rewards.reward import RewardScorer

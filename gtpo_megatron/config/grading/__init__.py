@@ -1,1 +1,0 @@
-"""How responses are graded: reward functions, their processes, the judge."""

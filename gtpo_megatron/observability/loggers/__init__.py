@@ -1,1 +1,0 @@
-"""Loggers of other libraries: each a ``MetricSink`` (``observability/sinks.py``) that imports its library if chosen."""
