@@ -10,6 +10,7 @@ after every part. The exit status is 0 if every part passed, 1 if one did not.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -92,11 +93,11 @@ def _environment(chosen: argparse.Namespace) -> dict[str, str]:
         path.append(str(folder))
         print(f"unpacked for want of them: {', '.join(added) or 'nothing'}", flush=True)
     path += [one for one in [os.environ.get("PYTHONPATH", "")] if one]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    # ranks run with expandable segments; NCCL and gloo need no network on one machine
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
+    # on one machine NCCL and gloo need no other interface
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false"}
     if chosen.device == "cpu":
-        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return environment
 
 
@@ -108,9 +109,7 @@ def _part(name: str, folder: Path, chosen: argparse.Namespace, environment: Mapp
     command += ["--output", str(output), *(["--small"] if chosen.small else [])]
     began = time.perf_counter()
     with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            command, cwd=wheels.ROOT, env=dict(environment), stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=wheels.ROOT, env=dict(environment), stderr=log, start_new_session=True)
         try:
             code: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -124,10 +123,8 @@ def _part(name: str, folder: Path, chosen: argparse.Namespace, environment: Mapp
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Ends the part and every process that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

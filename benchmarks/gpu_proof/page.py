@@ -1,11 +1,35 @@
-"""The parts' figures as one Markdown table."""
+"""The parts' figures in Markdown: a short table for the README, and all of them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+SHORT = {
+    "kernels": (
+        "bfloat16: largest error of entropy",
+        "fused: share of cuBLAS's rate",
+        "fused: memory over the bare product",
+        "fused_train: share of cuBLAS's rate",
+        "fused_train: memory over the bare product",
+    ),
+    "gradients": ("mean gap of logprobs", "1 - least cosine of a tensor's gradients"),
+    "training": (
+        "score: rate",
+        "score: MFU",
+        "update: rate",
+        "update: MFU",
+        "activations of a micro-batch, by the a",
+        "optimizer",
+    ),
+    "push": ("rate of a push",),
+    "sleep": ("left the GPU", "optimizer to the host", "optimizer from the host"),
+    "engine": ("free while it sleeps",),
+    "tests": ("passed", "failed"),
+}
+"""What the short table has: beginnings of names of figures, by part."""
+
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A heading with the machine, and a row a figure.
+    """The machine, the short table, and a row a figure.
 
     Args:
         results: of each part that was run, as they are written to the JSON file.
@@ -16,20 +40,31 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         f"{facts.get('device', 'no part has begun')}{sizes}. {versions}.",
         "",
-        "| part | what | figure | beside |",
-        "|---|---|---|---|",
-        *(row for name, result in results.items() for row in _rows(name, result)),
+        *_table(results, only_short=True),
+        "",
+        "All figures:",
+        "",
+        *_table(results, only_short=False),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _rows(name: str, result: Mapping[str, Any]) -> Iterator[str]:
+def _table(results: Mapping[str, Mapping[str, Any]], *, only_short: bool) -> Iterator[str]:
+    yield "| part | what | figure | beside |"
+    yield "|---|---|---|---|"
+    for name, result in results.items():
+        yield from _rows(name, result, SHORT.get(name, ()) if only_short else ("",))
+
+
+def _rows(name: str, result: Mapping[str, Any], beginnings: tuple[str, ...]) -> Iterator[str]:
     if result["status"] != "passed":
         yield _row(name, "the part", result["status"], result["reason"])
     for section in result.get("sections", []):
         if section["status"] != "passed":
             yield _row(name, section["name"], section["status"], section["reason"])
         for figure in section["figures"]:
+            if not figure["name"].startswith(beginnings):
+                continue
             told = f"{_number(figure['value'])} {figure['unit']}".strip()
             beside = [f"{key.replace('_', ' ')} {_number(value)}" for key, value in _beside(figure).items()]
             yield _row(name, f"{section['name']}: {figure['name']}", told, ", ".join(beside))

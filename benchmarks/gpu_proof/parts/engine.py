@@ -1,4 +1,4 @@
-"""A vLLM engine sleeps and wakes: what it gives back of the GPU, and that it answers as before. Skipped without vLLM."""
+"""A vLLM engine sleeps and wakes: what it gives back of the GPU, and that it answers as before."""
 
 import dataclasses
 import importlib.util

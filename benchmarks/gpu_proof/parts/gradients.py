@@ -44,8 +44,8 @@ def _compare(section: Section, size: ModelSize, sizes: Sizes) -> None:
         gradients = _by_folder_names(_gradients(actor, rollouts, size), read_architecture(folder), actor)
     total = sum(float(one.double().square().sum()) for one in wanted["gradients"].values()) ** 0.5
     cosines, lengths, num_small = [], [], 0
-    for name, theirs in wanted["gradients"].items():
-        ours, theirs = as_matrix(gradients[name]).double(), as_matrix(theirs).double()
+    for name, reference in wanted["gradients"].items():
+        ours, theirs = (as_matrix(side).to(sizes.device).double() for side in (gradients[name], reference))
         if float(theirs.norm()) < LEAST_SHARE * total:
             num_small += 1
             section.require(f"{name}: its gradient's share", float(ours.norm()) / total, at_most=2 * LEAST_SHARE)

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import os
+import time
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import HeadSize, Sizes
 from benchmarks.vocab_parallel import Problem, measure_memory, measure_times
 from gtpo_megatron.companions.preflight.probes.kernels import output_layer
-from gtpo_megatron.kernels import partials, torch_tiles
+from gtpo_megatron.kernels import partials
 
 MIB = 1 << 20
 
@@ -82,9 +83,7 @@ def _gradient_error(
     float_sums = partials.SoftmaxSums(*(value.float() for value in sums))
     of_logprobs, of_entropy = torch.full_like(sums.rest, 2.0).float(), torch.full_like(sums.rest, -3.0).float()
     out = torch.empty_like(logits)
-    triton_tiles.gradient_tile(
-        logits, targets, inverse, float_sums, of_logprobs, of_entropy, out, may_mask=False
-    )
+    triton_tiles.gradient_tile(logits, targets, inverse, float_sums, of_logprobs, of_entropy, out, may_mask=False)
     p = log_p.exp()
     wanted = -2.0 * p + 3.0 * p * (log_p + entropy[:, None])
     wanted.scatter_add_(1, targets[:, None], torch.full_like(wanted[:, :1], 2.0))
@@ -119,24 +118,19 @@ def _rates(section: Section, head: HeadSize, sizes: Sizes) -> None:
     }
     product = 2 * head.tokens * head.hidden * head.vocab
     # memory first: later calls find the allocator's blocks, and a CPU's libraries their buffers
-    for group, bare in ((FORWARD, FORWARD[0]), (TRAINING, TRAINING[0])):
-        floor = measure_memory(problem, bare)
-        for name in group[1:]:
-            problem.hidden.grad = problem.weight.grad = None
-            above = measure_memory(problem, name) - floor
-            section.figure(f"{name}: memory over the bare product", above / MIB, "MiB")
-    times = measure_times(problem, sizes.rounds, _clock, ["forward", "train"])
+    extra = {}
+    for name in (*FORWARD, *TRAINING):
+        problem.hidden.grad = problem.weight.grad = None
+        extra[name] = measure_memory(problem, name)
+        section.figure(f"{name}: memory beyond inputs and gradients", extra[name] / MIB, "MiB")
+    floor = extra["bare_forward_tiled"]  # which holds one tile of logits
+    for name in ("fused", "fused_train"):
+        section.figure(f"{name}: memory over the bare product", (extra[name] - floor) / MIB, "MiB")
+    times = measure_times(problem, sizes.rounds, time.perf_counter, ["forward", "train"])
     times.pop("ratios")
     for name, row in times.items():
         products = 1 if name in FORWARD else 4
         section.figure(f"{name}: rate", products * product / row["median_s"] / 1e12, "TFLOP/s")
         if not name.startswith("bare"):
             section.figure(f"{name}: share of cuBLAS's rate", 1 / row["over_bare"])
-    section.figure("one chunk of logits in float32", head.chunk * head.vocab * 4 / MIB, "MiB")
-    section.figure("block of the torch kernels", torch_tiles.BLOCK_ELEMENTS * 4 / MIB, "MiB")
-
-
-def _clock() -> float:
-    import time
-
-    return time.perf_counter()
+    section.figure("all logits in float32", head.tokens * head.vocab * 4 / MIB, "MiB")

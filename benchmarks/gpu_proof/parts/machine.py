@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import torch
@@ -25,6 +26,11 @@ def run(report: Report, sizes: Sizes) -> None:
         for clocks in found["clocks"].values():
             for name, value in clocks.items():
                 section.figure(f"nvidia-smi {name}", value)
+    with report.section("what pushes and process groups need of the system") as section:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 10):
+            section.figure("the loopback interface", "up")
+        section.figure("free in /dev/shm", shutil.disk_usage("/dev/shm").free / 2**30, "GiB")
+        section.figure("memory of the host", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, "GiB")
     with report.section("what the data sheet says") as section:
         if sizes.device.type == "cpu":
             section.skip("there is no GPU")

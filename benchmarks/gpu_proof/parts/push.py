@@ -1,6 +1,6 @@
-"""A push between two processes on one GPU, through memory that both have open (CUDA IPC); without a GPU through a file.
+"""A push between two processes on one GPU, through memory that both have open (CUDA IPC); without one through a file.
 
-Both ends are those of a run: the sender of a trainer's rank and the receiver of an engine's worker, transport ``relay``.
+Both ends are a run's own: the sender of a trainer's rank and the receiver of an engine's worker, transport ``relay``.
 """
 
 import multiprocessing
@@ -43,9 +43,7 @@ def _push(section: Section, size: ModelSize, sizes: Sizes) -> None:
         **{name: getattr(layout, name) for name in layout.__dataclass_fields__} | {"bucket_bytes": sizes.bucket_bytes}
     )
     store = open_store("127.0.0.1", deadline_s=DEADLINE_S)
-    slots = create_slots(
-        SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=DEADLINE_S, on_gpu=is_gpu)
-    )
+    slots = create_slots(SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=DEADLINE_S, on_gpu=is_gpu))
     meeting = Meeting(
         host="127.0.0.1",
         port=store.port,

@@ -35,7 +35,7 @@ def _optimizer(section: Section, size: ModelSize, sizes: Sizes) -> None:
         actor.release_batch()
         parameters = [parameter for chunk in actor._chunks for parameter in chunk.parameters()]
         moved = optimizer_tensors(actor._optimizer, parameters)
-        before = [tensor.detach().cpu().clone() for tensor in moved]
+        before = [tensor.detach().to("cpu", copy=True) for tensor in moved]
         num_optimizer = sum(tensor.untyped_storage().nbytes() for tensor in moved)
         gradients = {one.main_grad.untyped_storage() for one in parameters}
         num_gradients = sum({storage.data_ptr(): storage.nbytes() for storage in gradients}.values())

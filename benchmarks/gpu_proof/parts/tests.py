@@ -1,4 +1,4 @@
-"""The tests that need a GPU, by pytest: ``tests/gpu``; without one, those of the Triton kernels under its interpreter."""
+"""The tests that need a GPU, ``tests/gpu``; without one, that of the Triton kernels under their interpreter."""
 
 import os
 import re
