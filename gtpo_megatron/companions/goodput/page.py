@@ -12,48 +12,50 @@ from gtpo_megatron.companions.goodput.failures import HOUR
 from gtpo_megatron.companions.goodput.scale import ScaleRow
 from gtpo_megatron.sentence import print_sentence
 
-MIN_WIDTH = 130
+MIN_WIDTH = 140
 
 
 def print_scale(name: str, rows: Sequence[ScaleRow], console: Console) -> None:
     """Two tables: a step's seconds, and what failures leave of them."""
     console.width = max(MIN_WIDTH, console.width)
     batch = f"{rows[0].tokens / 1e6:.1f} million tokens a step" if rows else "no layout fits"
-    told = f": {batch}, the recipe's batch at every size; all seconds are estimates"
+    told = f": {batch}, the recipe's batch at every size; seconds, all estimates"
     print_sentence(console, Text.assemble((name, "bold"), told))
     if not rows:
         return
-    steps = _table("GPUs", "sampling", "layout of the trainer")
-    _numbers(steps, "generate s", "score s", "train s", "push s", "step s", "tokens/s/GPU", "engines idle", "staleness")
-    lost = _table("GPUs", "sampling")
-    _numbers(lost, "failure every", "a save holds up", "a restart takes", "save every", "goodput", "the recipe's saves")
-    lost.add_column("tokens/s/GPU, failures included", justify="right")
+    steps = _table("GPUs", "engines", "trainer")
+    _numbers(steps, "generate", "stragglers", "score", "train", "push", "step", "tokens/s/GPU", "idle", "stale")
+    lost = _table("GPUs", "engines")
+    _numbers(lost, "fails every", "a save", "a restart", "best: save every", "goodput", "recipe: save every", "goodput")
+    _numbers(lost, "tokens/s/GPU")
     for row in rows:
-        where = "in turns" if not row.num_rollout_gpus else f"apart, on {row.num_rollout_gpus}"
+        where = "all" if not row.num_rollout_gpus else f"{row.num_rollout_gpus} of their own"
         time = row.time
         steps.add_row(
             f"{row.num_gpus:,}",
             where,
-            f"{row.assessed.layout}, {row.assessed.layout.recompute}",
-            *(f"{value:.0f}" for value in (row.generate_s, time.score, time.train, time.push, row.step_s)),
+            f"{row.assessed.layout}",
+            *(f"{value:.0f}" for value in (row.generate_s, row.stragglers_s)),
+            *(f"{value:.0f}" for value in (time.score, time.train, time.push, row.step_s)),
             f"{row.tokens_per_second_and_gpu:,.0f}",
             f"{row.engines_idle:.0%}",
             f"{row.mean_staleness:.1f}",
         )
-        own = f"{row.recipe_save_steps} steps: {row.recipe_goodput:.1%}" if row.recipe_save_steps else "at the end only"
+        own = (f"{row.recipe_save_steps} steps", f"{row.recipe_goodput:.1%}") if row.recipe_save_steps else ("end", "")
         lost.add_row(
             f"{row.num_gpus:,}",
             where,
             f"{row.failures.mtbf / HOUR:,.0f} h",
-            f"{row.failures.held_up:.1f} s",
-            f"{row.failures.restart:.0f} s",
+            f"{row.failures.held_up:.1f}",
+            f"{row.failures.restart:.0f}",
             f"{row.save_steps} steps, {row.save_steps * row.step_s / 60:.0f} min",
             f"{row.goodput:.1%}",
-            own,
+            *own,
             f"{row.tokens_per_second_and_gpu * row.goodput:,.0f}",
         )
     console.print(steps)
     console.print()
+    console.print("what failures leave of it", style="bold")
     console.print(lost)
     print_sentence(
         console,
@@ -65,7 +67,7 @@ def print_scale(name: str, rows: Sequence[ScaleRow], console: Console) -> None:
 def _table(*left: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for name in left:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     return table
 
 
@@ -92,6 +94,7 @@ def row_to_plain(row: ScaleRow) -> dict[str, Any]:
         "tokens_per_step": row.tokens,
         "tokens_per_second_and_gpu": row.tokens_per_second_and_gpu,
         "engines_idle": row.engines_idle,
+        "stragglers_s": row.stragglers_s,
         "mean_staleness": row.mean_staleness,
         "mean_time_between_failures_s": row.failures.mtbf,
         "save_holds_up_s": row.failures.held_up,

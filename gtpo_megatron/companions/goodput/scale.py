@@ -46,6 +46,8 @@ class ScaleRow:
         tokens: prompts and responses of a step.
         engines_idle: share of the time in which an engine has no sequence: of generation if engines and trainer take
             turns, else of the step.
+        stragglers_s: of generation, that engines would not need if they were full until its end; if engines and trainer
+            do not take turns, the trainer's wait for a step's groups.
         mean_staleness: pushes between the weights that sampled a group and those that train it.
         failures: of the run.
         save_steps: steps between saves for the most goodput.
@@ -62,6 +64,7 @@ class ScaleRow:
     step_s: float
     tokens: float
     engines_idle: float
+    stragglers_s: float
     mean_staleness: float
     failures: Failures
     save_steps: int
@@ -160,13 +163,17 @@ def _mode_of(config: RunConfig) -> Mode:
 
 
 def _bound(request: PlanRequest, time: StepTime) -> float:
-    """Seconds of the slower side if both are always busy; generation's without waiting for the longest response."""
+    """Seconds of the slower side if both are always busy."""
+    return max(_full_generation(request), time.score + time.train) + time.push
+
+
+def _full_generation(request: PlanRequest) -> float:
+    """Seconds of a step's responses in engines that are full until the end."""
     rates = decode_rates(request, engine_of(request), decoded=_decoded(request))
     responses = request.batch.num_responses / request.num_engines
     together = min(rates.together, responses)
     steps = responses * request.batch.mean_response_tokens / together
-    generate = steps * (rates.fixed + together * rates.per_sequence) + responses * rates.prefill
-    return max(generate, time.score + time.train) + time.push
+    return steps * (rates.fixed + together * rates.per_sequence) + responses * rates.prefill
 
 
 def _decoded(request: PlanRequest) -> float:
@@ -200,6 +207,7 @@ def _row(
         step_s=step_s,
         tokens=request.batch.num_responses * request.batch.mean_prompt_tokens + result.tokens / len(result.seconds),
         engines_idle=1 - result.busy * (statistics.mean(result.seconds) / generate_s if mode == IN_TURN else 1.0),
+        stragglers_s=generate_s - _full_generation(request) if mode == IN_TURN else _steady(result.waited, mode),
         mean_staleness=statistics.mean(_settled(result, simulation)),
         failures=failures,
         save_steps=save_steps,

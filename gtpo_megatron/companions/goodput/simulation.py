@@ -95,6 +95,7 @@ class Result:
         num_again: groups that were sampled more than once.
         tokens: trained tokens.
         busy: share of the time in which an engine had a sequence.
+        waited: seconds that the trainer waited for the groups of every step.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -102,6 +103,7 @@ class Result:
     num_again: int = 0
     tokens: int = 0
     busy: float = 0.0
+    waited: list[float] = field(default_factory=list)
 
 
 class Engine:
@@ -195,9 +197,11 @@ class Simulation:
         ahead = [*generation[1:], 0.0]
         for step, sampled in enumerate(generation):
             if mode.max_staleness == 0:
+                result.waited.append(sampled)
                 result.seconds.append(sampled + self.rates.train_s + self.rates.push_s)
             else:
                 waited = sampled if step == 0 else 0.0
+                result.waited.append(waited if step == 0 else max(0.0, sampled - self.rates.train_s))
                 result.seconds.append(waited + max(self.rates.train_s, ahead[step]) + self.rates.push_s)
             result.staleness += [min(step, mode.max_staleness)] * self.groups_per_step
         result.busy /= sum(result.seconds) * self.num_engines
@@ -243,7 +247,9 @@ class Simulation:
         last_push = 0.0
         for step in range(1, self.num_steps + 1):
             scheduler.is_paused = False
+            trained_at = world.now
             world.run_until(functools.partial(scheduler.is_ready, step))
+            result.waited.append(world.now - trained_at)
             for group in scheduler.take(step):
                 result.staleness.append(step - 1 - world.versions[group])
                 result.tokens += sum(self.lengths(group))
