@@ -55,7 +55,7 @@ def print_scale(name: str, rows: Sequence[ScaleRow], console: Console) -> None:
         )
     console.print(steps)
     console.print()
-    console.print("what failures leave of it", style="bold")
+    print_sentence(console, Text("what failures leave of it", style="bold"))
     console.print(lost)
     print_sentence(
         console,
