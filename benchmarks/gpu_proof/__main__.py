@@ -84,12 +84,9 @@ def _told(reason: str) -> str:
 
 def _environment(chosen: argparse.Namespace) -> dict[str, str]:
     """Of the parts: this repository and the unpacked wheels are on their module path, nothing is fetched."""
-    found = sorted(wheels.FOLDER.glob("*.whl"))
-    if chosen.wheel is not None:
-        found = [one for one in found if not one.name.startswith("megatron_core-")] + [chosen.wheel]
-    path = [str(wheels.ROOT)]
-    if found:
-        folder, added = wheels.unpack(found, wheels.ROOT / "build" / "gpu_proof" / "site")
+    path, packed = [str(wheels.ROOT)], wheels.found(chosen.wheel)
+    if packed:
+        folder, added = wheels.unpack(packed, wheels.ROOT / "build" / "gpu_proof" / "site")
         path.append(str(folder))
         print(f"unpacked for want of them: {', '.join(added) or 'nothing'}", flush=True)
     path += [one for one in [os.environ.get("PYTHONPATH", "")] if one]

@@ -19,7 +19,7 @@ FOLDER = ROOT / "build" / "gpu_proof" / "wheels"
 
 LARGEST_BUNDLE = 64 << 20
 
-PYTHON, PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PYTHON, PLATFORMS = (3, 12), ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 """Of the bare machine."""
 
 MEGATRON = "megatron-core==0.19.2"
@@ -71,6 +71,14 @@ def pack(target: Path, wheel: Path | None) -> int:
     return size
 
 
+def found(wheel: Path | None) -> list[Path]:
+    """The wheels of the bundle, if they are for this Python; ``wheel`` in the place of its megatron-core."""
+    packed = sorted(FOLDER.glob("*.whl")) if sys.version_info[:2] == PYTHON else []
+    if wheel is None:
+        return packed
+    return [*(one for one in packed if _identity(one)[0] != "megatron-core"), wheel]
+
+
 def download(wheel: Path | None) -> None:
     """Fills the folder of wheels; those that are already there are not asked for again."""
     wanted = "\n".join(NEEDED) + str(wheel)
@@ -83,7 +91,7 @@ def download(wheel: Path | None) -> None:
     if wheel is not None:
         shutil.copy(wheel, FOLDER)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(FOLDER), "--only-binary", ":all:"]
-    command += ["--python-version", PYTHON, *(f"--platform={one}" for one in PLATFORMS)]
+    command += ["--python-version", ".".join(map(str, PYTHON)), *(f"--platform={one}" for one in PLATFORMS)]
     # Megatron and einops would bring torch and what it needs, gigabytes of it
     alone = [one for one in requirements if one.startswith(("megatron", "einops"))]
     others = [one for one in requirements if one not in alone]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -136,6 +137,17 @@ def test_only_what_is_missing_or_older_is_unpacked(tmp_path):
     assert added == ["not-there-at-all-1.0", "einops-99.1"]
     assert sorted(path.name for path in folder.glob("*.py")) == ["einops.py", "not_there_at_all.py"]
     assert wheels.unpack(found, tmp_path / "site")[0] == folder
+
+
+def test_wheels_of_another_python_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheels, "FOLDER", tmp_path)
+    packed = [make_wheel(tmp_path, "megatron_core", "0.19.2"), make_wheel(tmp_path, "pydantic", "2.14")]
+    given = make_wheel(tmp_path / "..", "megatron_core", "0.18.0")
+    monkeypatch.setattr(wheels, "PYTHON", sys.version_info[:2])
+    assert wheels.found(None) == packed
+    assert wheels.found(given) == [packed[1], given]
+    monkeypatch.setattr(wheels, "PYTHON", (3, 9))
+    assert wheels.found(None) == []
 
 
 def test_a_bundle_that_is_too_large_is_refused(tmp_path, monkeypatch):
