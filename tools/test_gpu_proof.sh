@@ -45,4 +45,8 @@ export PYTHON="$PWD/$venv/bin/python"
 "${alone[@]}" "$scratch/machine/tools/gpu_proof.sh" --output "${1:-build/gpu_proof/tried}" --device cpu --small
 # the kernels compile for H100 and B200 with this Triton too
 echo "the Triton kernels, compiled:"
-PYTHONPATH="$(echo "$scratch"/machine/build/gpu_proof/site/*):$PWD" "$PYTHON" -m tests.gpu_stack.test_kernels
+PYTHONPATH="$(echo "$scratch"/machine/build/gpu_proof/site/*):$PWD"
+export PYTHONPATH
+"$PYTHON" -m tests.gpu_stack.test_kernels
+echo "the output layer at the sizes of a GPU, on tensors that say they are one's:"
+"$PYTHON" -m tests.gpu_stack.test_gpu_proof
