@@ -43,8 +43,9 @@ nightly: setup  ## whatever make check leaves out: chaos, Slurm, every layout, e
 	@tools/install_bubblewrap.sh
 	$(PYTEST) $(SIDE_BY_SIDE) -m "(nightly or slurm) and not (gpu or network)"
 
-test-gpu-stack:  ## the GPU's code on its own versions without a GPU, Transformer Engine's Python included; PYTHON312=... names Python 3.12
+test-gpu-stack:  ## the GPU's code on its own versions without a GPU, Transformer Engine's Python included; then tools/gpu_proof.sh on a bare machine's; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
+	tools/test_gpu_proof.sh
 
 fuzz: setup  ## random batches over all options of credit, fresh seeds; MINUTES=10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.credit_fuzz --minutes $(MINUTES)

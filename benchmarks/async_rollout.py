@@ -26,7 +26,7 @@ from unittest import mock
 import tyro
 from rich.console import Console
 
-from benchmarks.rollout_simulation import Lengths, Mode, Rates, Result, Simulation
+from gtpo_megatron.companions.goodput.simulation import Lengths, Mode, Rates, Result, Simulation
 from gtpo_megatron.config.algorithm import OffPolicyConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.on_ray import run, start

@@ -2,10 +2,12 @@
 
     python -m benchmarks.planner --json planner.json
 
-Seconds are of this process on one core. Published: NeMo-RL's GRPO on H100, bfloat16, on policy. For dense models the
-tokens of a step follow from its seconds and its tokens per second, and 64 prompts of 32 responses are assumed. For
-mixtures of experts mean length, responses and updates of a step are published too (NeMo-RL 0.6); its 94 layers in 8
-stages are not equal stages, and are estimated as if they were.
+Seconds are of this process on one core. Published: NeMo-RL's GRPO on H100, bfloat16. For dense models the tokens of a
+step follow from its seconds and its tokens per second, and 64 prompts of 32 responses are assumed. For mixtures of
+experts mean length, responses and updates of a step are published too (NeMo-RL 0.6); its 94 layers in 8 stages are not
+equal stages, and are estimated as if they were. Each step is estimated twice: as ``gtpo-megatron plan`` does, and by
+the simulation behind ``plan --nodes``, with lognormal lengths of the same mean. Of the run that samples one step ahead
+tokens per second are published; that half of its GPUs generate is assumed, and its layout is that of NeMo-RL 0.4's.
 """
 
 import json
@@ -17,12 +19,16 @@ from pathlib import Path
 
 import tyro
 
+from gtpo_megatron.companions.goodput.scale import IN_TURN, simulation_of
+from gtpo_megatron.companions.goodput.simulation import Mode
 from gtpo_megatron.companions.planner.hardware import GIB, GPUS
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import make_plan
+from gtpo_megatron.companions.planner.model_request import paper_setting
 from gtpo_megatron.companions.planner.request import Cluster, PlanRequest, request_from
 from gtpo_megatron.companions.planner.search import assess
+from gtpo_megatron.config.parallel import ParallelConfig
 from recipes.qwen2_5_32b import gtpo_64gpu
 
 PROMPT_TOKENS = 200
@@ -34,6 +40,7 @@ class Published:
 
     Attributes:
         mean_tokens: of a prompt with its response; 0: not published, follows from the tokens per second.
+        rollout_gpus: of ``gpus``, that only generate; 0: all do both in turns.
     """
 
     model: str
@@ -46,6 +53,12 @@ class Published:
     sequence_tokens: int = 4096
     responses: int = 64 * 32
     update_responses: int = 512
+    rollout_gpus: int = 0
+
+    @property
+    def name(self) -> str:
+        """With what tells it from another run of the model."""
+        return self.model + (", one step ahead" if self.rollout_gpus else "")
 
 
 PUBLISHED = (
@@ -87,7 +100,22 @@ PUBLISHED = (
         sequence_tokens=8192,
         responses=512,
     ),
+    Published(
+        model="Qwen/Qwen3-30B-A3B",
+        gpus=32,
+        layout=Layout(num_ranks=16, pipeline=2, expert=8),
+        engine_tensor=2,
+        seconds=2048 * 3203 / 1414 / 32,
+        tokens_per_second_and_gpu=1414,
+        mean_tokens=3203,
+        rollout_gpus=16,
+    ),
 )
+
+GROUP_SIZE = 32
+"""Responses of a prompt."""
+
+ONE_STEP_AHEAD = Mode(max_staleness=1, is_stepwise=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,21 +133,31 @@ class Options:
     json: str = ""
 
 
-def request_for(model: str, gpus: int, engine_tensor: int = 4) -> PlanRequest:
+def request_for(model: str, gpus: int, engine_tensor: int = 4, rollout_gpus: int = 0) -> PlanRequest:
     config = gtpo_64gpu()
     config = replace(
         config,
+        parallel=ParallelConfig(num_ranks=1024),  # none that is asked for: the recipe's layout is not every model's
         model=replace(config.model, path=model),
-        rollout=replace(config.rollout, num_engines=64 // engine_tensor, tensor_parallel_size=engine_tensor),
+        rollout=replace(
+            config.rollout,
+            num_engines=64 // engine_tensor,
+            tensor_parallel_size=engine_tensor,
+            placement="disaggregated" if rollout_gpus else "colocated",
+        ),
+        weight_sync=replace(config.weight_sync, transport="auto"),
     )
-    return request_from(config, Cluster(gpu=GPUS["h100"], num_gpus=gpus, gpu_memory=80 * GIB))
+    cluster = Cluster(gpu=GPUS["h100"], num_gpus=gpus, gpu_memory=80 * GIB, num_rollout_gpus=rollout_gpus)
+    return request_from(config, cluster)
 
 
 def plan_seconds(options: Options) -> dict[str, dict[str, float]]:
     """Median seconds and number of layouts of every known model."""
     rows = {}
     for model in KNOWN_MODELS:
-        request, seconds = request_for(model, options.gpus), []
+        config = paper_setting(model, num_gpus=options.gpus, gpu_memory_gib=80, gpus_per_node=8)
+        cluster = Cluster(gpu=GPUS["h100"], num_gpus=options.gpus, gpu_memory=80 * GIB)
+        request, seconds = replace(request_from(config, cluster), own_layout=None), []
         for _ in range(options.rounds):
             start = time.perf_counter()
             plan = make_plan(request)
@@ -131,7 +169,7 @@ def plan_seconds(options: Options) -> dict[str, dict[str, float]]:
 def estimate(row: Published) -> dict[str, float]:
     """The planner's seconds for a published step."""
     tokens = row.mean_tokens or row.tokens_per_second_and_gpu * row.gpus * row.seconds / row.responses
-    request = request_for(row.model, row.gpus, row.engine_tensor)
+    request = request_for(row.model, row.gpus, row.engine_tensor, row.rollout_gpus)
     batch = replace(
         request.batch,
         num_responses=row.responses,
@@ -142,13 +180,25 @@ def estimate(row: Published) -> dict[str, float]:
         mean_prompt_tokens=PROMPT_TOKENS,
         mean_response_tokens=tokens - PROMPT_TOKENS,
     )
-    estimated = assess(replace(request, batch=batch), row.layout).time
-    per_gpu = row.responses * tokens / estimated.total / row.gpus
+    request = replace(request, batch=batch)
+    estimated = assess(request, row.layout).time
+    both = max(estimated.generate, estimated.score + estimated.train) + estimated.push
+    total = both if row.rollout_gpus else estimated.total
+    result = simulation_of(request, estimated, group_size=GROUP_SIZE).run(
+        ONE_STEP_AHEAD if row.rollout_gpus else IN_TURN
+    )
+    # of a run ahead of itself the first step waits for its responses, and nothing is sampled beside the last
+    simulated = statistics.mean(result.seconds[1:-1] if row.rollout_gpus else result.seconds)
+    simulated_tokens = row.responses * PROMPT_TOKENS + result.tokens / len(result.seconds)
     return {
         "published_s": row.seconds,
-        "estimated_s": estimated.total,
-        "ratio": row.seconds / estimated.total,
-        "estimated_tokens_per_second_and_gpu": per_gpu,
+        "estimated_s": total,
+        "ratio": row.seconds / total,
+        "published_tokens_per_second_and_gpu": row.tokens_per_second_and_gpu,
+        "estimated_tokens_per_second_and_gpu": row.responses * tokens / total / row.gpus,
+        "simulated_s": simulated,
+        "simulated_ratio": row.seconds / simulated,
+        "simulated_tokens_per_second_and_gpu": simulated_tokens / simulated / row.gpus,
         **asdict(estimated),
     }
 
@@ -160,12 +210,15 @@ def main() -> None:
         "options": asdict(options),
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
         "plans": plan_seconds(options),
-        "steps": {row.model: estimate(row) for row in PUBLISHED},
+        "steps": {row.name: estimate(row) for row in PUBLISHED},
     }
     for model, row in result["plans"].items():
         print(f"{model:42s} {row['layouts']:5.0f} layouts for {options.gpus} GPUs: {row['seconds']:6.3f} s")
     for model, row in result["steps"].items():
-        print(f"{model:42s} estimated {row['estimated_s']:6.1f} s, published {row['published_s']:6.1f} s a step")
+        print(
+            f"{model:42s} published {row['published_s']:6.1f} s a step: {row['ratio']:.2f} times the estimated "
+            f"{row['estimated_s']:6.1f} s, {row['simulated_ratio']:.2f} times the simulated {row['simulated_s']:6.1f} s"
+        )
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

@@ -9,6 +9,7 @@ these are the only changes made to another library at run time.
 import contextlib
 import functools
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -41,6 +42,11 @@ _STREAM = cpu_experts.FinishedWork()
 def is_cpu() -> bool:
     """No CUDA device is there."""
     return not torch.cuda.is_available()
+
+
+def has_transformer_engine() -> bool:
+    """Layers are Transformer Engine's: on a GPU where it is installed. Else they are Megatron's own."""
+    return not is_cpu() and importlib.util.find_spec("transformer_engine") is not None
 
 
 def device() -> torch.device:

@@ -40,6 +40,10 @@ class PlanOptions(RecipeOptions):
         expert_imbalance: of a mixture of experts: copies of tokens that the busiest rank of an expert-parallel group
             receives, over the mean.
         correction: a preflight's plan_correction.json, what it measured beyond the plan; empty: none.
+        nodes: what a step costs on so many nodes, failures included, instead of the page of layouts; several may be
+            given: 8 32 128.
+        gpu_hours_between_failures: of one GPU with its share of node and network, for nodes; 0: 50,700, as published.
+        response_tail: 99th percentile of response lengths over their median, for nodes; 0: 8.
         all: show every layout.
         json: print JSON.
     """
@@ -54,6 +58,9 @@ class PlanOptions(RecipeOptions):
     mean_response_tokens: float = 0.0
     expert_imbalance: float = EXPERT_IMBALANCE
     correction: str = ""
+    nodes: tuple[int, ...] = ()
+    gpu_hours_between_failures: float = 0.0
+    response_tail: float = 0.0
     all: bool = False
     json: bool = False
 
@@ -62,6 +69,8 @@ def run(arguments: Sequence[str]) -> int:
     """``plan RECIPE|MODEL ...``; status 1 if no layout fits."""
     options = parse("plan", PlanOptions, arguments, load=lambda name: _named(name, arguments[1:]))
     config = options.config
+    if options.nodes:
+        return _scale(options, config)
     if options.rollout_gpus:
         engines = max(1, options.rollout_gpus // config.rollout.tensor_parallel_size)
         config = replace(
@@ -87,6 +96,54 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print_plan(plan, Console(), show_all=options.all)
     return 0 if plan.fitting else EXIT_NOTHING_FITS
+
+
+def _scale(options: PlanOptions, config: RunConfig) -> int:
+    """A step of the recipe's batch on each number of nodes."""
+    if options.gpus or options.rollout_gpus:
+        raise ConfigError("nodes cannot be combined with gpus or rollout_gpus, which it chooses itself")
+    if min(options.nodes) < 1:
+        raise ConfigError(f"nodes={options.nodes}: each must be 1 or more")
+    if 0 != options.response_tail <= 1 or options.gpu_hours_between_failures < 0:
+        raise ConfigError("response_tail must be above 1, and gpu_hours_between_failures not negative")
+    # these import torch, which a plan of layouts does without
+    from gtpo_megatron.companions.goodput.failures import GPU_HOURS_BETWEEN_FAILURES
+    from gtpo_megatron.companions.goodput.page import print_scale, row_to_plain
+    from gtpo_megatron.companions.goodput.scale import TAIL, scale_rows
+
+    gpu = GPUS[options.gpu]
+
+    def cluster_of(num_gpus: int, num_rollout_gpus: int) -> Cluster:
+        return Cluster(
+            gpu=gpu,
+            num_gpus=num_gpus,
+            gpu_memory=(options.gpu_memory or gpu.memory_gib) * GIB,
+            gpus_per_node=options.gpus_per_node,
+            host_memory=options.host_memory * GIB,
+            num_rollout_gpus=num_rollout_gpus,
+        )
+
+    rows = [
+        row
+        for num_nodes in options.nodes
+        for row in scale_rows(
+            config,
+            cluster_of,
+            num_nodes=num_nodes,
+            gpus_per_node=options.gpus_per_node,
+            tail=options.response_tail or TAIL,
+            gpu_hours_between_failures=options.gpu_hours_between_failures or GPU_HOURS_BETWEEN_FAILURES,
+            mean_prompt_tokens=options.mean_prompt_tokens,
+            mean_response_tokens=options.mean_response_tokens,
+            expert_imbalance=options.expert_imbalance,
+        )
+    ]
+    if options.json:
+        json.dump({"name": config.name, "rows": [row_to_plain(row) for row in rows]}, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print_scale(config.name, rows, Console())
+    return 0 if rows else EXIT_NOTHING_FITS
 
 
 @configuration
@@ -141,7 +198,9 @@ COMMAND = Command(
     usage="""\
   plan RECIPE|MODEL [--gpus N] [--gpu-memory GIB] [--any.field VALUE ...]
                     memory of every part on every GPU for every layout; needs neither GPUs nor weights;
-                    MODEL, such as Qwen/Qwen2.5-32B, is planned in the paper's setting""",
+                    MODEL, such as Qwen/Qwen2.5-32B, is planned in the paper's setting
+  plan RECIPE|MODEL --nodes N [N ...]
+                    what a step costs on so many nodes: stages, stragglers, failures and restarts""",
     run=run,
     options=PlanOptions,
 )

@@ -3,6 +3,7 @@
 Nothing is computed: torch follows shapes, dtypes and devices (``FakeTensorMode``), and the two kernels are not run.
 """
 
+import contextlib
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,8 +80,8 @@ class Watch(TorchDispatchMode):
         self.live -= size
 
 
-@pytest.fixture
-def fake_gpu():
+@contextlib.contextmanager
+def fake_kernels():
     """Kernels that only note that they were called, and inputs that nobody checks: the checks wait, once a call."""
     calls = []
     kernels = TileKernels(
@@ -91,6 +92,12 @@ def fake_gpu():
         mock.patch.object(input_checks, "agree"),
         FakeTensorMode(),
     ):
+        yield calls
+
+
+@pytest.fixture
+def fake_gpu():
+    with fake_kernels() as calls:
         yield calls
 
 

@@ -1,6 +1,7 @@
 """Modules from which Megatron builds the layers of a pipeline stage."""
 
 import functools
+import logging
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model.core_attention import PackedSDPA
 from gtpo_megatron.actor.model.router import PolicyRouter
+
+logger = logging.getLogger(__name__)
 
 
 class _RMSNorm(torch.nn.RMSNorm):
@@ -28,8 +31,10 @@ class _RMSNorm(torch.nn.RMSNorm):
 
 
 def layer_specs(config: TransformerConfig, vp_stage: int | None) -> Any:
-    """Transformer Engine's layers on a GPU; Megatron's local ones with packed attention on a CPU."""
-    if cpu_platform.is_cpu():
+    """Transformer Engine's layers if it is there; else Megatron's local ones with torch's attention."""
+    if not cpu_platform.has_transformer_engine():
+        if not cpu_platform.is_cpu():
+            logger.warning("Transformer Engine is not installed: layers are Megatron's own, slower and larger")
         return _local(config, vp_stage)
     if config.num_moe_experts is None:
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec

@@ -25,8 +25,8 @@ def torch_dtype(config: ModelConfig) -> torch.dtype:
 
 
 def transformer_config(arch: Architecture, model: ModelConfig, parallel: ParallelConfig) -> TransformerConfig:
-    """Megatron's configuration; fused kernels on a GPU only."""
-    fused = not cpu_platform.is_cpu()
+    """Megatron's configuration; fused kernels with Transformer Engine only."""
+    has_gpu, fused = not cpu_platform.is_cpu(), cpu_platform.has_transformer_engine()
     dtype = torch_dtype(model)
     config = TransformerConfig(
         num_layers=arch.num_layers,
@@ -64,13 +64,13 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         **expert_fields(arch.experts, parallel, grouped=fused),
         **_recompute(model),
         # on gloo, freeing sent outputs and batched sends gave silently wrong results
-        deallocate_pipeline_outputs=fused,
+        deallocate_pipeline_outputs=has_gpu,
         # would wait for the device after every exchange: Megatron's remedy for old versions of torch
         batch_p2p_sync=False,
-        batch_p2p_comm=fused and parallel.virtual_pipeline_size == 1,
+        batch_p2p_comm=has_gpu and parallel.virtual_pipeline_size == 1,
         # the interleaved schedule sends while it computes
         overlap_p2p_comm=parallel.virtual_pipeline_size > 1,
-        use_cpu_initialization=not fused,
+        use_cpu_initialization=not has_gpu,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=fused,
         bias_activation_fusion=fused,

@@ -190,26 +190,69 @@ def _reduce(request: PlanRequest, layout: Layout, widest: StageParameters) -> fl
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeRates:
+    """Seconds of an engine.
+
+    Attributes:
+        fixed: of a decode step, however many sequences there are: weights are read, kernels launched.
+        per_sequence: what each sequence adds: its cache is read, or its products are computed, whichever takes longer.
+        prefill: of a prompt.
+        together: sequences that the engine decodes at most, by its limit and its cache.
+    """
+
+    fixed: float
+    per_sequence: float
+    prefill: float
+    together: int
+
+
+def decode_rates(request: PlanRequest, engine: EngineMemory, *, decoded: float) -> DecodeRates:
+    """Rates of an engine that decodes about ``decoded`` sequences together."""
+    token, read, launches = _decode(request, engine, decoded)
+    context = _context(request)
+    memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
+    cache = context * engine.cache_per_token / memory
+    in_cache = request.engine.cache_bytes / engine.cache_per_token / context
+    is_read = read / memory + decoded * cache >= decoded * token
+    return DecodeRates(
+        fixed=launches + (read / memory if is_read else 0.0),
+        per_sequence=cache if is_read else token,
+        prefill=request.batch.mean_prompt_tokens * token,
+        together=max(1, int(min(request.engine.max_sequences, in_cache))),
+    )
+
+
+def _context(request: PlanRequest) -> float:
+    """Tokens that a sequence has in the cache, on average over its life."""
+    return request.batch.mean_prompt_tokens + request.batch.mean_response_tokens / 2
+
+
 def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     """A decode step reads weights and cache once; the last wave lasts as long as its longest response."""
-    batch, tensor = request.batch, request.engine.tensor
+    batch = request.batch
     responses = batch.num_responses / request.num_engines
-    context = batch.mean_prompt_tokens + batch.mean_response_tokens / 2
+    context = _context(request)
     in_cache = request.engine.cache_bytes / engine.cache_per_token / context
     together = max(1.0, min(responses, request.engine.max_sequences, in_cache))
     steps = max(batch.max_response_tokens, responses * batch.mean_response_tokens / together)
     decoded = responses * batch.mean_response_tokens / steps
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
-    shape = request.shape
+    token, read, launches = _decode(request, engine, decoded)
+    step = max((read + decoded * context * engine.cache_per_token) / memory, decoded * token)
+    prefill = responses * batch.mean_prompt_tokens * token
+    return steps * (step + launches) + prefill
+
+
+def _decode(request: PlanRequest, engine: EngineMemory, decoded: float) -> tuple[float, float, float]:
+    """Seconds of a token's products, bytes of weights that a step of ``decoded`` tokens reads, seconds of launches."""
+    shape, tensor = request.shape, request.engine.tensor
     experts = _chosen_expert_parameters(request, shape.num_expert_layers)
     load = min(tensor, request.expert_imbalance) if request.engine.expert_parallel else 1.0
     dense = 2 * (shape.num_active_parameters - experts) / tensor / _flops(request)
     token = dense + 2 * load * experts / tensor / _expert_flops(request)
     read = engine.weights - engine.expert_weights * (1 - _share_of_experts(request, decoded))
-    step = max((read + decoded * context * engine.cache_per_token) / memory, decoded * token)
-    prefill = responses * batch.mean_prompt_tokens * token
-    launches = shape.num_layers * DECODE_LAYER_S + shape.num_expert_layers * DECODE_EXPERTS_S
-    return steps * (step + launches) + prefill
+    return token, read, shape.num_layers * DECODE_LAYER_S + shape.num_expert_layers * DECODE_EXPERTS_S
 
 
 def _share_of_experts(request: PlanRequest, tokens: float) -> float:

@@ -13,7 +13,8 @@ engines have the weights of version ``v``:
 - **Account.** Every drawn prompt is in exactly one place: ``drawn = trained + dropped + under way``. A group whose
   engine dies, that is aborted or that becomes too old is sampled again; only dynamic sampling drops prompts.
 
-The scheduler has no threads, no clock and no engines: the run and ``benchmarks/async_rollout.py`` drive the same code.
+The scheduler has no threads, no clock and no engines: the run and ``companions/goodput/simulation.py`` drive the same
+code.
 """
 
 import bisect

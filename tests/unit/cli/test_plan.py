@@ -123,3 +123,33 @@ def test_mistakes_are_one_line_and_status_2(arguments, message, capsys):
 def test_the_tiny_recipe_can_be_planned_too(capsys):
     assert dispatch.run(["plan", "recipes.tiny_cpu:gtpo"]) == 0
     assert "the recipe's layout fits: TP2 DP1" in capsys.readouterr().out
+
+
+def test_nodes(capsys):
+    """A row in turns and one on GPUs apart for each number of nodes."""
+    assert dispatch.run(["plan", RECIPE, "--nodes", "8", "16", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["num_gpus"], row["num_rollout_gpus"] > 0) for row in rows] == [
+        (64, False),
+        (64, True),
+        (128, False),
+        (128, True),
+    ]
+    assert rows[0]["layout"].startswith("TP4 PP4 DP4")  # the recipe's own
+    assert dispatch.run(["plan", RECIPE, "--nodes", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens/s/GPU" in shown
+    assert "792 h" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--nodes", "0"], "each must be 1 or more"),
+        (["--nodes", "8", "--gpus", "64"], "cannot be combined"),
+        (["--nodes", "8", "--response-tail", "0.5"], "response_tail must be above 1"),
+    ],
+)
+def test_nodes_that_cannot_be(options, told, capsys):
+    assert dispatch.run(["plan", RECIPE, *options]) == 2
+    assert told in capsys.readouterr().err

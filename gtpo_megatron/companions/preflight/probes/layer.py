@@ -53,6 +53,7 @@ def compare_layer(config: dict[str, Any]) -> dict[str, Any]:
         ``change``: the same of the change by the update; ``grad_norm``: relative difference; ``loss``: difference;
         ``layers`` and ``kernels``: what was compared.
     """
+    from gtpo_megatron.actor import cpu_platform
     from gtpo_megatron.actor.actor import MegatronActor  # says which platform it is before Megatron is imported
 
     recipe = from_plain(config, "the configuration of the run")
@@ -81,7 +82,7 @@ def compare_layer(config: dict[str, Any]) -> dict[str, Any]:
         "grad_norm": abs(metrics["optimizer/grad_norm"] / grad_norm - 1),
         "loss": abs(metrics["policy/loss"] - loss),
         "layers": num_compared_layers(recipe.model.path),
-        "kernels": "Transformer Engine" if torch.cuda.is_available() else "Megatron's local layers",
+        "kernels": "Transformer Engine" if cpu_platform.has_transformer_engine() else "Megatron's local layers",
     }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.rollout_simulation import Engine, Mode, Rates, Simulation
+from gtpo_megatron.companions.goodput.simulation import Engine, Mode, Rates, Simulation
 
 
 def test_an_engine_decodes_all_its_sequences_together_and_slower_the_more_there_are():

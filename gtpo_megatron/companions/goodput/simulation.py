@@ -6,6 +6,7 @@ all of them move on together: a sequence of length ``L`` that begins when the en
 in which a run asks its engines are left out.
 """
 
+import functools
 import heapq
 import itertools
 import math
@@ -94,6 +95,7 @@ class Result:
         num_again: groups that were sampled more than once.
         tokens: trained tokens.
         busy: share of the time in which an engine had a sequence.
+        waited: seconds that the trainer waited for the groups of every step.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -101,6 +103,7 @@ class Result:
     num_again: int = 0
     tokens: int = 0
     busy: float = 0.0
+    waited: list[float] = field(default_factory=list)
 
 
 class Engine:
@@ -118,22 +121,26 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
+        """Whether it has no sequence."""
         return not self._active
 
     def _step_s(self) -> float:
         return self._rates.decode_s + len(self._active) * self._rates.decode_per_sequence_s
 
     def move_to(self, now: float, *, is_paused: bool = False) -> None:
+        """Decodes up to a time, or lets it pass."""
         if self._active and not is_paused:
             self._steps += (now - self._seen_at) / self._step_s()
             self.busy_s += now - self._seen_at
         self._seen_at = now
 
     def add(self, owner: object, length: int) -> None:
+        """Takes a sequence, which begins when there is room."""
         self._queue.append((length, owner))
         self._fill()
 
     def remove(self, owner: object) -> None:
+        """Gives up all sequences of an owner."""
         self._queue = deque(item for item in self._queue if item[1] != owner)
         self._active = [item for item in self._active if item[2] != owner]
         heapq.heapify(self._active)
@@ -190,9 +197,11 @@ class Simulation:
         ahead = [*generation[1:], 0.0]
         for step, sampled in enumerate(generation):
             if mode.max_staleness == 0:
+                result.waited.append(sampled)
                 result.seconds.append(sampled + self.rates.train_s + self.rates.push_s)
             else:
                 waited = sampled if step == 0 else 0.0
+                result.waited.append(waited if step == 0 else max(0.0, sampled - self.rates.train_s))
                 result.seconds.append(waited + max(self.rates.train_s, ahead[step]) + self.rates.push_s)
             result.staleness += [min(step, mode.max_staleness)] * self.groups_per_step
         result.busy /= sum(result.seconds) * self.num_engines
@@ -238,7 +247,9 @@ class Simulation:
         last_push = 0.0
         for step in range(1, self.num_steps + 1):
             scheduler.is_paused = False
-            world.run_until(lambda step=step: scheduler.is_ready(step))
+            trained_at = world.now
+            world.run_until(functools.partial(scheduler.is_ready, step))
+            result.waited.append(world.now - trained_at)
             for group in scheduler.take(step):
                 result.staleness.append(step - 1 - world.versions[group])
                 result.tokens += sum(self.lengths(group))

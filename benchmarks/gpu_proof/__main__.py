@@ -1,0 +1,154 @@
+"""Proves on one GPU what a CPU cannot, in parts; or packs what such a machine needs. See docs/gpu_proof.md.
+
+    tools/gpu_proof.sh --output proof                        # all parts, on a GPU: within half an hour
+    tools/gpu_proof.sh --output proof --part kernels         # one; what other parts have found there is kept
+    tools/gpu_proof.sh --output proof --device cpu --small   # the same code without a GPU, a few minutes
+    tools/gpu_proof.sh pack gpu_proof.tar.gz                 # where there is a package index: for where there is none
+
+Each part is a process of its own with a time limit. FOLDER/gpu_proof.json and FOLDER/gpu_proof.md are written anew
+after every part. The exit status is 0 if every part passed, 1 if one did not.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_proof import wheels
+from benchmarks.gpu_proof.page import page
+from benchmarks.gpu_proof.report import write_json
+
+PARTS: dict[str, float] = {
+    "machine": 120,
+    "kernels": 420,
+    "gradients": 420,
+    "training": 420,
+    "push": 300,
+    "sleep": 300,
+    "engine": 420,
+    "tests": 480,
+}
+"""The parts in their order, and the seconds that each may take: at most 8 minutes."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="tools/gpu_proof.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("gpu_proof"), metavar="FOLDER", help="default: gpu_proof")
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="may be repeated; default: all")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--small", action="store_true", help="sizes that a CPU computes in seconds")
+    parser.add_argument("--wheel", type=Path, help="of megatron-core, if it is neither installed nor in the bundle")
+    parser.add_argument("--limit", type=float, help="seconds that a part may take, instead of its own limit")
+    parser.add_argument("verb", nargs="?", choices=["run", "pack"], default="run")
+    parser.add_argument("file", nargs="?", type=Path, default=Path("gpu_proof.tar.gz"), help="that pack writes")
+    chosen = parser.parse_args(arguments)
+    if chosen.wheel is not None and not chosen.wheel.is_file():
+        parser.error(f"--wheel {chosen.wheel}: there is no such file")
+    if chosen.verb == "pack":
+        size = wheels.pack(chosen.file, chosen.wheel)
+        print(f"{chosen.file}: {size / 2**20:.1f} of {wheels.LARGEST_BUNDLE >> 20} MiB")
+        return 0
+    return _run(chosen)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    folder: Path = chosen.output.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = _environment(chosen)
+    names = chosen.part or list(PARTS)
+    for name in names:
+        print(f"{name}:", flush=True)
+        result = _part(name, folder, chosen, environment)
+        write_json(folder / f"{name}.json", result)
+        print(f"{name}: {result['status']} in {result['seconds']:.0f} s{_told(result['reason'])}", flush=True)
+        results = _results(folder)
+        write_json(folder / "gpu_proof.json", results)
+        (folder / "gpu_proof.md").write_text(page(results), encoding="utf-8")
+    print(f"{folder / 'gpu_proof.md'} has the table, {folder / 'gpu_proof.json'} the same as JSON")
+    results = _results(folder)
+    return 0 if all(results[name]["status"] in ("passed", "skipped") for name in names) else 1
+
+
+def _told(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _environment(chosen: argparse.Namespace) -> dict[str, str]:
+    """Of the parts: this repository and the unpacked wheels are on their module path, nothing is fetched."""
+    path, packed = [str(wheels.ROOT)], wheels.found(chosen.wheel)
+    if packed:
+        folder, added = wheels.unpack(packed, wheels.ROOT / "build" / "gpu_proof" / "site")
+        path.append(str(folder))
+        print(f"unpacked for want of them: {', '.join(added) or 'nothing'}", flush=True)
+    path += [one for one in [os.environ.get("PYTHONPATH", "")] if one]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
+    # on one machine NCCL and gloo need no other interface
+    environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false"}
+    if chosen.device == "cpu":
+        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return environment
+
+
+def _part(name: str, folder: Path, chosen: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Runs a part; returns what it has found, however it ended."""
+    output, limit = folder / f"{name}.json", chosen.limit or PARTS[name]
+    output.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.gpu_proof.part", name, "--device", chosen.device]
+    command += ["--output", str(output), *(["--small"] if chosen.small else [])]
+    began = time.perf_counter()
+    with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, cwd=wheels.ROOT, env=dict(environment), stderr=log, start_new_session=True)
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    found = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"facts": {}, "sections": []}
+    status, reason = _verdict(found, code, limit, (folder / f"{name}.log").read_text(encoding="utf-8"))
+    return {**found, "status": status, "reason": reason, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ends the part and every process that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _verdict(found: Mapping[str, Any], code: int | None, limit: float, log: str) -> tuple[str, str]:
+    sections = found["sections"]
+    if code is None:
+        last = sections[-1]["name"] if sections else "its start"
+        return "cut off", f"after {limit:g} s, in {last}; what was measured before is kept"
+    failed = [section["name"] for section in sections if section["status"] in ("failed", "begun")]
+    if code and not any(section["status"] == "failed" for section in sections):
+        lines = [line for line in log.strip().splitlines() if line.strip()] or ["it said nothing"]
+        return "failed", f"ended with {code}: {lines[-1][:300]}"
+    if failed:
+        return "failed", "; ".join(failed)
+    if sections and all(section["status"] == "skipped" for section in sections):
+        return "skipped", sections[0]["reason"]
+    return "passed", ""
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    """Of all parts that were ever run into this folder."""
+    return {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in PARTS
+        if (folder / f"{name}.json").exists()
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,113 @@
+"""Random models in Hugging Face's format, a rank of the trainer that has one, and a batch for it."""
+
+import contextlib
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.gpu_proof.sizes import ModelSize, Sizes
+from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.reshard import hf_shapes
+from recipes import tiny_cpu
+
+GROUP_SIZE = 4
+
+
+def make_folder(folder: Path, size: ModelSize, *, device: torch.device) -> None:
+    """Writes a model of random bfloat16 weights, as large as initial ones are; norms are 1."""
+    (folder / "config.json").write_text(json.dumps(size.config | {"torch_dtype": "bfloat16"}), encoding="utf-8")
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = {}
+    for name, shape in hf_shapes(read_architecture(folder)).items():
+        if "norm" in name:
+            tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
+        else:
+            wide = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+            tensors[name] = wide.mul_(0.02).bfloat16().cpu()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def run_config(folder: Path, size: ModelSize, dtype: str) -> RunConfig:
+    """GTPO on one rank, a step of one update."""
+    base = tiny_cpu.gtpo()
+    sampling = SamplingConfig(max_response_tokens=size.response_tokens)
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(
+            base.model,
+            path=str(folder),
+            dtype=dtype,
+            max_sequence_tokens=size.prompt_tokens + size.response_tokens,
+            head_chunk_tokens=4096,
+        ),
+        data=dataclasses.replace(
+            base.data, prompts_per_step=size.responses // GROUP_SIZE, max_prompt_tokens=size.prompt_tokens
+        ),
+        evaluation=dataclasses.replace(base.evaluation, sampling=sampling),
+        rollout=RolloutConfig(group_size=GROUP_SIZE, sampling=sampling),
+        optimizer=OptimizerConfig(learning_rate=1e-6, schedule="constant", warmup_updates=0),
+        parallel=ParallelConfig(num_ranks=1, distributed_optimizer=True),
+        update=UpdateConfig(micro_batch_tokens=size.micro_batch_tokens),
+    )
+
+
+def rollouts_of(size: ModelSize, *, policy_version: int = 0) -> RolloutBatch:
+    """Random tokens, all sequences equally long."""
+    generator, vocab, rows = torch.Generator().manual_seed(1), size.config["vocab_size"], size.responses
+    lengths = torch.full((rows,), size.response_tokens)
+    return RolloutBatch(
+        prompt_ids=torch.randint(1, vocab, (rows, size.prompt_tokens), generator=generator),
+        prompt_lengths=torch.full((rows,), size.prompt_tokens),
+        response_ids=torch.randint(1, vocab, (rows, size.response_tokens), generator=generator),
+        response_lengths=lengths,
+        loss_mask=mask_of_lengths(lengths, size.response_tokens),
+        rollout_logprobs=torch.zeros(rows, size.response_tokens),
+        group_ids=torch.arange(rows) // GROUP_SIZE,
+        truncated=torch.zeros(rows, dtype=torch.bool),
+        policy_version=policy_version,
+    )
+
+
+def rewards_of(size: ModelSize) -> RewardBatch:
+    """Half of every group is right."""
+    return RewardBatch(
+        rewards=(torch.arange(size.responses) % 2).float(), failed=torch.zeros(size.responses, dtype=torch.bool)
+    )
+
+
+@contextlib.contextmanager
+def trainer(size: ModelSize, sizes: Sizes) -> Iterator[tuple[Any, Path]]:
+    """A rank of the trainer with such a model, and the model's folder; Megatron is imported here."""
+    from gtpo_megatron.actor.actor import MegatronActor
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        folder.mkdir()
+        make_folder(folder, size, device=sizes.device)
+        config = run_config(folder, size, sizes.dtype)
+        actor = MegatronActor(config, global_rank=0, init_method=f"file://{scratch}/store")
+        try:
+            yield actor, folder
+        finally:
+            actor.close()
+            del actor
+            if sizes.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def kernels_of_layers() -> str:
+    """Whose layers the trainer builds here, in the planner's words: ``te`` or ``torch``."""
+    from gtpo_megatron.actor import cpu_platform
+
+    return "te" if cpu_platform.has_transformer_engine() else "torch"

@@ -1,0 +1,1 @@
+"""The parts; each has ``run(report, sizes)``."""

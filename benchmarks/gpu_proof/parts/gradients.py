@@ -1,0 +1,119 @@
+"""Log-probs, entropies and gradients of the actor against transformers in float32, from the same weights."""
+
+import dataclasses
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_proof.models import rollouts_of, trainer
+from benchmarks.gpu_proof.report import Report, Section
+from benchmarks.gpu_proof.sizes import ModelSize, Sizes
+from gtpo_megatron.batch import RolloutBatch, RolloutShard
+from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
+from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.param_mapping import TensorParallel, as_matrix
+from gtpo_megatron.weights.reshard import ShardCoordinates, hf_shapes, load_plan
+
+BF16 = 2**-8
+"""Relative rounding error of bfloat16."""
+
+LEAST_SHARE = 1e-3
+"""Of the whole gradient's norm: a tensor below it, such as a key's bias, whose true gradient is 0, is rounding only."""
+
+
+def run(report: Report, sizes: Sizes) -> None:
+    for size in sizes.models:
+        checked = dataclasses.replace(size, responses=sizes.checked_responses)
+        with report.section(f"{size.name}: scores and gradients against float32") as section:
+            _compare(section, checked, sizes)
+
+
+def _compare(section: Section, size: ModelSize, sizes: Sizes) -> None:
+    rollouts = rollouts_of(size)
+    with trainer(size, sizes) as (actor, folder):
+        wanted = _Reference(folder, sizes.device).run(rollouts)
+        actor.score_tokens(RolloutShard.of(rollouts, range(size.responses)))
+        scores = actor.held.scored("assign_credit").scores
+        for name, found in (("logprobs", scores.old_logprobs), ("entropy", scores.token_entropy)):
+            gap = (found.float() - wanted[name]).abs()
+            section.require(f"mean gap of {name}", float(gap.mean()), "nats", at_most=4 * BF16)
+            section.require(f"largest gap of {name}", float(gap.max()), "nats", at_most=40 * BF16)
+        gradients = _by_folder_names(_gradients(actor, rollouts, size), read_architecture(folder), actor)
+    total = sum(float(one.double().square().sum()) for one in wanted["gradients"].values()) ** 0.5
+    cosines, lengths, num_small = [], [], 0
+    for name, reference in wanted["gradients"].items():
+        ours, theirs = (as_matrix(side).to(sizes.device).double() for side in (gradients[name], reference))
+        if float(theirs.norm()) < LEAST_SHARE * total:
+            num_small += 1
+            section.require(f"{name}: its gradient's share", float(ours.norm()) / total, at_most=2 * LEAST_SHARE)
+            continue
+        cosines.append(float(torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)))
+        lengths.append(abs(float(ours.norm() / theirs.norm()) - 1))
+    section.figure("tensors that were compared", len(cosines))
+    section.figure("tensors whose gradient is next to nothing", num_small)
+    section.require("1 - least cosine of a tensor's gradients", 1 - min(cosines), at_most=0.005)
+    section.require("largest difference of a tensor's norms, relative", max(lengths), at_most=10 * BF16)
+
+
+def _gradients(actor: Any, rollouts: RolloutBatch, size: ModelSize) -> dict[str, Tensor]:
+    """Of the mean negative log-prob, by the trainer's names, in Megatron's float32 buffers."""
+    from gtpo_megatron.actor.forward_backward import run_micro_batches
+    from gtpo_megatron.actor.model.policy_model import parameters_by_name
+
+    count = int(rollouts.response_lengths.sum())
+
+    def finish(hidden: Tensor, micro: PackedMicroBatch) -> tuple[Tensor, None]:
+        return -actor._head.score(hidden, micro).logprobs.sum() / count, None
+
+    for chunk in actor._model:
+        chunk.zero_grad_buffer()
+    cut = micro_batches(
+        rollouts, range(rollouts.num_responses), budget_tokens=size.micro_batch_tokens, layout=PackLayout()
+    )
+    run_micro_batches(actor._model, cut, finish, forward_only=False)
+    return {name: parameter.main_grad for name, parameter in parameters_by_name(actor._chunks).items()}
+
+
+def _by_folder_names(gradients: dict[str, Tensor], arch: Architecture, actor: Any) -> dict[str, Tensor]:
+    """The same by the names and shapes of a Hugging Face folder, on the CPU."""
+    found = {name: torch.zeros(shape) for name, shape in hf_shapes(arch).items()}
+    alone = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
+    for copy in load_plan(arch, alone, actor.padded_vocab_size()):
+        part = as_matrix(gradients[copy.megatron_name])[copy.megatron_box.slices]
+        as_matrix(found[copy.hf_name])[copy.hf_box.slices] = part.float().cpu()
+    return found
+
+
+class _Reference:
+    """Transformers in float32, a response at a time."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._folder, self._device = folder, device
+
+    def run(self, rollouts: RolloutBatch) -> dict[str, Any]:
+        """Log-probs and entropies ``[B, T]`` and the gradients by name, all on the CPU."""
+        import transformers
+
+        torch.backends.cuda.matmul.allow_tf32 = False
+        model = transformers.AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32)
+        model = model.to(self._device).eval()
+        count, logprobs, entropies = int(rollouts.response_lengths.sum()), [], []
+        for prompt, response in zip(rollouts.prompt_ids, rollouts.response_ids, strict=True):
+            ids = torch.cat([prompt, response]).to(self._device)
+            hidden = model(ids[None], use_cache=False, logits_to_keep=len(response) + 1).logits[0, :-1]
+            log_p = torch.log_softmax(hidden.float(), dim=-1)
+            chosen = log_p.gather(1, ids[-len(response) :, None])[:, 0]
+            (-chosen.sum() / count).backward()
+            logprobs.append(chosen.detach().cpu())
+            entropies.append(-(log_p.detach().exp() * log_p.detach()).sum(-1).cpu())
+        gradients = {
+            name: parameter.grad.cpu() for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
+        del model
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {"logprobs": torch.stack(logprobs), "entropy": torch.stack(entropies), "gradients": gradients}

@@ -1,0 +1,131 @@
+"""Shapes and batches: those of Qwen2.5's models on a GPU, and small ones of the same kinds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSize:
+    """An output layer.
+
+    Attributes:
+        name: of the model, with the tensor-parallel ranks that share its vocabulary.
+        tokens: scored together.
+        hidden: width.
+        vocab: rows of one rank.
+        chunk: tokens whose logits are made together.
+    """
+
+    name: str
+    tokens: int
+    hidden: int
+    vocab: int
+    chunk: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """A model of two layers, and a batch of equally long responses.
+
+    Attributes:
+        name: of the model whose widths it has.
+        config: for its ``config.json``.
+        responses: of a step.
+        prompt_tokens: of each.
+        response_tokens: of each.
+        micro_batch_tokens: that are packed together.
+    """
+
+    name: str
+    config: dict[str, Any]
+    responses: int
+    prompt_tokens: int
+    response_tokens: int
+    micro_batch_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Everything that the parts measure.
+
+    Attributes:
+        device: that they measure on.
+        heads: output layers.
+        models: of the actor.
+        dtype: of the models.
+        checked_responses: of the batch whose gradients are compared.
+        bucket_bytes: of a push.
+        rounds: timed repetitions, after ``warm_rounds``.
+        warm_rounds: that are not timed.
+    """
+
+    device: torch.device
+    heads: tuple[HeadSize, ...]
+    models: tuple[ModelSize, ...]
+    dtype: str
+    checked_responses: int
+    bucket_bytes: int
+    rounds: int
+    warm_rounds: int
+
+
+def _config(hidden: int, ffn: int, heads: int, groups: int, vocab: int, *, tied: bool) -> dict[str, Any]:
+    """Of a Qwen2 of two layers."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "vocab_size": vocab,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": tied,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+    }
+
+
+def sizes_of(device: torch.device, *, small: bool) -> Sizes:
+    """Those of the models, or small ones that a core computes in seconds."""
+    if small:
+        batch: dict[str, Any] = {"responses": 8, "prompt_tokens": 8, "response_tokens": 24, "micro_batch_tokens": 64}
+        return Sizes(
+            device=device,
+            heads=(HeadSize(name="small", tokens=64, hidden=48, vocab=1500, chunk=32),),
+            models=(
+                ModelSize(name="small, tied", config=_config(128, 160, 4, 2, 503, tied=True), **batch),
+                ModelSize(name="small", config=_config(128, 160, 4, 2, 503, tied=False), **batch),
+            ),
+            dtype="bfloat16",
+            checked_responses=4,
+            bucket_bytes=1 << 16,
+            rounds=2,
+            warm_rounds=1,
+        )
+    batch = {"responses": 32, "prompt_tokens": 256, "response_tokens": 1792, "micro_batch_tokens": 8192}
+    half, seven = _config(896, 4864, 14, 2, 151936, tied=True), _config(3584, 18944, 28, 4, 152064, tied=False)
+    return Sizes(
+        device=device,
+        heads=(
+            HeadSize(name="32B, a quarter of the vocabulary", tokens=8192, hidden=5120, vocab=38016, chunk=4096),
+            HeadSize(name="7B, the whole vocabulary", tokens=8192, hidden=3584, vocab=152064, chunk=4096),
+        ),
+        models=(
+            ModelSize(name="0.5B widths", config=half, **batch),
+            ModelSize(name="7B widths", config=seven, **batch),
+        ),
+        dtype="bfloat16",
+        checked_responses=4,
+        bucket_bytes=512 << 20,
+        rounds=5,
+        warm_rounds=2,
+    )

@@ -1,0 +1,163 @@
+"""The proof on one GPU: its runner, its bundle, and its parts with sizes cut down on the CPU."""
+
+import json
+import re
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_proof import __main__ as runner
+from benchmarks.gpu_proof import wheels
+from benchmarks.gpu_proof.page import page
+from benchmarks.gpu_proof.report import Report
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def small(folder, *parts, limit=None):
+    chosen = [option for part in parts for option in ("--part", part)]
+    limits = [] if limit is None else ["--limit", str(limit)]
+    return runner.main(["--output", str(folder), "--device", "cpu", "--small", *chosen, *limits])
+
+
+def test_parts_take_at_most_eight_minutes_and_each_has_a_module():
+    assert max(runner.PARTS.values()) <= 480
+    found = {path.stem for path in (ROOT / "benchmarks" / "gpu_proof" / "parts").glob("[a-z]*.py")}
+    assert found == set(runner.PARTS)
+
+
+def test_a_section_that_raises_is_told_and_the_others_are_kept(tmp_path):
+    report = Report(tmp_path / "a.json", {})
+    with report.section("first") as section:
+        section.figure("rate", 3.0, "GB/s")
+        assert json.loads((tmp_path / "a.json").read_text())["sections"][0]["figures"]  # at once
+        raise ValueError("no such device\nmore")
+    with report.section("second") as section:
+        section.require("error", 2.0, "nats", at_most=1.0)
+        section.require("other", float("nan"), at_most=1.0)
+    with report.section("third") as section:
+        section.skip("no GPU")
+    found = json.loads((tmp_path / "a.json").read_text())["sections"]
+    assert [one["status"] for one in found] == ["failed", "failed", "skipped"]
+    assert found[0]["reason"] == "ValueError: no such device"
+    assert found[1]["reason"] == "error is 2 nats, at most 1 is right; other is nan, at most 1 is right"
+    assert report.has_failed
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "log", "verdict"),
+    [
+        ([{"name": "a", "status": "passed"}], 0, "", ("passed", "")),
+        ([{"name": "a", "status": "passed"}, {"name": "b", "status": "failed"}], 1, "", ("failed", "b")),
+        ([], 1, "Traceback\nImportError: x\n", ("failed", "ended with 1: ImportError: x")),
+        ([{"name": "a", "status": "begun"}], -9, "", ("failed", "ended with -9: it said nothing")),
+        ([{"name": "a", "status": "skipped", "reason": "no vLLM"}], 0, "", ("skipped", "no vLLM")),
+        (
+            [{"name": "a", "status": "begun"}],
+            None,
+            "",
+            ("cut off", "after 7 s, in a; what was measured before is kept"),
+        ),
+    ],
+)
+def test_how_a_part_ended(sections, code, log, verdict):
+    assert runner._verdict({"sections": sections}, code, 7.0, log) == verdict
+
+
+def test_the_table_has_every_figure_with_what_it_is_compared_with():
+    figure = {"name": "rate of a push", "value": 212.345678, "unit": "GB/s", "planned": 200.0}
+    section = {"name": "7B", "status": "passed", "reason": "", "figures": [figure]}
+    failed = {"name": "x", "status": "failed", "reason": "a | b", "figures": []}
+    results = {
+        "push": {
+            "facts": {"device": "H100", "versions": {"torch": "2.11.0"}},
+            "status": "failed",
+            "reason": "x",
+            "sections": [section, failed],
+        }
+    }
+    text = page(results)
+    assert "H100. torch 2.11.0." in text
+    assert "| push | 7B: rate of a push | 212.3 GB/s | planned 200 |" in text
+    assert "| push | x | failed | a \\| b |" in text
+
+
+def test_one_part_after_another_keeps_what_the_first_found(tmp_path):
+    assert small(tmp_path, "machine") == 0
+    assert small(tmp_path, "kernels") == 0
+    results = json.loads((tmp_path / "gpu_proof.json").read_text())
+    assert {name: one["status"] for name, one in results.items()} == {"machine": "passed", "kernels": "passed"}
+    assert "| kernels | output layer of small: rates and memory: fused: share of cuBLAS's rate |" in (
+        tmp_path / "gpu_proof.md"
+    ).read_text().replace("0.", "0.")
+
+
+def test_a_part_that_takes_too_long_is_ended(tmp_path):
+    assert small(tmp_path, "machine", limit=0.2) == 1
+    assert json.loads((tmp_path / "machine.json").read_text())["status"] == "cut off"
+
+
+@pytest.mark.slow
+@pytest.mark.megatron
+@pytest.mark.timeout(600)
+def test_the_parts_that_import_megatron(tmp_path):
+    assert small(tmp_path, "gradients", "training", "push", "sleep") == 0, (tmp_path / "gpu_proof.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_the_part_with_an_engine(tmp_path):
+    assert small(tmp_path, "engine") == 0, (tmp_path / "gpu_proof.md").read_text()
+
+
+# ---------------------------------------------------------------------------------------------------------- the bundle
+def test_megatron_is_the_one_of_the_gpu_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert wheels.MEGATRON in extras["gpu"]
+
+
+def make_wheel(folder, name, version):
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"VERSION = {version!r}")
+    return path
+
+
+def test_only_what_is_missing_or_older_is_unpacked(tmp_path):
+    found = [
+        make_wheel(tmp_path, "not_there_at_all", "1.0"),
+        make_wheel(tmp_path, "pytest", "0.1"),  # an older one than here
+        make_wheel(tmp_path, "einops", "99.1"),
+    ]
+    folder, added = wheels.unpack(found, tmp_path / "site")
+    assert added == ["not-there-at-all-1.0", "einops-99.1"]
+    assert sorted(path.name for path in folder.glob("*.py")) == ["einops.py", "not_there_at_all.py"]
+    assert wheels.unpack(found, tmp_path / "site")[0] == folder
+
+
+def test_wheels_of_another_python_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheels, "FOLDER", tmp_path)
+    packed = [make_wheel(tmp_path, "megatron_core", "0.19.2"), make_wheel(tmp_path, "pydantic", "2.14")]
+    given = make_wheel(tmp_path / "..", "megatron_core", "0.18.0")
+    monkeypatch.setattr(wheels, "PYTHON", sys.version_info[:2])
+    assert wheels.found(None) == packed
+    assert wheels.found(given) == [packed[1], given]
+    monkeypatch.setattr(wheels, "PYTHON", (3, 9))
+    assert wheels.found(None) == []
+
+
+def test_a_bundle_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(wheels, "download", lambda _: None)
+    monkeypatch.setattr(wheels, "LARGEST_BUNDLE", 1 << 20)
+    with pytest.raises(SystemExit, match=r"has \d+\.\d MiB, more than 1"):
+        wheels.pack(tmp_path / "bundle.tar.gz", None)
+
+
+def test_the_command_is_thin():
+    text = (ROOT / "tools" / "gpu_proof.sh").read_text()
+    assert re.search(r"-m benchmarks\.gpu_proof", text)
+    assert len(text.splitlines()) < 10
