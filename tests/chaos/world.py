@@ -14,7 +14,7 @@ from typing import TextIO
 
 import psutil
 
-from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, process_ids, shared_files
+from gtpo_megatron.supervision.process_tree import SHARED_MEMORY, mapped_shared, process_ids, shared_files
 from tests.chaos.driver import WIDTH
 from tests.chaos.faults import Fault, command_of, find
 from tests.chaos.strangers import Strangers

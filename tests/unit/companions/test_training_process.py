@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron.companions.training_process import TrainingProcess
 from gtpo_megatron.errors import WorkerError
-from gtpo_megatron.proc_files import SHARED_MEMORY
+from gtpo_megatron.supervision.process_tree import SHARED_MEMORY
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gtpo_megatron.proc_files import memory
+from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.run_folder.provenance import commit, versions
 
 PACKAGE = "gtpo-megatron"

@@ -1,0 +1,128 @@
+"""Deaths of a run's processes: whose they are, which of them end the run, and which of several is named."""
+
+import math
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+GCS = "Ray's GCS"
+RAYLET = "Ray's raylet"
+
+RAY = (GCS, RAYLET)
+"""Ray processes whose death makes calls of Ray fail, hang, or end the driver."""
+
+AGENTS = ("Ray's dashboard agent", "Ray's runtime environment agent")
+"""A raylet ends when one of its agents does."""
+
+OWN_WORDS_S = 8.0
+"""How long a stage may take to report a death itself: a rank that raised has the reason."""
+
+STOPPED_S = 30.0
+"""How long a process may be stopped before the stage fails; its peers would wait for minutes."""
+
+_OF_RAY = {
+    "gcs/gcs_server": GCS,
+    "raylet/raylet": RAYLET,
+    "ray::DashboardAgent": AGENTS[0],
+    "dashboard/agent.py": AGENTS[0],
+    "ray::RuntimeEnvAgent": AGENTS[1],
+    "runtime_env/agent/main.py": AGENTS[1],
+}
+"""Suffix of the program's or script's path, or title -> name."""
+
+_SCRIPT_ARGUMENTS = 4
+"""Arguments that may be the script; later ones of Ray's processes are other paths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of a process, or its stop by a signal.
+
+    Attributes:
+        name: name of the process in messages.
+        pid: its process id.
+        at: time of ``time.monotonic``.
+        stage: stage of the run at that time; several, joined by ``or``, if it changed before a stop was seen.
+        how: description, as far as known.
+        is_stop: it was stopped by a signal (SIGSTOP) and has not continued.
+    """
+
+    name: str
+    pid: int
+    at: float
+    stage: str
+    how: str
+    is_stop: bool = False
+
+    def __str__(self) -> str:
+        """The event and its stage."""
+        return f"{self.name} (process {self.pid}) {self.how} in {self.stage}"
+
+    @property
+    def line(self) -> str:
+        """What a run that ends with it says."""
+        why = "" if self.is_stop else ", and the system log for an out-of-memory kill"
+        return f"{self}; see log.txt{why}; --resume goes on from the last checkpoint"
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run cannot continue, or only after replacing the process."""
+        if self.name.startswith("checkpoint writer "):
+            return self.is_stop  # its rank reports its death, and it also ends normally
+        if self.name in AGENTS:
+            return not self.is_stop
+        return self.name in RAY or self.name.startswith(("rank ", "rollout engine", "reward process", "worker "))
+
+    @property
+    def patience_s(self) -> float:
+        """How long a stage may continue after it; infinite if an engine can be replaced."""
+        if self.is_stop:
+            return STOPPED_S
+        if self.name.startswith(("rollout engine", "worker ")):
+            return math.inf
+        return 0.0 if self.name in RAY else OWN_WORDS_S
+
+
+def how_ended(exit_code: int) -> str:
+    """Describes an exit code of ``waitpid``; 0 may mean unknown, since only a parent can read it."""
+    if number := exit_code & 0x7F:
+        try:
+            return f"died by {signal.Signals(number).name}"
+        except ValueError:
+            return f"died by signal {number}"
+    return f"died (exit status {exit_code >> 8})" if exit_code else "died"
+
+
+def is_of(name: str, owner: str) -> bool:
+    """Whether a process is the named one or one of its workers."""
+    return name == owner or name.endswith(f" of {owner}")
+
+
+def named_death(deaths: Iterable[Death]) -> Death | None:
+    """The death that explains the end of a run: the first one of Ray's, with which all others end; else the first.
+
+    Agents end with a raylet that a signal has ended; a raylet that has ended otherwise follows its agent.
+    """
+    ending = [death for death in deaths if death.ends_run]
+    if any(death.name == RAYLET and "by SIG" in death.how for death in ending):
+        ending = [death for death in ending if death.name not in AGENTS]
+    of_ray = [death for death in ending if death.name in (*RAY, *AGENTS)]
+    return min(of_ray or ending, key=lambda death: (death.at, death.name not in AGENTS), default=None)
+
+
+def name_of(command: Sequence[str], parent: str) -> str:
+    """The name of a process that the driver has not named; may be empty.
+
+    Args:
+        command: its arguments or title.
+        parent: its parent's name, which a fork has not got though it may have its title.
+    """
+    title = command[0] if command else ""
+    if parent.startswith("rank ") and title.startswith("ray::"):  # a fork still has the rank's title
+        return f"checkpoint writer of {parent}"
+    if parent.startswith("rollout engine") and title.startswith("VLLM::Worker"):
+        number = "".join(character for character in title.rpartition("TP")[2] if character.isdigit())
+        return f"worker {number or '0'} of {parent}"
+    programs = (one for one in command[:_SCRIPT_ARGUMENTS] if not one.startswith("-"))  # whose values may be others
+    name = next((name for one in programs for ending, name in _OF_RAY.items() if one.endswith(ending)), "")
+    return "" if name == parent else name

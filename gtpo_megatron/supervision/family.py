@@ -1,0 +1,185 @@
+"""The processes of a run on this machine, and which of them have ended or are stopped."""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from gtpo_megatron.supervision.deaths import Death, how_ended, is_of, name_of
+from gtpo_megatron.supervision.process_tree import (
+    ProcessStat,
+    belongs_to,
+    command_line,
+    process_ids,
+    process_stat,
+    send,
+)
+
+STOP_S = 2.0
+"""After which a process counts as stopped: debuggers and shells stop processes for less."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process of the run.
+
+    Attributes:
+        stat: at the first look.
+        descriptor: pidfd, readable when it has ended.
+        name: its name in messages; may be empty.
+        is_of_run: it or an ancestor has a name; other children of the driver may be a logger's.
+        stopped_at: since when it is stopped; 0 if it runs.
+        stopped_in: stage at that time; several if it changed since the last look.
+    """
+
+    stat: ProcessStat
+    descriptor: int
+    name: str = ""
+    is_of_run: bool = False
+    stopped_at: float = 0.0
+    stopped_in: str = ""
+
+
+class Family:
+    """Descendants of the driver since it has begun the run, named processes, and their descendants.
+
+    Args:
+        driver: its process id.
+        earlier: its children from before the run.
+
+    Attributes:
+        deaths: of named processes that were not meant to end.
+        expected: names of processes that are meant to end.
+        spared: processes that are none of them.
+    """
+
+    def __init__(self, driver: int, earlier: Collection[int]) -> None:
+        self.deaths: list[Death] = []
+        self.expected: set[str] = set()
+        self.spared = {os.getpid()}
+        self._is_closing = False
+        self._driver = driver
+        self._processes: dict[int, _Process] = {}
+        self._others = set(earlier)
+        self._told: dict[int, str] = {}
+        self._stages = ["start"]
+        self._ends = select.epoll()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a process ends, or so long; other threads may call other methods meanwhile."""
+        self._ends.poll(seconds)
+
+    def stage(self, name: str) -> None:
+        """Sets the stage of the run, in which processes end from now on."""
+        self.note_ends()
+        self._stages.append(name)
+
+    def name(self, name: str, pid: int) -> None:
+        """Names a process; it replaces an earlier one of the name, whose death is forgotten."""
+        self.expected.discard(name)
+        self.deaths = [death for death in self.deaths if not is_of(death.name, name)]
+        self._told = {former: told for former, told in self._told.items() if told != name} | {pid: name}
+        self._others.discard(pid)
+        with contextlib.suppress(OSError):  # as in `look`
+            if self._is_one(pid):
+                self._look_at(pid)
+            elif (stat := process_stat(pid)) is None or stat.has_ended:
+                del self._told[pid]  # whoever gets its process id next is a stranger
+                self._report(name, pid, how_ended(0))
+
+    def look(self) -> None:
+        """Looks for new processes, names, and stops.
+
+        Raises:
+            OSError: descriptors or memory have run out; it is to be called again.
+        """
+        self.note_ends()
+        pids = process_ids()
+        self._others &= pids  # process ids are reused
+        for pid in pids:
+            self._is_one(pid)
+        for pid in self._processes:
+            self._look_at(pid)
+        del self._stages[:-1]
+
+    def note_ends(self) -> None:
+        """Notes which processes have ended, so that all others have their process ids."""
+        ended = {descriptor for descriptor, _ in self._ends.poll(0)}
+        for pid, process in [item for item in self._processes.items() if item[1].descriptor in ended]:
+            code = 0
+            with contextlib.suppress(OSError):  # nobody knows
+                stat = process_stat(pid)
+                code = stat.exit_code if stat is not None and stat.start_ticks == process.stat.start_ticks else 0
+            self._ends.unregister(process.descriptor)
+            os.close(process.descriptor)
+            del self._processes[pid]
+            self._told.pop(pid, None)
+            self._report(process.name, pid, how_ended(code))
+
+    def seen(self) -> list[Death]:
+        """All deaths, and named processes that are stopped now; none once all may end."""
+        if self._is_closing:
+            return []
+        stopped = [(pid, one) for pid, one in self._processes.items() if one.name and one.stopped_at]
+        return self.deaths + [
+            Death(one.name, pid, one.stopped_at, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
+            for pid, one in stopped
+            if time.monotonic() - one.stopped_at > STOP_S
+        ]
+
+    def closing(self) -> None:
+        """All may end from now on; those that are stopped could not otherwise."""
+        self._is_closing = True
+        send([pid for pid, one in self._processes.items() if one.name and one.stopped_at], signal.SIGCONT)
+
+    def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
+        """Those that run, and processes that write below the run's temporary folder or have it as theirs.
+
+        Args:
+            folder: that folder.
+            with_unnamed: also children of the driver that are not known to be the run's.
+        """
+        self.look()
+        ours = {pid for pid, one in self._processes.items() if one.is_of_run or with_unnamed}
+        others = process_ids() - self._processes.keys() - self.spared
+        return ours | {pid for pid in others if belongs_to(pid, folder)}
+
+    def _is_one(self, pid: int) -> bool:
+        """Whether a process is the run's: it is named, or its parent is the run's or the driver."""
+        if pid in self._processes:
+            return True
+        if pid in self._others or pid in self.spared or (stat := process_stat(pid)) is None or stat.has_ended:
+            return False
+        # also if the listing of processes, which is not atomic, lacks the parent
+        if pid not in self._told and stat.parent != self._driver and not self._is_one(stat.parent):
+            self._others.add(pid)
+            return False
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        self._processes[pid] = _Process(stat=stat, descriptor=descriptor)
+        self._ends.register(descriptor, select.EPOLLIN)
+        return True
+
+    def _look_at(self, pid: int) -> None:
+        process = self._processes[pid]
+        parent = self._processes.get(process.stat.parent)
+        if pid in self._told:
+            process.name = self._told[pid]
+        elif command := command_line(pid):  # which one that has ended lacks
+            process.name = name_of(command, parent.name if parent else "")
+        process.is_of_run |= bool(process.name) or (parent is not None and parent.is_of_run)
+        stat = process_stat(pid)
+        if stat is None or not stat.is_stopped:
+            process.stopped_at = 0.0
+        elif not process.stopped_at:
+            process.stopped_at, process.stopped_in = time.monotonic(), " or ".join(dict.fromkeys(self._stages))
+
+    def _report(self, name: str, pid: int, how: str) -> None:
+        if name and not self._is_closing and not any(is_of(name, expected) for expected in self.expected):
+            self.deaths.append(Death(name, pid, time.monotonic(), self._stages[-1], how))

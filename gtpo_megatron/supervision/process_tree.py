@@ -1,0 +1,191 @@
+"""Reads ``/proc`` and ``/dev/shm``, and ends processes; nothing here fails because a process has just ended."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+SHARED_MEMORY = Path("/dev/shm")
+
+_MAPPED = re.compile(rb" (\d+) +/dev/shm/", re.MULTILINE)
+"""Inode number of a mapped file; a semaphore is mapped under another name than its final one."""
+
+_FLAGS = re.compile(rb"^flags:\s+0*([0-7]+)$", re.MULTILINE)
+
+_ALWAYS_MAPPED = re.compile(
+    r"psm_[0-9a-f]+"  # Python's shared memory, which holds vLLM's queues
+    r"|gtpo_megatron_.*"  # slots of pushes
+    r"|vllm_dist_.*-cpushm_\d+|VLLM_OBJECT_STORAGE_SHM_BUFFER_.*"
+    r"|sem\.mp-\w{8}|torch_\d+_\d+_\d+|nccl-\w{6}|__KMP_REGISTERED_LIB_\d+(_\d+)?"
+)
+"""Names of files that somebody has mapped for as long as they are of use. A data set that somebody copies to
+``/dev/shm`` is mapped by nobody, and has none of these names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessStat:
+    """A line of ``/proc/PID/stat``.
+
+    Attributes:
+        parent: process id of the parent.
+        state: one letter; ``T`` is stopped by a signal, ``Z`` has ended and waits for its parent.
+        start_ticks: start time in ticks since boot; with the process id it identifies a process.
+        exit_code: as of ``waitpid``; 0 while it runs, and if only its parent can read it.
+    """
+
+    parent: int
+    state: str
+    start_ticks: int
+    exit_code: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, even if its parent has not waited for it."""
+        return self.state in "ZX"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.state == "T"
+
+
+def process_ids() -> set[int]:
+    """Ids of all processes."""
+    return {int(name) for name in os.listdir(PROC) if name.isdigit()}  # noqa: PTH208 - faster, called often
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """The line of a process; None if there is no such process.
+
+    Raises:
+        OSError: nobody knows, since descriptors or memory have run out.
+    """
+    try:
+        content = (PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    if not content:
+        return None
+    fields = content[content.rindex(b")") + 2 :].split()
+    return ProcessStat(
+        parent=int(fields[1]), state=fields[0].decode(), start_ticks=int(fields[19]), exit_code=int(fields[49])
+    )
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments, or the title that the process has set; may be empty."""
+    return [part.decode("utf-8", "replace") for part in _read(pid, "cmdline").rstrip(b"\0").split(b"\0") if part]
+
+
+def belongs_to(pid: int, folder: Path) -> bool:
+    """Whether the process writes to a file below the folder, or has it as its temporary folder.
+
+    Processes that only read there (such as a pager of a log) are not included.
+    """
+    if any(entry.startswith(b"TMPDIR=" + os.fsencode(folder)) for entry in _read(pid, "environ").split(b"\0")):
+        return True
+    try:
+        numbers = os.listdir(PROC / str(pid) / "fd")  # noqa: PTH208
+    except OSError:
+        return False
+    for number in numbers:
+        try:
+            target = os.readlink(PROC / str(pid) / "fd" / number)  # noqa: PTH115 - the target may not be a path
+        except OSError:
+            continue
+        flags = _FLAGS.search(_read(pid, f"fdinfo/{number}")) if target.startswith(f"{folder}/") else None
+        if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+            return True
+    return False
+
+
+def descendants(root: int) -> set[int]:
+    """The living processes below ``root``."""
+    children: dict[int, list[int]] = {}
+    for pid in process_ids():
+        stat = process_stat(pid)
+        if stat is not None and not stat.has_ended:
+            children.setdefault(stat.parent, []).append(pid)
+    below = list(children.get(root, ()))
+    for pid in below:  # grows during the loop
+        below += children.get(pid, ())
+    return set(below)
+
+
+def end_all(find: Callable[[], set[int]], *, within_s: float) -> None:
+    """Kills the processes that ``find`` returns until it returns none, or the time is up.
+
+    All are stopped before any is killed, so that none can fork meanwhile.
+    """
+    deadline = time.monotonic() + within_s
+    stopped: set[int] = set()
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):  # descriptors or memory have run out: it looks again
+            if not (left := find()):
+                return
+            fresh = left - stopped
+            send(fresh or left, signal.SIGSTOP if fresh else signal.SIGKILL)
+            stopped |= fresh
+        time.sleep(0.005)
+
+
+def send(pids: Collection[int], number: int) -> None:
+    """Sends a signal; processes that have ended or are another user's are passed over."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def memory_bytes(root: int) -> int:
+    """Memory of ``root`` and its descendants, including swap, with shared pages counted once."""
+    lines = (line for pid in (root, *descendants(root)) for line in _read(pid, "smaps_rollup").splitlines())
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith((b"Pss:", b"SwapPss:")))
+
+
+def mapped_shared(pid: int) -> set[int]:
+    """Inode numbers of the files in ``/dev/shm`` that the process has mapped."""
+    return {int(number) for number in _MAPPED.findall(_read(pid, "maps"))}
+
+
+def shared_files() -> dict[str, int]:
+    """Name -> inode number of the files in ``/dev/shm``."""
+    try:
+        with os.scandir(SHARED_MEMORY) as entries:
+            return {entry.name: entry.inode() for entry in entries}
+    except OSError:
+        return {}
+
+
+def remove_unused_shared(before: Collection[str], *, of: Collection[int] = ()) -> None:
+    """Removes this user's files in ``/dev/shm`` that no process has mapped, of kinds that somebody always has.
+
+    Args:
+        before: names of files that stay.
+        of: processes whose mappings do not count.
+    """
+    # the files first, then who has mapped them: whoever makes one meanwhile keeps it
+    fresh = {inode: name for name, inode in shared_files().items() if name not in before}
+    fresh = {inode: name for inode, name in fresh.items() if _ALWAYS_MAPPED.fullmatch(name)}
+    for pid in process_ids() - set(of) if fresh else ():
+        for inode in mapped_shared(pid) & fresh.keys():
+            del fresh[inode]
+    for name in fresh.values():
+        try:
+            if (SHARED_MEMORY / name).stat().st_uid == os.geteuid():
+                (SHARED_MEMORY / name).unlink()
+        except OSError:  # gone
+            continue
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""
