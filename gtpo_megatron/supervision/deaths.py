@@ -65,19 +65,12 @@ class Death:
         return f"{self}; see log.txt{why}; --resume goes on from the last checkpoint"
 
     @property
-    def ends_run(self) -> bool:
-        """Whether the run cannot continue, or only after replacing the process."""
-        if self.name.startswith("checkpoint writer "):
-            return self.is_stop  # its rank reports its death, and it also ends normally
-        if self.name in AGENTS:
-            return not self.is_stop
-        return self.name in RAY or self.name.startswith(("rank ", "rollout engine", "reward process", "worker "))
-
-    @property
-    def patience_s(self) -> float:
-        """How long a stage may continue after it; infinite if an engine can be replaced."""
+    def patience_s(self) -> float | None:
+        """How long a stage may continue after it; infinite if an engine can be replaced; None: it does not matter."""
         if self.is_stop:
-            return STOPPED_S
+            return None if self.name in AGENTS else STOPPED_S
+        if self.name.startswith("checkpoint writer "):
+            return None  # its rank reports its death, and it also ends normally
         if self.name.startswith(("rollout engine", "worker ")):
             return math.inf
         return 0.0 if self.name in RAY else OWN_WORDS_S
@@ -103,7 +96,7 @@ def named_death(deaths: Iterable[Death]) -> Death | None:
 
     Agents end with a raylet that a signal has ended; a raylet that has ended otherwise follows its agent.
     """
-    ending = [death for death in deaths if death.ends_run]
+    ending = [death for death in deaths if death.patience_s is not None]
     if any(death.name == RAYLET and "by SIG" in death.how for death in ending):
         ending = [death for death in ending if death.name not in AGENTS]
     of_ray = [death for death in ending if death.name in (*RAY, *AGENTS)]

@@ -4,20 +4,15 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gtpo_megatron.supervision.deaths import Death, how_ended, is_of, name_of
-from gtpo_megatron.supervision.process_tree import (
-    ProcessStat,
-    belongs_to,
-    command_line,
-    process_ids,
-    process_stat,
-    send,
-)
+from gtpo_megatron.supervision import process_tree
+from gtpo_megatron.supervision.deaths import RAY, Death, how_ended, is_of, name_of, named_death
+from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, process_stat
 
 STOP_S = 2.0
 """After which a process counts as stopped: debuggers and shells stop processes for less."""
@@ -47,49 +42,81 @@ class _Process:
 class Family:
     """Descendants of the driver since it has begun the run, named processes, and their descendants.
 
+    Only the methods without ``_`` may be called from several threads.
+
     Args:
         driver: its process id.
         earlier: its children from before the run.
-
-    Attributes:
-        deaths: of named processes that were not meant to end.
-        expected: names of processes that are meant to end.
-        spared: processes that are none of them.
     """
 
     def __init__(self, driver: int, earlier: Collection[int]) -> None:
-        self.deaths: list[Death] = []
-        self.expected: set[str] = set()
-        self.spared = {os.getpid()}
-        self._is_closing = False
+        self._lock = threading.RLock()
         self._driver = driver
-        self._processes: dict[int, _Process] = {}
+        self._spared = {os.getpid()}
         self._others = set(earlier)
+        self._processes: dict[int, _Process] = {}
         self._told: dict[int, str] = {}
+        self._expected: set[str] = set()
+        self._deaths: list[Death] = []
+        self._is_closing = False
         self._stages = ["start"]
         self._ends = select.epoll()
 
     def wait(self, seconds: float) -> None:
-        """Waits until a process ends, or so long; other threads may call other methods meanwhile."""
+        """Waits until a process ends, or so long."""
         self._ends.poll(seconds)
 
     def stage(self, name: str) -> None:
         """Sets the stage of the run, in which processes end from now on."""
-        self.note_ends()
-        self._stages.append(name)
+        with self._lock:
+            self._note_ends()
+            self._stages.append(name)
 
-    def name(self, name: str, pid: int) -> None:
-        """Names a process; it replaces an earlier one of the name, whose death is forgotten."""
-        self.expected.discard(name)
-        self.deaths = [death for death in self.deaths if not is_of(death.name, name)]
-        self._told = {former: told for former, told in self._told.items() if told != name} | {pid: name}
-        self._others.discard(pid)
-        with contextlib.suppress(OSError):  # as in `look`
+    def knows(self, name: str, pid: int) -> None:
+        """Names a process of this machine; it replaces an earlier one of the name, whose death is forgotten."""
+        with self._lock, contextlib.suppress(OSError):  # as in `look`
+            self._expected.discard(name)
+            self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
+            self._told = {former: told for former, told in self._told.items() if told != name} | {pid: name}
+            self._others.discard(pid)
             if self._is_one(pid):
                 self._look_at(pid)
             elif (stat := process_stat(pid)) is None or stat.has_ended:
                 del self._told[pid]  # whoever gets its process id next is a stranger
                 self._report(name, pid, how_ended(0))
+
+    def expects(self, name: str) -> None:
+        """Announces that the processes of this name will be killed on purpose."""
+        with self._lock:
+            self._expected.add(name)
+
+    def closing(self) -> None:
+        """Announces that all may end from now on; those that are stopped could not otherwise."""
+        with self._lock:
+            self._is_closing = True
+            stopped = [pid for pid, one in self._processes.items() if one.name and one.stopped_at]
+            process_tree.send(stopped, signal.SIGCONT)
+
+    def cause(self) -> Death | None:
+        """The death that explains why a stage has failed, if one was seen."""
+        with self._lock:
+            self._note_ends()
+            return named_death(self.seen())
+
+    def seen(self) -> list[Death]:
+        """Deaths so far, and named processes that are stopped now; none once all may end."""
+        with self._lock:
+            stopped = [
+                Death(one.name, pid, one.stopped_at, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
+                for pid, one in self._processes.items()
+                if one.name and one.stopped_at and time.monotonic() - one.stopped_at > STOP_S
+            ]
+            return [] if self._is_closing else self._deaths + stopped
+
+    @property
+    def has_lost_ray(self) -> bool:
+        """Whether Ray's GCS or raylet has died, unless all were ending."""
+        return any(death.name in RAY for death in self._deaths)
 
     def look(self) -> None:
         """Looks for new processes, names, and stops.
@@ -97,17 +124,29 @@ class Family:
         Raises:
             OSError: descriptors or memory have run out; it is to be called again.
         """
-        self.note_ends()
-        pids = process_ids()
-        self._others &= pids  # process ids are reused
-        for pid in pids:
-            self._is_one(pid)
-        for pid in self._processes:
-            self._look_at(pid)
-        del self._stages[:-1]
+        with self._lock:
+            self._note_ends()  # so that all that are known have their process ids
+            pids = process_ids()
+            self._others &= pids  # process ids are reused
+            for pid in pids:
+                self._is_one(pid)
+            for pid in self._processes:
+                self._look_at(pid)
+            del self._stages[:-1]
 
-    def note_ends(self) -> None:
-        """Notes which processes have ended, so that all others have their process ids."""
+    def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
+        """Those that run, and processes that write below the run's temporary folder or have it as theirs.
+
+        Args:
+            folder: that folder.
+            with_unnamed: also children of the driver that are not known to be the run's.
+        """
+        self.look()
+        ours = {pid for pid, one in self._processes.items() if one.is_of_run or with_unnamed}
+        others = process_ids() - ours - self._spared
+        return ours | {pid for pid in others if process_tree.belongs_to(pid, folder)}
+
+    def _note_ends(self) -> None:
         ended = {descriptor for descriptor, _ in self._ends.poll(0)}
         for pid, process in [item for item in self._processes.items() if item[1].descriptor in ended]:
             code = 0
@@ -120,39 +159,15 @@ class Family:
             self._told.pop(pid, None)
             self._report(process.name, pid, how_ended(code))
 
-    def seen(self) -> list[Death]:
-        """All deaths, and named processes that are stopped now; none once all may end."""
-        if self._is_closing:
-            return []
-        stopped = [(pid, one) for pid, one in self._processes.items() if one.name and one.stopped_at]
-        return self.deaths + [
-            Death(one.name, pid, one.stopped_at, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
-            for pid, one in stopped
-            if time.monotonic() - one.stopped_at > STOP_S
-        ]
-
-    def closing(self) -> None:
-        """All may end from now on; those that are stopped could not otherwise."""
-        self._is_closing = True
-        send([pid for pid, one in self._processes.items() if one.name and one.stopped_at], signal.SIGCONT)
-
-    def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
-        """Those that run, and processes that write below the run's temporary folder or have it as theirs.
-
-        Args:
-            folder: that folder.
-            with_unnamed: also children of the driver that are not known to be the run's.
-        """
-        self.look()
-        ours = {pid for pid, one in self._processes.items() if one.is_of_run or with_unnamed}
-        others = process_ids() - self._processes.keys() - self.spared
-        return ours | {pid for pid in others if belongs_to(pid, folder)}
+    def _report(self, name: str, pid: int, how: str) -> None:
+        if name and not self._is_closing and not any(is_of(name, expected) for expected in self._expected):
+            self._deaths.append(Death(name, pid, time.monotonic(), self._stages[-1], how))
 
     def _is_one(self, pid: int) -> bool:
         """Whether a process is the run's: it is named, or its parent is the run's or the driver."""
         if pid in self._processes:
             return True
-        if pid in self._others or pid in self.spared or (stat := process_stat(pid)) is None or stat.has_ended:
+        if pid in self._others or pid in self._spared or (stat := process_stat(pid)) is None or stat.has_ended:
             return False
         # also if the listing of processes, which is not atomic, lacks the parent
         if pid not in self._told and stat.parent != self._driver and not self._is_one(stat.parent):
@@ -162,7 +177,7 @@ class Family:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return False
-        self._processes[pid] = _Process(stat=stat, descriptor=descriptor)
+        self._processes[pid] = _Process(stat, descriptor)
         self._ends.register(descriptor, select.EPOLLIN)
         return True
 
@@ -171,7 +186,7 @@ class Family:
         parent = self._processes.get(process.stat.parent)
         if pid in self._told:
             process.name = self._told[pid]
-        elif command := command_line(pid):  # which one that has ended lacks
+        elif command := process_tree.command_line(pid):  # which one that has ended lacks
             process.name = name_of(command, parent.name if parent else "")
         process.is_of_run |= bool(process.name) or (parent is not None and parent.is_of_run)
         stat = process_stat(pid)
@@ -179,7 +194,3 @@ class Family:
             process.stopped_at = 0.0
         elif not process.stopped_at:
             process.stopped_at, process.stopped_in = time.monotonic(), " or ".join(dict.fromkeys(self._stages))
-
-    def _report(self, name: str, pid: int, how: str) -> None:
-        if name and not self._is_closing and not any(is_of(name, expected) for expected in self.expected):
-            self.deaths.append(Death(name, pid, time.monotonic(), self._stages[-1], how))

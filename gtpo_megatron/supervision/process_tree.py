@@ -4,18 +4,17 @@ import contextlib
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 
 _MAPPED = re.compile(rb" (\d+) +/dev/shm/", re.MULTILINE)
 """Inode number of a mapped file; a semaphore is mapped under another name than its final one."""
-
-_FLAGS = re.compile(rb"^flags:\s+0*([0-7]+)$", re.MULTILINE)
 
 _ALWAYS_MAPPED = re.compile(
     r"psm_[0-9a-f]+"  # Python's shared memory, which holds vLLM's queues
@@ -27,19 +26,18 @@ _ALWAYS_MAPPED = re.compile(
 ``/dev/shm`` is mapped by nobody, and has none of these names."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessStat:
-    """A line of ``/proc/PID/stat``.
+class ProcessStat(NamedTuple):
+    """Of ``/proc/PID/stat``.
 
     Attributes:
-        parent: process id of the parent.
         state: one letter; ``T`` is stopped by a signal, ``Z`` has ended and waits for its parent.
+        parent: process id of the parent.
         start_ticks: start time in ticks since boot; with the process id it identifies a process.
         exit_code: as of ``waitpid``; 0 while it runs, and if only its parent can read it.
     """
 
-    parent: int
     state: str
+    parent: int
     start_ticks: int
     exit_code: int
 
@@ -72,9 +70,7 @@ def process_stat(pid: int) -> ProcessStat | None:
     if not content:
         return None
     fields = content[content.rindex(b")") + 2 :].split()
-    return ProcessStat(
-        parent=int(fields[1]), state=fields[0].decode(), start_ticks=int(fields[19]), exit_code=int(fields[49])
-    )
+    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[49]))
 
 
 def command_line(pid: int) -> list[str]:
@@ -89,18 +85,12 @@ def belongs_to(pid: int, folder: Path) -> bool:
     """
     if any(entry.startswith(b"TMPDIR=" + os.fsencode(folder)) for entry in _read(pid, "environ").split(b"\0")):
         return True
-    try:
-        numbers = os.listdir(PROC / str(pid) / "fd")  # noqa: PTH208
-    except OSError:
-        return False
-    for number in numbers:
-        try:
-            target = os.readlink(PROC / str(pid) / "fd" / number)  # noqa: PTH115 - the target may not be a path
-        except OSError:
-            continue
-        flags = _FLAGS.search(_read(pid, f"fdinfo/{number}")) if target.startswith(f"{folder}/") else None
-        if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
-            return True
+    with contextlib.suppress(OSError):
+        for link in (PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                # os.readlink, since the target may not be a path
+                if os.readlink(link).startswith(f"{folder}/") and link.lstat().st_mode & stat.S_IWUSR:  # noqa: PTH115
+                    return True
     return False
 
 
@@ -108,9 +98,8 @@ def descendants(root: int) -> set[int]:
     """The living processes below ``root``."""
     children: dict[int, list[int]] = {}
     for pid in process_ids():
-        stat = process_stat(pid)
-        if stat is not None and not stat.has_ended:
-            children.setdefault(stat.parent, []).append(pid)
+        if (found := process_stat(pid)) is not None and not found.has_ended:
+            children.setdefault(found.parent, []).append(pid)
     below = list(children.get(root, ()))
     for pid in below:  # grows during the loop
         below += children.get(pid, ())

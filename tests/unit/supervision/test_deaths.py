@@ -34,8 +34,8 @@ def death(name, at, how="died", *, is_stop=False):
         # seen at one look, in any order
         ([death("rank 0", 1.0), death(RAYLET, 1.0), death(ENV_AGENT, 1.0)], ENV_AGENT),
         ([death("rank 0", 1.0), death(ENV_AGENT, 1.0), death(RAYLET, 1.0, KILLED)], RAYLET),
-        # nobody misses a writer or a grader that is done
-        ([death("grading worker", 1.0), death(WRITER, 1.0)], None),
+        # nobody misses a writer that is done
+        ([death(WRITER, 1.0)], None),
         # who is stopped
         ([death("rank 1", 1.0, is_stop=True), death("rank 0", 9.0)], "rank 1"),
         ([death(WRITER, 1.0, is_stop=True)], WRITER),

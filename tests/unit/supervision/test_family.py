@@ -42,7 +42,7 @@ def test_children_from_before_the_run_are_not_the_runs(child_and_grandchild, tmp
 
 def test_an_orphan_that_is_known_stays_the_runs(family, child_and_grandchild, tmp_path):
     child, grandchild = child_and_grandchild
-    family.name("rank 0", child.pid)
+    family.knows("rank 0", child.pid)
     family.look()
     child.kill()
     child.wait()
@@ -52,12 +52,12 @@ def test_an_orphan_that_is_known_stays_the_runs(family, child_and_grandchild, tm
 
 def test_a_name_ends_with_its_process(family, started):
     engine = started("sleep", "600")
-    family.name("rollout engine", engine.pid)
+    family.knows("rollout engine", engine.pid)
     engine.kill()
     engine.wait()
     family.note_ends()
     assert len(family.deaths) == 1
-    family.name("rollout engine", engine.pid)  # gone before it is seen
+    family.knows("rollout engine", engine.pid)  # gone before it is seen
     assert len(family.deaths) == 1
     assert engine.pid not in family._told, "whoever gets its process id next is a stranger"
 
@@ -70,7 +70,7 @@ def test_without_descriptors_a_process_is_met_at_a_later_look(family, started, m
     rank = started("sleep", "600")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", fails)
-        family.name("rank 0", rank.pid)
+        family.knows("rank 0", rank.pid)
         with pytest.raises(OSError, match=os.strerror(code)):
             family.look()
     family.look()
@@ -136,7 +136,8 @@ import os, sys
 child = os.fork()
 if not child:  # has its parent's command line until it is another program
     sys.stdin.readline()
-    os.execv(sys.executable, [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)", *sys.argv[2:]])
+    code = "print(1, flush=True); import time; time.sleep(600)"
+    os.execv(sys.executable, [sys.executable, "-c", code, *sys.argv[2:]])
 print(child, flush=True)
 os.waitpid(child, 0)
 """

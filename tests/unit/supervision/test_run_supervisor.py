@@ -26,6 +26,7 @@ from gtpo_megatron.orchestration.run_supervisor import (
 )
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.supervision import deaths
+from gtpo_megatron.supervision.process_tree import command_line, descendants
 
 PATIENCE_S = 120.0
 """On a machine that is busy with others."""
@@ -59,9 +60,16 @@ def wait_until(condition, what):
         time.sleep(0.02)
 
 
+def all_beside(driver):
+    """The processes beside a driver."""
+    return [pid for pid in descendants(driver) if is_supervisor(command_line(pid))]
+
+
 def beside(driver):
-    """The process beside a driver."""
-    return next(child for child in psutil.Process(driver).children() if is_supervisor(child.cmdline()))
+    """The process beside a driver; there may be none between two."""
+    wait_until(lambda: all_beside(driver), "one is there")
+    (pid,) = all_beside(driver)
+    return pid
 
 
 def observes(observer, pid):
@@ -73,6 +81,12 @@ def observes(observer, pid):
         except FileNotFoundError:
             continue
     return any(f"Pid:\t{pid}\n" in info for info in infos)
+
+
+def has_word(folder, name):
+    """Whether a driver has left word of a death."""
+    file = Path(folder, module.WORD_FILE)
+    return file.exists() and name in file.read_text()
 
 
 def stop(pid):
@@ -146,10 +160,14 @@ def test_a_stopped_process_is_named_and_one_that_goes_on_is_not(supervisor, star
     process.send_signal(signal.SIGSTOP)
     wait_until(supervisor.cause, "the stop is seen")
     supervisor.check()
-    assert re.fullmatch(rf"rank 1 \(process {process.pid}\) is stopped \(SIGSTOP\) in .*update", str(supervisor.cause()))
+    assert re.fullmatch(
+        rf"rank 1 \(process {process.pid}\) is stopped \(SIGSTOP\) in .*update", str(supervisor.cause())
+    )
     monkeypatch.setattr(deaths, "STOPPED_S", 0.0)
     wait_until(lambda: supervisor._broken, "it is stopped for too long")
-    with pytest.raises(WorkerError, match=rf"^rank 1 \(process {process.pid}\) is stopped \(SIGSTOP\) in .*update; see"):
+    with pytest.raises(
+        WorkerError, match=rf"^rank 1 \(process {process.pid}\) is stopped \(SIGSTOP\) in .*update; see"
+    ):
         supervisor.check()
     process.send_signal(signal.SIGCONT)
     wait_until(lambda: supervisor.cause() is None, "it goes on")
@@ -164,7 +182,7 @@ def test_without_rays_gcs_nothing_is_waited_for(supervisor, started, tmp_path):
     process = started(str(program), "600")
     # between fork and exec a process has no command line
     wait_until(lambda: psutil.Process(process.pid).cmdline()[:1] == [str(program)], "it is up")
-    wait_until(lambda: "Ray's GCS" in [one.name for one in supervisor._family._processes.values()], "met")
+    wait_until(lambda: "Ray's GCS" in [one.name for one in supervisor._processes.values()], "met")
     supervisor.check()
     process.kill()
     process.wait()
@@ -196,19 +214,19 @@ def test_all_of_the_run_goes_at_its_end_and_nothing_else(supervisor, started):
     assert reader.poll() is None
     assert not shared.exists()
     assert not supervisor.temp_folder.exists()
-    assert not [child for child in psutil.Process().children() if is_supervisor(child.cmdline())]
+    assert all_beside(os.getpid()) == []
 
 
 def test_a_process_beside_that_is_killed_is_replaced(supervisor):
     for _ in range(2):
         before = beside(os.getpid())
-        before.kill()
-        wait_until(lambda pid=before.pid: supervisor._beside.pid != pid, "another one")
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda pid=before: all_beside(os.getpid()) not in ([], [pid]), "another one")
     stop(supervisor._beside.pid)
     supervisor.closing()
     supervisor.end()
     assert not supervisor.temp_folder.exists()
-    assert not [child for child in psutil.Process().children() if is_supervisor(child.cmdline())]
+    assert all_beside(os.getpid()) == []
 
 
 @pytest.mark.parametrize("trouble", ["", "its rank is stopped", "the process beside was killed before"])
@@ -219,10 +237,10 @@ def test_a_driver_that_is_killed_leaves_nothing(started, tmp_path, trouble):
     assert Path(folder, "socket").exists()
     assert shared.exists()
     if "killed" in trouble:
-        before = beside(driver.pid).pid
+        before = beside(driver.pid)
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda: [c.pid for c in psutil.Process(driver.pid).children() if is_supervisor(c.cmdline())], "next")
-    wait_until(lambda: observes(beside(driver.pid).pid, int(child)), "met")
+        wait_until(lambda: all_beside(driver.pid) not in ([], [before]), "another one")
+    wait_until(lambda: observes(beside(driver.pid), int(child)), "met")
     if "stopped" in trouble:
         stop(int(child))
     driver.kill()
@@ -240,7 +258,7 @@ def test_a_driver_that_a_death_has_taken_along_is_spoken_for(tmp_path):
         )
     folder, child, name = driver.stdout.readline().split()
     os.kill(int(child), signal.SIGKILL)
-    wait_until(lambda: "rank 0" in Path(folder, ".word.json").read_text(), "seen")
+    wait_until(lambda: has_word(folder, "rank 0"), "seen")
     driver.kill()
     driver.wait()
     driver.stdout.close()
@@ -260,8 +278,8 @@ supervisor = run_supervisor.RunSupervisor(Path(sys.argv[1]))
 supervisor.stage("score")
 supervisor._lock.acquire()  # its thread does not come to see it
 print(supervisor.temp_folder, supervisor._beside.pid, flush=True)
-raylet = int(sys.stdin.readline())
-os.waitpid(raylet, os.WNOWAIT if False else 0)
+RAYLET
+os.waitpid(raylet, 0)
 time.sleep(1.0)
 os._exit(1)
 """
@@ -272,7 +290,7 @@ def test_a_raylets_death_is_told_though_ray_ends_the_driver_before_it_has_seen_i
     program.parent.mkdir()
     program.symlink_to(Path("/bin/sleep").resolve())
     code = RAY_TAKES_IT_ALONG.replace(
-        "raylet = int(sys.stdin.readline())",
+        "RAYLET",
         f"import subprocess; raylet = subprocess.Popen([{str(program)!r}, '600']).pid; print(raylet, flush=True)",
     )
     driver = subprocess.Popen(
@@ -305,7 +323,7 @@ def test_what_dies_with_a_killed_driver_is_not_blamed_for_it(tmp_path):
             [sys.executable, "-c", DRIVER, str(tmp_path), dies_along], stdout=subprocess.PIPE, stderr=stderr, text=True
         )
     folder, child, _ = driver.stdout.readline().split()
-    observer = beside(driver.pid).pid
+    observer = beside(driver.pid)
     wait_until(lambda: observes(observer, int(child)), "met")
     stop(observer)  # busy elsewhere: it finds both dead
     driver.kill()
@@ -328,7 +346,7 @@ def test_a_line_that_nobody_reads_and_a_damaged_record_keep_nobody_from_sweeping
     folder, child, _ = driver.stdout.readline().split()
     os.close(reader)
     os.kill(int(child), signal.SIGKILL)
-    wait_until(lambda: "rank 0" in Path(folder, ".word.json").read_text(), "seen")
+    wait_until(lambda: has_word(folder, "rank 0"), "seen")
     driver.kill()
     driver.wait()
     driver.stdout.close()
@@ -392,7 +410,7 @@ def test_a_temporary_folder_that_cannot_be_written_is_one_line(monkeypatch):
 
 def test_a_full_disk_does_not_end_the_supervisor(supervisor, started):
     """Word is for the process beside."""
-    (supervisor.temp_folder / f"{module.WORD_FILE}.new").mkdir()  # cannot be written, as root too
+    (supervisor.temp_folder / module.WORD_FILE).with_suffix(".new").mkdir()  # cannot be written, as root too
     rank = started("sleep", "600")
     supervisor.stage("update")
     supervisor.knows("rank 0", rank.pid)
@@ -402,7 +420,7 @@ def test_a_full_disk_does_not_end_the_supervisor(supervisor, started):
 
 
 def test_the_temporary_folder_is_this_users_alone():
-    one, other = make_run_temp(), make_run_temp()
+    one, other = make_run_temp({}), make_run_temp({})
     try:
         assert one != other
         for folder in (one, other):
@@ -418,7 +436,7 @@ def test_a_socket_has_a_short_name_wherever_temporary_files_are(tmp_path, monkey
     deep = tmp_path / ("a" * 40)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    folder = make_run_temp()
+    folder = make_run_temp({})
     try:
         assert str(folder).startswith("/tmp/gtpo-")
         base = "b" * (LONGEST_BASE - len(str(folder.parent)))
