@@ -42,6 +42,9 @@ RUN_FILE = ".run.json"
 WORD_FILE = ".word.json"
 """Likewise: the ``stage``, "" if there is nothing to say, and a ``death`` that would explain the driver's end."""
 
+WORD_BYTES = 1000
+"""Of the file, which one call writes: whoever is killed leaves the last word or this one."""
+
 TICK_S = 0.25
 """Between two looks for new processes; deaths of known ones are seen at once."""
 
@@ -110,7 +113,8 @@ class RunSupervisor(Family):
         self.temp_folder = make_run_temp(run | {"run_folder": run_folder and str(run_folder)})
         self._run_folder = run_folder
         self._sweeps_driver = sweeps_driver
-        self._word = {"stage": "start", "death": ""}
+        self._word_file = os.open(self.temp_folder / WORD_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._word = {"stage": "", "death": ""}
         self._broken: Death | None = None
         self._broken_at = self._restart_at = 0.0
         self._has_ended = False
@@ -148,6 +152,7 @@ class RunSupervisor(Family):
             if not self._has_ended:
                 self._has_ended = True
                 _sweep(self, self.temp_folder, self._shared_before, is_all=self._sweeps_driver)
+                os.close(self._word_file)
                 self._beside.kill()
                 self._beside.wait()
 
@@ -184,9 +189,7 @@ class RunSupervisor(Family):
             before, death = self._word, str(named_death(self.seen()) or "")
             self._word = {"stage": "" if self._is_closing else self._stages[-1], "death": death}
             if self._word != before:
-                file = self.temp_folder / WORD_FILE
-                file.with_suffix(".new").write_text(json.dumps(self._word), encoding="utf-8")
-                file.with_suffix(".new").replace(file)
+                os.pwrite(self._word_file, json.dumps(self._word).ljust(WORD_BYTES).encode(), 0)
             if death not in ("", before["death"]):
                 logger.warning("%s", death)
 

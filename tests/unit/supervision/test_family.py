@@ -47,7 +47,7 @@ def test_an_orphan_that_is_known_stays_the_runs(family, child_and_grandchild, tm
     child.kill()
     child.wait()
     assert family.left(tmp_path, with_unnamed=False) == {grandchild}
-    assert [str(death) for death in family.deaths] == [f"rank 0 (process {child.pid}) died in start"]
+    assert str(family.cause()).replace(" by SIGKILL", "") == (f"rank 0 (process {child.pid}) died in start")
 
 
 def test_a_name_ends_with_its_process(family, started):
@@ -55,10 +55,10 @@ def test_a_name_ends_with_its_process(family, started):
     family.knows("rollout engine", engine.pid)
     engine.kill()
     engine.wait()
-    family.note_ends()
-    assert len(family.deaths) == 1
+    assert family.cause().name == "rollout engine"
+    assert len(family.seen()) == 1
     family.knows("rollout engine", engine.pid)  # gone before it is seen
-    assert len(family.deaths) == 1
+    assert len(family.seen()) == 1
     assert engine.pid not in family._told, "whoever gets its process id next is a stranger"
 
 
@@ -76,8 +76,7 @@ def test_without_descriptors_a_process_is_met_at_a_later_look(family, started, m
     family.look()
     rank.kill()
     rank.wait()
-    family.note_ends()
-    assert family.deaths[0].name == "rank 0"
+    assert family.cause().name == "rank 0"
 
 
 MAKES = (

@@ -1,5 +1,6 @@
 """The supervisor of a run over real processes, without Ray: who is named, what is swept, and what is left alone."""
 
+import errno
 import os
 import re
 import shutil
@@ -408,15 +409,19 @@ def test_a_temporary_folder_that_cannot_be_written_is_one_line(monkeypatch):
         RunSupervisor(None)
 
 
-def test_a_full_disk_does_not_end_the_supervisor(supervisor, started):
+def test_a_full_disk_does_not_end_the_supervisor(supervisor, started, monkeypatch):
     """Word is for the process beside."""
-    (supervisor.temp_folder / module.WORD_FILE).with_suffix(".new").mkdir()  # cannot be written, as root too
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
     rank = started("sleep", "600")
     supervisor.stage("update")
     supervisor.knows("rank 0", rank.pid)
+    monkeypatch.setattr(deaths, "OWN_WORDS_S", 0.0)
     rank.kill()
-    rank.wait()
-    wait_until(supervisor.cause, "seen")
+    wait_until(lambda: supervisor._broken, "seen")
 
 
 def test_the_temporary_folder_is_this_users_alone():
