@@ -188,7 +188,7 @@ class RunSupervisor(Family):
         with self._lock, contextlib.suppress(OSError, ValueError):  # a full disk, a log that nobody reads
             before, death = self._word, str(named_death(self.seen()) or "")
             self._word = {"stage": "" if self._is_closing else self._stages[-1], "death": death}
-            if self._word != before:
+            if self._word != before and not self._has_ended:
                 os.pwrite(self._word_file, json.dumps(self._word).ljust(WORD_BYTES).encode(), 0)
             if death not in ("", before["death"]):
                 logger.warning("%s", death)

@@ -17,6 +17,9 @@ from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, pro
 STOP_S = 2.0
 """After which a process counts as stopped: debuggers and shells stop processes for less."""
 
+LOOK_S = 5.0
+"""The longest time between two looks that counts: a batch system may stop all of a job's processes, this one too."""
+
 
 @dataclass(slots=True)
 class _Process:
@@ -27,15 +30,15 @@ class _Process:
         descriptor: pidfd, readable when it has ended.
         name: its name in messages; may be empty.
         is_of_run: it or an ancestor has a name; other children of the driver may be a logger's.
-        stopped_at: since when it is stopped; 0 if it runs.
-        stopped_in: stage at that time; several if it changed since the last look.
+        stopped_s: for how long it has been stopped.
+        stopped_in: stage when that began; several if it changed since the last look; "" if it runs.
     """
 
     stat: ProcessStat
     descriptor: int
     name: str = ""
     is_of_run: bool = False
-    stopped_at: float = 0.0
+    stopped_s: float = 0.0
     stopped_in: str = ""
 
 
@@ -60,6 +63,7 @@ class Family:
         self._deaths: list[Death] = []
         self._is_closing = False
         self._stages = ["start"]
+        self._looked_at = time.monotonic()
         self._ends = select.epoll()
 
     def wait(self, seconds: float) -> None:
@@ -80,7 +84,7 @@ class Family:
             self._told = {former: told for former, told in self._told.items() if told != name} | {pid: name}
             self._others.discard(pid)
             if self._is_one(pid):
-                self._look_at(pid)
+                self._look_at(pid, 0.0)
             elif (stat := process_stat(pid)) is None or stat.has_ended:
                 del self._told[pid]  # whoever gets its process id next is a stranger
                 self._report(name, pid, how_ended(0))
@@ -94,7 +98,7 @@ class Family:
         """Announces that all may end from now on; those that are stopped could not otherwise."""
         with self._lock:
             self._is_closing = True
-            stopped = [pid for pid, one in self._processes.items() if one.name and one.stopped_at]
+            stopped = [pid for pid, one in self._processes.items() if one.name and one.stopped_in]
             process_tree.send(stopped, signal.SIGCONT)
 
     def cause(self) -> Death | None:
@@ -106,10 +110,11 @@ class Family:
     def seen(self) -> list[Death]:
         """Deaths so far, and named processes that are stopped now; none once all may end."""
         with self._lock:
+            now = time.monotonic()
             stopped = [
-                Death(one.name, pid, one.stopped_at, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
+                Death(one.name, pid, now - one.stopped_s, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
                 for pid, one in self._processes.items()
-                if one.name and one.stopped_at and time.monotonic() - one.stopped_at > STOP_S
+                if one.name and one.stopped_s > STOP_S
             ]
             return [] if self._is_closing else self._deaths + stopped
 
@@ -130,8 +135,9 @@ class Family:
             self._others &= pids  # process ids are reused
             for pid in pids:
                 self._is_one(pid)
+            before, self._looked_at = self._looked_at, time.monotonic()
             for pid in self._processes:
-                self._look_at(pid)
+                self._look_at(pid, min(LOOK_S, self._looked_at - before))
             del self._stages[:-1]
 
     def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
@@ -181,7 +187,8 @@ class Family:
         self._ends.register(descriptor, select.EPOLLIN)
         return True
 
-    def _look_at(self, pid: int) -> None:
+    def _look_at(self, pid: int, seconds: float) -> None:
+        """Notes name and state of a process, so long after the last look."""
         process = self._processes[pid]
         parent = self._processes.get(process.stat.parent)
         if pid in self._told:
@@ -191,6 +198,8 @@ class Family:
         process.is_of_run |= bool(process.name) or (parent is not None and parent.is_of_run)
         stat = process_stat(pid)
         if stat is None or not stat.is_stopped:
-            process.stopped_at = 0.0
-        elif not process.stopped_at:
-            process.stopped_at, process.stopped_in = time.monotonic(), " or ".join(dict.fromkeys(self._stages))
+            process.stopped_s, process.stopped_in = 0.0, ""
+        elif not process.stopped_in:
+            process.stopped_in = " or ".join(dict.fromkeys(self._stages))
+        else:
+            process.stopped_s += seconds
