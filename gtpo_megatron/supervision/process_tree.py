@@ -94,8 +94,8 @@ def belongs_to(pid: int, folder: Path) -> bool:
     return False
 
 
-def descendants(root: int) -> set[int]:
-    """The living processes below ``root``."""
+def descendants(root: int) -> list[int]:
+    """The living processes below ``root``, children before their own children."""
     children: dict[int, list[int]] = {}
     for pid in process_ids():
         if (found := process_stat(pid)) is not None and not found.has_ended:
@@ -103,10 +103,10 @@ def descendants(root: int) -> set[int]:
     below = list(children.get(root, ()))
     for pid in below:  # grows during the loop
         below += children.get(pid, ())
-    return set(below)
+    return below
 
 
-def end_all(find: Callable[[], set[int]], *, within_s: float) -> None:
+def end_all(find: Callable[[], Collection[int]], *, within_s: float) -> None:
     """Kills the processes that ``find`` returns until it returns none, or the time is up.
 
     All are stopped before any is killed, so that none can fork meanwhile.
@@ -115,7 +115,7 @@ def end_all(find: Callable[[], set[int]], *, within_s: float) -> None:
     stopped: set[int] = set()
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):  # descriptors or memory have run out: it looks again
-            if not (left := find()):
+            if not (left := set(find())):
                 return
             fresh = left - stopped
             send(fresh or left, signal.SIGSTOP if fresh else signal.SIGKILL)
