@@ -36,26 +36,14 @@ from gtpo_megatron.supervision.family import Family
 
 logger = logging.getLogger(__name__)
 
-RUN_FILE = ".run.json"
-"""In the temporary folder, for the process beside: the driver, and what was there before the run."""
+RUN_FILE = ".run.json"  # in the temporary folder, for the process beside: the driver, and what was there before the run
+WORD_FILE = ".word.json"  # likewise: the stage, "" if there is nothing to say, and a death that explains its end
+WORD_BYTES = 1000  # of it, written by one call: a driver that is killed leaves the last word or this one
 
-WORD_FILE = ".word.json"
-"""Likewise: the ``stage``, "" if there is nothing to say, and a ``death`` that would explain the driver's end."""
-
-WORD_BYTES = 1000
-"""Of the file, which one call writes: whoever is killed leaves the last word or this one."""
-
-TICK_S = 0.25
-"""Between two looks for new processes; deaths of known ones are seen at once."""
-
-LAST_RESORT_S = 25.0
-"""How long the driver may stay in a stage that cannot end."""
-
-SWEEP_S = 20.0
-"""Longest time for killing processes."""
-
-RESTART_S = 1.0
-"""Pause before another process beside takes the place of one that was killed."""
+TICK_S = 0.25  # between two looks for new processes; deaths of known ones are seen at once
+LAST_RESORT_S = 25.0  # for which the driver may stay in a stage that cannot end
+SWEEP_S = 20.0  # for killing processes
+RESTART_S = 1.0  # between two starts of a process beside
 
 LONGEST_BASE = 20
 """Longest path of the parent of temporary folders: a socket's path has at most 107 characters, Ray's names 80."""
@@ -104,12 +92,10 @@ class RunSupervisor(Family):
     """
 
     def __init__(self, run_folder: Path | None, *, sweeps_driver: bool = False) -> None:
-        stat = process_tree.process_stat(os.getpid())
-        assert stat is not None
         children = sorted(process_tree.descendants(os.getpid()))
         super().__init__(os.getpid(), children)
         self._shared_before = sorted(process_tree.shared_files())
-        run = {"driver": (os.getpid(), stat.start_ticks), "children": children, "shared": self._shared_before}
+        run = {"driver": os.getpid(), "children": children, "shared": self._shared_before}
         self.temp_folder = make_run_temp(run | {"run_folder": run_folder and str(run_folder)})
         self._run_folder = run_folder
         self._sweeps_driver = sweeps_driver
@@ -201,17 +187,14 @@ class RunSupervisor(Family):
             self._broken_at = now
         self._broken = named_death(seen) if is_broken else None
         if self._broken is not None and now - self._broken_at > LAST_RESORT_S:
-            self._end_driver(f"WorkerError: {self._broken.line}")
-
-    def _end_driver(self, line: str) -> None:
-        """Immediately, because cleanup would wait for dead processes; the process beside cleans up."""
-        self.closing()  # so that it need not say why
-        try:
-            with contextlib.suppress(OSError, ValueError):  # a log that nobody reads
-                logger.error("%s", line)
-            _say_end(os.getpid(), self._run_folder, line)
-        finally:
-            os._exit(1)
+            line = f"WorkerError: {self._broken.line}"
+            self.closing()  # so that the process beside, which cleans up, need not say why
+            try:
+                with contextlib.suppress(OSError, ValueError):  # a log that nobody reads
+                    logger.error("%s", line)
+                _say_end(os.getpid(), self._run_folder, line)
+            finally:
+                os._exit(1)  # immediately, because cleanup would wait for dead processes
 
 
 @contextmanager
@@ -232,13 +215,9 @@ def swept_process() -> Iterator[None]:
 
 
 def _sweep(family: Family, folder: Path, shared_before: Sequence[str], *, is_all: bool) -> None:
-    """Ends a run's processes, and removes its shared memory and temporary folder.
+    """Ends a run's processes, and removes its temporary folder and what is new in shared memory.
 
-    Args:
-        family: the processes.
-        folder: the temporary folder.
-        shared_before: files in shared memory from before the run.
-        is_all: all children of the driver end, and what it has mapped itself goes.
+    With ``is_all`` all children of the driver end, and what it has mapped itself goes.
     """
     process_tree.end_all(lambda: family.left(folder, with_unnamed=is_all), within_s=SWEEP_S)
     process_tree.remove_unused_shared(shared_before, of={os.getpid()} if is_all else ())
@@ -268,9 +247,13 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # signals are handled by the driver
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor for each process of the run
-    family = Family(run["driver"][0], run["children"])
-    while _lives(*run["driver"]):  # deaths after its own are not what it ended with
+    driver = run["driver"]
+    family = Family(driver, run["children"])
+    while True:
         with contextlib.suppress(OSError):  # as in the thread
+            stat = process_tree.process_stat(driver)
+            if stat is None or stat.has_ended or os.getppid() != driver:
+                break  # deaths after its own are not what it ended with
             family.look()
         family.wait(TICK_S)
     with contextlib.suppress(OSError, ValueError):  # the driver did not get so far as to leave word
@@ -279,13 +262,5 @@ def main() -> None:
         cause = word["death"] or (death and replace(death, stage=word["stage"]))
         if word["stage"] and cause:
             line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"
-            _say_end(run["driver"][0], run["run_folder"] and Path(run["run_folder"]), line)
+            _say_end(driver, run["run_folder"] and Path(run["run_folder"]), line)
     _sweep(family, folder, run["shared"], is_all=True)
-
-
-def _lives(pid: int, start_ticks: int) -> bool:
-    try:
-        stat = process_tree.process_stat(pid)
-    except OSError:  # nobody knows
-        return True
-    return stat is not None and not stat.has_ended and stat.start_ticks == start_ticks

@@ -1,24 +1,18 @@
 """Deaths of a run's processes: whose they are, which of them end the run, and which of several is named."""
 
 import math
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 GCS = "Ray's GCS"
 RAYLET = "Ray's raylet"
+RAY = (GCS, RAYLET)  # without which calls of Ray fail, hang, or end the driver
+AGENTS = ("Ray's dashboard agent", "Ray's runtime environment agent")  # with any of which a raylet ends
 
-RAY = (GCS, RAYLET)
-"""Ray processes whose death makes calls of Ray fail, hang, or end the driver."""
-
-AGENTS = ("Ray's dashboard agent", "Ray's runtime environment agent")
-"""A raylet ends when one of its agents does."""
-
-OWN_WORDS_S = 8.0
-"""How long a stage may take to report a death itself: a rank that raised has the reason."""
-
-STOPPED_S = 30.0
-"""How long a process may be stopped before the stage fails; its peers would wait for minutes."""
+OWN_WORDS_S = 8.0  # for a stage to report a death itself: a rank that raised has the reason
+STOPPED_S = 30.0  # for which a process may be stopped before the stage fails; its peers would wait for minutes
 
 _OF_RAY = {
     "gcs/gcs_server": GCS,
@@ -29,9 +23,6 @@ _OF_RAY = {
     "runtime_env/agent/main.py": AGENTS[1],
 }
 """Suffix of the program's or script's path, or title -> name."""
-
-_SCRIPT_ARGUMENTS = 4
-"""Arguments that may be the script; later ones of Ray's processes are other paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +70,7 @@ class Death:
 def how_ended(exit_code: int) -> str:
     """Describes an exit code of ``waitpid``; 0 may mean unknown, since only a parent can read it."""
     if number := exit_code & 0x7F:
-        try:
-            return f"died by {signal.Signals(number).name}"
-        except ValueError:
-            return f"died by signal {number}"
+        return "died by " + next((one.name for one in signal.Signals if one == number), f"signal {number}")
     return f"died (exit status {exit_code >> 8})" if exit_code else "died"
 
 
@@ -114,8 +102,8 @@ def name_of(command: Sequence[str], parent: str) -> str:
     if parent.startswith("rank ") and title.startswith("ray::"):  # a fork still has the rank's title
         return f"checkpoint writer of {parent}"
     if parent.startswith("rollout engine") and title.startswith("VLLM::Worker"):
-        number = "".join(character for character in title.rpartition("TP")[2] if character.isdigit())
-        return f"worker {number or '0'} of {parent}"
-    programs = (one for one in command[:_SCRIPT_ARGUMENTS] if not one.startswith("-"))  # whose values may be others
+        number = re.search(r"TP(\d+)", title)
+        return f"worker {number[1] if number else 0} of {parent}"
+    programs = (one for one in command[:4] if not one.startswith("-"))  # those and later ones may be other paths
     name = next((name for one in programs for ending, name in _OF_RAY.items() if one.endswith(ending)), "")
     return "" if name == parent else name

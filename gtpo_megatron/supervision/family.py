@@ -14,32 +14,20 @@ from gtpo_megatron.supervision import process_tree
 from gtpo_megatron.supervision.deaths import RAY, Death, how_ended, is_of, name_of, named_death
 from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, process_stat
 
-STOP_S = 2.0
-"""After which a process counts as stopped: debuggers and shells stop processes for less."""
-
-LOOK_S = 5.0
-"""The longest time between two looks that counts: a batch system may stop all of a job's processes, this one too."""
+STOP_S = 2.0  # after which a process counts as stopped: debuggers and shells stop processes for less
+LOOK_S = 5.0  # most that counts between two looks: a batch system may stop all of a job's processes, this one too
 
 
 @dataclass(slots=True)
 class _Process:
-    """A process of the run.
+    """A process of the run."""
 
-    Attributes:
-        stat: at the first look.
-        descriptor: pidfd, readable when it has ended.
-        name: its name in messages; may be empty.
-        is_of_run: it or an ancestor has a name; other children of the driver may be a logger's.
-        stopped_s: for how long it has been stopped.
-        stopped_in: stage when that began; several if it changed since the last look; "" if it runs.
-    """
-
-    stat: ProcessStat
-    descriptor: int
-    name: str = ""
-    is_of_run: bool = False
+    stat: ProcessStat  # at the first look
+    descriptor: int  # pidfd, readable when it has ended
+    name: str = ""  # in messages
+    is_of_run: bool = False  # it or an ancestor has a name; other children of the driver may be a logger's
     stopped_s: float = 0.0
-    stopped_in: str = ""
+    stopped_in: str = ""  # stage when that began; several if it changed since the last look; "" if it runs
 
 
 class Family:
@@ -143,9 +131,7 @@ class Family:
     def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
         """Those that run, and processes that write below the run's temporary folder or have it as theirs.
 
-        Args:
-            folder: that folder.
-            with_unnamed: also children of the driver that are not known to be the run's.
+        With ``with_unnamed`` also children of the driver that are not known to be the run's.
         """
         self.look()
         ours = {pid for pid, one in self._processes.items() if one.is_of_run or with_unnamed}
@@ -197,7 +183,7 @@ class Family:
             process.name = name_of(command, parent.name if parent else "")
         process.is_of_run |= bool(process.name) or (parent is not None and parent.is_of_run)
         stat = process_stat(pid)
-        if stat is None or not stat.is_stopped:
+        if stat is None or stat.state != "T":
             process.stopped_s, process.stopped_in = 0.0, ""
         elif not process.stopped_in:
             process.stopped_in = " or ".join(dict.fromkeys(self._stages))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 
+# the inode number of a mapped file; a semaphore is mapped under another name than its final one
 _MAPPED = re.compile(rb" (\d+) +/dev/shm/", re.MULTILINE)
-"""Inode number of a mapped file; a semaphore is mapped under another name than its final one."""
 
 _ALWAYS_MAPPED = re.compile(
     r"psm_[0-9a-f]+"  # Python's shared memory, which holds vLLM's queues
@@ -27,29 +27,17 @@ _ALWAYS_MAPPED = re.compile(
 
 
 class ProcessStat(NamedTuple):
-    """Of ``/proc/PID/stat``.
+    """Of ``/proc/PID/stat``."""
 
-    Attributes:
-        state: one letter; ``T`` is stopped by a signal, ``Z`` has ended and waits for its parent.
-        parent: process id of the parent.
-        start_ticks: start time in ticks since boot; with the process id it identifies a process.
-        exit_code: as of ``waitpid``; 0 while it runs, and if only its parent can read it.
-    """
-
-    state: str
+    state: str  # one letter; T is stopped by a signal, Z has ended and waits for its parent
     parent: int
-    start_ticks: int
-    exit_code: int
+    start_ticks: int  # since boot; with the process id it identifies a process
+    exit_code: int  # as of waitpid; 0 while it runs, and if only its parent can read it
 
     @property
     def has_ended(self) -> bool:
         """Whether it has ended, even if its parent has not waited for it."""
         return self.state in "ZX"
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal has stopped it."""
-        return self.state == "T"
 
 
 def process_ids() -> set[int]:
@@ -126,10 +114,8 @@ def end_all(find: Callable[[], Collection[int]], *, within_s: float) -> None:
 def send(pids: Collection[int], number: int) -> None:
     """Sends a signal; processes that have ended or are another user's are passed over."""
     for pid in pids:
-        try:
+        with contextlib.suppress(OSError):
             os.kill(pid, number)
-        except OSError:
-            continue
 
 
 def memory_bytes(root: int) -> int:
@@ -145,11 +131,9 @@ def mapped_shared(pid: int) -> set[int]:
 
 def shared_files() -> dict[str, int]:
     """Name -> inode number of the files in ``/dev/shm``."""
-    try:
-        with os.scandir(SHARED_MEMORY) as entries:
-            return {entry.name: entry.inode() for entry in entries}
-    except OSError:
-        return {}
+    with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+        return {entry.name: entry.inode() for entry in entries}
+    return {}
 
 
 def remove_unused_shared(before: Collection[str], *, of: Collection[int] = ()) -> None:
@@ -166,11 +150,9 @@ def remove_unused_shared(before: Collection[str], *, of: Collection[int] = ()) -
         for inode in mapped_shared(pid) & fresh.keys():
             del fresh[inode]
     for name in fresh.values():
-        try:
+        with contextlib.suppress(OSError):  # gone
             if (SHARED_MEMORY / name).stat().st_uid == os.geteuid():
                 (SHARED_MEMORY / name).unlink()
-        except OSError:  # gone
-            continue
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -9,14 +9,10 @@ import signal
 from gtpo_megatron.supervision.process_tree import descendants, end_all
 
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-"""Orphaned descendants, even in another session, become this process's children instead of init's."""
+PR_SET_CHILD_SUBREAPER = 36  # orphaned descendants, even in another session, become its children instead of init's
 
-END_PATIENCE_S = 5.0
-"""Longest wait for killed processes to end."""
-
-REAP_EVERY_S = 1.0
-"""Interval in which ended orphans, which this process has adopted, are waited for."""
+END_PATIENCE_S = 5.0  # for killed processes to end
+REAP_EVERY_S = 1.0  # between two looks at orphans that this process has adopted
 
 
 def supervise(*, control: int, connection: int, parent: int) -> None:
@@ -30,12 +26,13 @@ def supervise(*, control: int, connection: int, parent: int) -> None:
         connection: descriptor that only the child needs.
         parent: the process that has started this one.
     """
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = os.getpid()
     worker = os.fork()
     if worker == 0:
         os.close(control)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:  # which was killed before the line above
             os._exit(1)
         return
@@ -69,8 +66,3 @@ def _leave_with(status: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")

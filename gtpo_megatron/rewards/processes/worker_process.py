@@ -168,7 +168,7 @@ class WorkerProcess:
             if found is None:
                 stat = process_stat(ready.process_id)
                 reason = f"took longer than {self._limits.timeout_s:g} s"
-                late = _failed(reason, is_disturbed=stat is not None and stat.is_stopped)
+                late = _failed(reason, is_disturbed=stat is not None and stat.state == "T")
                 found = late if share >= limit else OVER_BUDGET
                 self._replace()
         verdicts = [found] * len(requests) if isinstance(found, Verdict) else found

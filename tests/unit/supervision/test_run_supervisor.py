@@ -223,7 +223,7 @@ def test_a_process_beside_that_is_killed_is_replaced(supervisor):
         before = beside(os.getpid())
         os.kill(before, signal.SIGKILL)
         wait_until(lambda pid=before: all_beside(os.getpid()) not in ([], [pid]), "another one")
-    stop(supervisor._beside.pid)
+    stop(beside(os.getpid()))
     supervisor.closing()
     supervisor.end()
     assert not supervisor.temp_folder.exists()
