@@ -14,6 +14,7 @@ from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokeniz
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.observability.known_warnings import FILE_ONLY
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -27,7 +28,6 @@ from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
 from gtpo_megatron.orchestration.machine_record import MachineRecord
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
-from gtpo_megatron.proc_files import memory
 from gtpo_megatron.rewards.function import check_threshold, run_rewards
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint

@@ -12,10 +12,10 @@ from typing import Literal, NoReturn
 import psutil
 
 from gtpo_megatron.errors import DataError, WorkerError
-from gtpo_megatron.orchestration.watch.run_watch import SWEEP_S, is_keeper
-from gtpo_megatron.proc_files import command_line
+from gtpo_megatron.orchestration.run_supervisor import SWEEP_S, is_supervisor
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED, SHELL_OFFSET
+from gtpo_megatron.supervision.process_tree import command_line
 
 POLL_S = 0.05
 """Short compared with a step, so that a kill comes at the intended step."""
@@ -132,15 +132,15 @@ class TrainingProcess:
         raise WorkerError(f"the run in {self._folder} ended with status {self._process.returncode}{when}:\n{text}")
 
     def kill(self) -> None:
-        """Sends SIGKILL to the driver, whose keeper cleans up, then to what it started; does nothing after the end."""
+        """Kills the driver, whose supervisor cleans up, then what it started; does nothing after the end."""
         if self._process.poll() is not None:
             return
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self._process.pid).children(recursive=True)
-        keepers = [child for child in children if is_keeper(command_line(child.pid))]
+        supervisors = [child for child in children if is_supervisor(command_line(child.pid))]
         self._process.kill()
-        psutil.wait_procs(keepers, timeout=SWEEP_S)  # which read from the driver, not yet waited for, how it ended
+        psutil.wait_procs(supervisors, timeout=SWEEP_S)  # which read from the driver, not yet waited for, how it ended
         self._process.wait()
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -10,7 +10,7 @@ from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.proc_files import memory
+from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.rollout.cache_size import cpu_cache_mib
 from gtpo_megatron.weights.architecture import Architecture
 

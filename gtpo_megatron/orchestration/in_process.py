@@ -15,6 +15,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.grading import build_grader
 from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Machines
@@ -22,7 +23,6 @@ from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
-from gtpo_megatron.orchestration.watch.own_engine import swept_process
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.weights.push.sender import Checksums
 from gtpo_megatron.weights.push.sync import WeightSync

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from collections.abc import Set as AnySet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, SupportsFloat
@@ -35,23 +35,24 @@ _PART = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """The result of one row.
+class Verdict:
+    """The reward of one response, or why it has none.
 
     Attributes:
-        kind: ``ok``; ``error``: the row failed; ``call``: the call failed for all its rows; ``memory``: it ran out of
-            memory.
-        reward: with ``ok``, else 0.
-        parts: by name.
-        info: JSON object, or "".
-        reason: of a failure.
+        kind: ``ok``, or what failed: ``error``, this row; ``call``, the call with all its rows; ``memory``, too little
+            memory; ``disturbed``, its process was killed or stopped from outside; ``over_budget``, too little time for
+            its batch.
+        reward: 0 without one.
+        parts: parts of the reward by name.
+        info: what the function said about the response, as a JSON object; "" if nothing.
+        failure: the reason, None if there is a reward.
     """
 
-    kind: Literal["ok", "error", "call", "memory"]
+    kind: Literal["ok", "error", "call", "memory", "disturbed", "over_budget"] = "ok"
     reward: float = 0.0
-    parts: Mapping[str, float] | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
     info: str = ""
-    reason: str = ""
+    failure: str | None = None
 
 
 class RewardCaller:
@@ -80,12 +81,12 @@ class RewardCaller:
         self._timeout_s = timeout_s
         self._runner = asyncio.Runner()  # one event loop for all calls, so that a function may keep connections
 
-    def grade(self, requests: Sequence[RewardRequest]) -> list[Reply]:
-        """Grades rows; one reply per row, whatever the functions do."""
+    def grade(self, requests: Sequence[RewardRequest]) -> list[Verdict]:
+        """Grades rows; one verdict per row, whatever the functions do."""
         columns = [self._called(function, [self._given(row) for row in requests]) for function in self._functions]
         if len(columns) == 1 and self._functions[0].weight == 1.0:
             return columns[0]
-        return [_summed(self._functions, replies) for replies in zip(*columns, strict=True)]
+        return [_summed(self._functions, verdicts) for verdicts in zip(*columns, strict=True)]
 
     def close(self) -> None:
         """Ends the event loop, the sandbox and the judge's connection."""
@@ -98,12 +99,12 @@ class RewardCaller:
         judge = Judge(self._judge, budget=request.judge_budget)
         return request.fresh(limit_s=self._timeout_s, sandbox=self._sandbox, judge=judge)
 
-    def _called(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
+    def _called(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Verdict]:
         if function.form is Form.COLUMNS:
             return self._called_on_columns(function, requests)
         if function.is_async:
             return self._runner.run(self._awaited(function, requests))
-        return [_reply(partial(self._called_on_one, function, row)) for row in requests]
+        return [_verdict(partial(self._called_on_one, function, row)) for row in requests]
 
     def _called_on_one(self, function: RewardFunction, request: RewardRequest) -> Reward:
         return checked(self._final(function.function(*_of_one(function, request))))
@@ -112,7 +113,7 @@ class RewardCaller:
         """Returns the result itself; an awaitable, as of a wrapped async function, is awaited."""
         return self._runner.run(self._limited(returned)) if inspect.isawaitable(returned) else returned
 
-    def _called_on_columns(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
+    def _called_on_columns(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Verdict]:
         returned: list[Any] = []
 
         def call() -> Reward:
@@ -120,10 +121,10 @@ class RewardCaller:
             returned.extend(_as_many(found, len(requests)))
             return Reward(0.0)
 
-        failed = _reply(call, kind="call")
+        failed = _verdict(call, kind="call")
         if failed.kind != "ok":
             return [failed] * len(requests)
-        return [_reply(partial(checked, value)) for value in returned]
+        return [_verdict(partial(checked, value)) for value in returned]
 
     async def _limited(self, awaitable: Awaitable[Any]) -> Any:
         try:
@@ -132,12 +133,12 @@ class RewardCaller:
         except TimeoutError as error:
             raise _LateError(f"took longer than {self._timeout_s:g} s") from error
 
-    async def _awaited(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Reply]:
+    async def _awaited(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Verdict]:
         """All rows at the same time, each with its own limit."""
         results = await asyncio.gather(
             *(self._limited(function.function(*_of_one(function, row))) for row in requests), return_exceptions=True
         )
-        return [_reply(partial(_checked_result, result)) for result in results]
+        return [_verdict(partial(_checked_result, result)) for result in results]
 
 
 class _LateError(Exception):
@@ -227,35 +228,35 @@ def _checked_result(result: object) -> Reward:
     return checked(result)
 
 
-def _reply(call: Callable[[], Reward], *, kind: Literal["error", "call"] = "error") -> Reply:
+def _verdict(call: Callable[[], Reward], *, kind: Literal["error", "call"] = "error") -> Verdict:
     try:
         reward = call()
         info = json.dumps(dict(reward.info), default=str) if reward.info else ""
     except MemoryError:
-        return Reply("memory", reason=OUT_OF_MEMORY)
+        return Verdict("memory", failure=OUT_OF_MEMORY)
     except _LateError as error:
-        return Reply(kind, reason=str(error))
+        return Verdict(kind, failure=str(error))
     except Exception as error:  # noqa: BLE001 - any failure of the user's function fails these rows only
-        return Reply(kind, reason=f"{type(error).__name__}: {_shortened(str(error))}")
+        return Verdict(kind, failure=f"{type(error).__name__}: {_shortened(str(error))}")
     if len(info) > INFO_CHARACTERS:
         info = json.dumps({"cut": info[:INFO_CHARACTERS]})
-    return Reply("ok", reward.value, dict(reward.parts), info)
+    return Verdict("ok", reward.value, dict(reward.parts), info)
 
 
-def _summed(functions: Sequence[RewardFunction], replies: Sequence[Reply]) -> Reply:
-    """The weighted sum of the replies to one row; each function's own value becomes a part."""
+def _summed(functions: Sequence[RewardFunction], verdicts: Sequence[Verdict]) -> Verdict:
+    """The weighted sum of the rewards of one row; each function's own becomes a part."""
     value = 0.0
     parts: dict[str, float] = {}
     infos: dict[str, Any] = {}
-    for function, reply in zip(functions, replies, strict=True):
-        if reply.kind != "ok":
-            return Reply(reply.kind, reason=f"{function.name}: {reply.reason}")
-        value += function.weight * reply.reward
+    for function, verdict in zip(functions, verdicts, strict=True):
+        if verdict.kind != "ok":
+            return Verdict(verdict.kind, failure=f"{function.name}: {verdict.failure}")
+        value += function.weight * verdict.reward
         label = function.label
-        parts |= {label: reply.reward} | {f"{label}_{name}": part for name, part in (reply.parts or {}).items()}
-        if reply.info:
-            infos[label] = json.loads(reply.info)
-    return Reply("ok", value, parts, json.dumps(infos) if infos else "")
+        parts |= {label: verdict.reward} | {f"{label}_{name}": part for name, part in verdict.parts.items()}
+        if verdict.info:
+            infos[label] = json.loads(verdict.info)
+    return Verdict("ok", value, parts, json.dumps(infos) if infos else "")
 
 
 def _shortened(text: str) -> str:

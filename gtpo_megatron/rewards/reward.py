@@ -14,9 +14,8 @@ from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.judge.store import STORE_FILE, begin_session
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several
-from gtpo_megatron.rewards.grade import RewardCaller
+from gtpo_megatron.rewards.grade import RewardCaller, Verdict
 from gtpo_megatron.rewards.processes.pool import RewardPool
-from gtpo_megatron.rewards.processes.worker_process import Verdict
 from gtpo_megatron.rewards.request import RewardRequest
 
 logger = logging.getLogger(__name__)
@@ -133,10 +132,10 @@ class RewardScorer:
     def _graded_here(self, requests: Sequence[RewardRequest]) -> list[Verdict]:
         """One call in this process; row by row if it fails as a whole."""
         assert self._caller is not None
-        replies = self._caller.grade(requests)
-        if len(requests) > 1 and any(reply.kind in ("call", "memory") for reply in replies):
-            replies = [self._caller.grade([request])[0] for request in requests]
-        return [Verdict.of(reply) for reply in replies]
+        verdicts = self._caller.grade(requests)
+        if len(requests) > 1 and any(verdict.kind in ("call", "memory") for verdict in verdicts):
+            verdicts = [self._caller.grade([request])[0] for request in requests]
+        return verdicts
 
 
 def _batch(verdicts: Sequence[Verdict]) -> RewardBatch:
@@ -144,7 +143,7 @@ def _batch(verdicts: Sequence[Verdict]) -> RewardBatch:
     return RewardBatch(
         rewards=torch.tensor([verdict.reward for verdict in verdicts], dtype=torch.float32),
         failed=torch.tensor([verdict.failure is not None for verdict in verdicts], dtype=torch.bool),
-        num_over_budget=sum(verdict.is_over_budget for verdict in verdicts),
+        num_over_budget=sum(verdict.kind == "over_budget" for verdict in verdicts),
         parts={
             name: torch.tensor([verdict.parts.get(name, torch.nan) for verdict in verdicts], dtype=torch.float32)
             for name in names

@@ -8,7 +8,7 @@ import logging
 
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
-from gtpo_megatron.proc_files import memory
+from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.weights.architecture import Architecture
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from typing import Any, get_args
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.sandbox import seccomp
 from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits, Outcome, Status
+from gtpo_megatron.supervision.process_tree import descendants, end_all
+from gtpo_megatron.supervision.worker import END_PATIENCE_S
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
@@ -125,7 +126,7 @@ class ProgramServer:
                     stderr=said,
                     cwd="/",
                     env=ENVIRONMENT,
-                    start_new_session=True,
+                    process_group=0,  # Ctrl-C is for the one who has started the run
                     user=user,
                     group=user,
                     extra_groups=() if is_root else None,
@@ -173,8 +174,7 @@ class ProgramServer:
         if self._process is None:
             return
         process, self._process = self._process, None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end_all(lambda: descendants(process.pid), within_s=END_PATIENCE_S)
         process.kill()
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):

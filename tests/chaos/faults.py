@@ -18,7 +18,7 @@ _SCRIPTS = {
     "Ray's log monitor": r"_private/log_monitor\.py",
     "Ray's autoscaler monitor": r"_private/monitor\.py",
     "Ray's dashboard": r"dashboard/dashboard\.py",
-    "keeper": r"orchestration\.watch\.keeper",
+    "supervisor": r"orchestration\.run_supervisor",
 }
 
 ENDS_RUN = frozenset(
@@ -95,9 +95,11 @@ def find(kind: str, driver: int, log: str) -> psutil.Process | None:
         "grading worker": ("reward process",),
         "checkpoint writer": ("rank 0", "rank 1"),
     }[kind]
-    pattern = {"engine worker": r"VLLM::Worker", "grading worker": r"rewards\.worker", "checkpoint writer": r"^ray::"}[
-        kind
-    ]
+    pattern = {
+        "engine worker": r"VLLM::Worker",
+        "grading worker": r"processes\.worker",
+        "checkpoint writer": r"^ray::",
+    }[kind]
     owners = {named[parent] for parent in parents}
     for process in family:
         try:

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from gtpo_megatron.proc_files import belongs_to, mapped_shared, process_ids, shared_files
+from gtpo_megatron.supervision.process_tree import belongs_to, mapped_shared, process_ids, shared_files
 
 LOOK_S = 0.2
 

@@ -14,7 +14,7 @@ from typing import TextIO
 
 import psutil
 
-from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, process_ids, shared_files
+from gtpo_megatron.supervision.process_tree import SHARED_MEMORY, mapped_shared, process_ids, shared_files
 from tests.chaos.driver import WIDTH
 from tests.chaos.faults import Fault, command_of, find
 from tests.chaos.strangers import Strangers
@@ -29,7 +29,7 @@ SMALL = [
 """A step of half a second: what a fault costs is the start after it."""
 
 LEFT_PATIENCE_S = 20.0
-"""For a keeper to sweep."""
+"""For a supervisor to sweep."""
 
 NOTICE_S = 1.0
 """A stop is seen at the next look; the stages until then count as its own."""
@@ -39,7 +39,7 @@ GONE_S = 5.0
 makes it look like a zombie. The stages until then count as its own."""
 
 TOLD_S = 0.25
-"""The keeper is told a stage before the stage file is."""
+"""The supervisor is told a stage before the stage file is."""
 
 
 class BrokenRun:

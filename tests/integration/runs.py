@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.observability.metrics import deterministic
-from gtpo_megatron.proc_files import SHARED_MEMORY, mapped_shared, shared_files
 from gtpo_megatron.run_folder.metrics_file import read_metrics
+from gtpo_megatron.supervision.process_tree import SHARED_MEMORY, mapped_shared, shared_files
 
 SMALL = [
     "--data.prompts-per-step", "4",

@@ -70,7 +70,7 @@ def test_who_dies_or_stops_is_named(tmp_path):
         fault("rank 1", "update", STOP),
         fault("engine worker", "rollout"),
         fault("Ray's dashboard agent", "rollout"),
-        fault("keeper", "rollout"),
+        fault("supervisor", "rollout"),
     ]
     cases = attack(tmp_path, faults, "--rollout.tensor-parallel-size", "2", num_steps=60)
     ended, killed = (cases[str(fault)] for fault in faults[:2])

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gtpo_megatron.proc_files import SHARED_MEMORY
+from gtpo_megatron.supervision.process_tree import SHARED_MEMORY
 from tests.chaos.strangers import Strangers
 
 LEAVES = """

@@ -15,7 +15,7 @@ from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, Verdi
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
-from gtpo_megatron.rewards.processes.worker_process import Verdict
+from gtpo_megatron.rewards.grade import Verdict
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse

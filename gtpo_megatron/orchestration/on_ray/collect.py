@@ -1,5 +1,6 @@
 """Waits for remote calls under a deadline, and names the processes that failed."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,13 +8,29 @@ from functools import partial
 from typing import Any, NoReturn
 
 from gtpo_megatron.errors import GTPOError, WorkerError
-from gtpo_megatron.orchestration.watch.reasons import last_line, memory_kill
+from gtpo_megatron.supervision.deaths import Death
 
 GRACE_S = 10.0
 """Wait after the first failure: peers of a dead process may report their broken collectives before its death."""
 
 LOOK_S = 1.0
 """Seconds between two calls of the checks while waiting."""
+
+MAX_REASON_CHARACTERS = 400
+"""Length to which reasons are cut."""
+
+SAYS_NOTHING = (
+    "The actor died unexpectedly before finishing this task",
+    "The actor never ran",
+    *(f"{field}:" for field in ("class_name", "actor_id", "pid", "name", "namespace", "ip")),
+)
+"""Starts of lines of Ray's messages that do not contain the reason."""
+
+_FULL = re.compile(r"Memory on the node \(.*?\) was ([\d.]+)GB used / ([\d.]+)GB limit \(([\d.]+)\)")
+_USER = re.compile(r"^(\d+)\t([\d.]+)\t(.+)$", re.MULTILINE)
+_NAMES = {"ray::EngineProcess": "rollout engine", "ray::RankProcess": "rank", "ray::RewardProcess": "reward process"}
+SHOWN_USERS, SHOWN_COMMAND = 3, 60
+"""Processes that are named as those with most of the memory, and characters of their commands."""
 
 _looks: list[Callable[[], None]] = []
 
@@ -191,3 +208,49 @@ def _why(deaths: Mapping[str, Any]) -> str:
     else:
         where = "see log.txt" if raised else "see log.txt, and the system log for an out-of-memory kill"
     return f"{whose}{reason}; {where}" if reason else f"; {where}"
+
+
+def memory_kill(message: str) -> str:
+    """How full the machine was and who had most of it, if Ray's memory monitor has ended a process; else ""."""
+    full = _FULL.search(message)
+    if full is None:
+        return ""
+    used, total, share = full.groups()
+    users = [
+        f"{_NAMES.get(command.partition('.')[0], command[:SHOWN_COMMAND].strip())} {gb} GB (process {pid})"
+        for pid, gb, command in _USER.findall(message)[:SHOWN_USERS]
+    ]
+    most = f"; most of it had {', '.join(users)}" if users else ""
+    return f"its machine's memory was {100 * float(share):.0f}% full ({used} of {total} GB), so Ray ended it{most}"
+
+
+def last_line(message: str) -> str:
+    """The last line of Ray's message that has the reason of a death; "" if there is none.
+
+    In a traceback that is the exception, of Ray's memory monitor what ``memory_kill`` says. The result has no colours
+    and at most ``MAX_REASON_CHARACTERS``.
+    """
+    if killed := memory_kill(message):
+        return killed
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines()]
+    telling = [line for line in lines if re.search(r"\w", line) and not line.startswith(SAYS_NOTHING)]
+    line = telling[-1] if telling else ""
+    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS].rstrip()} ..."
+
+
+def explained(error: Exception, cause: Death | None) -> Exception:
+    """The error to end a run with: the death that explains another one, unless that names it already.
+
+    Args:
+        error: that a stage raised.
+        cause: the death that was seen on this machine, if any.
+    """
+    if cause is None or str(error).startswith(str(cause)):
+        return error
+    if isinstance(error, GTPOError):
+        before, died, _ = str(error).partition(" died in ")
+        named = {name.strip() for name in re.sub(r" \([^)]*\)", "", before).split(",")} if died else set()
+        is_same = named == {cause.name} and f" died in {cause.stage}" in str(error)
+        if is_same or (cause.name in named and "exit status" in cause.how):  # it has raised, and Ray knows what
+            return error
+    return WorkerError(f"{cause.line}; what came of it: {last_line(str(error))}")

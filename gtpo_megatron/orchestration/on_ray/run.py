@@ -12,17 +12,17 @@ from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, leave_lost_ray, ray_nodes
-from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect, looking_after
+from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect, explained, looking_after
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
+from gtpo_megatron.orchestration.run_supervisor import RunSupervisor
 from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Machines
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
-from gtpo_megatron.orchestration.watch.run_watch import RunWatch
 from gtpo_megatron.weights.push.sync import WeightSync
 
 logger = logging.getLogger(__name__)
@@ -48,14 +48,14 @@ def ray_stages(
         WorkerError: a process did not start; the message names it.
         ConfigError: the processes do not fit on the cluster, or no transport connects them.
     """
-    with _watched(run_folder, timers) as (watch, processes):
+    with _supervised(run_folder, timers) as (supervisor, processes):
         deadline = Deadline(config.cluster.start_deadline_s)
         address = config.cluster.address
         timers.starting(f"joining Ray at {address}" if address else "starting Ray")
         join_cluster(
             config.cluster,
             deadline=deadline,
-            temp_folder=watch.temp_folder,
+            temp_folder=supervisor.temp_folder,
             joined=lambda num: timers.starting("waiting for nodes", f"{num} of {config.cluster.num_nodes}"),
         )
         placement = place(
@@ -66,13 +66,15 @@ def ray_stages(
             colocated=config.rollout.placement == "colocated",
         )
         _log_placement(placement)
-        starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=watch.temp_folder)
+        starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=supervisor.temp_folder)
         starter.all(deadline)
         began = time.monotonic()
         inspector.processes_are_up(_machines(processes, placement))
         deadline.extend(time.monotonic() - began)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
-        coordinates = bring_up(config, processes, ranks, deadline=deadline, met=watch.knows, starting=timers.starting)
+        coordinates = bring_up(
+            config, processes, ranks, deadline=deadline, met=supervisor.knows, starting=timers.starting
+        )
         deadline_s = config.cluster.stage_deadline_s
         reach = RayRanks(ranks, coordinates, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         trainer = Trainer(reach)
@@ -81,7 +83,7 @@ def ray_stages(
             unattended = RayEngines(fleet, push_again=None)
             connect(replace(config, weight_sync=sync), trainer, unattended, has_gpus=placement.has_gpus)
 
-        fleet = _fleet(config, placement, starter, processes, watch, open_link=open_link)
+        fleet = _fleet(config, placement, starter, processes, supervisor, open_link=open_link)
         timers.starting("connecting ranks and engines for pushes")
         fleet.reconnect()
         transfer = RayTransfer(reach, fleet, deadline_s=deadline_s)
@@ -101,35 +103,35 @@ def ray_stages(
             memory_sharing=MemorySharing(trainer, engine, is_colocated=config.rollout.placement == "colocated"),
             timers=timers,
         )
-        watch.closing()
+        supervisor.closing()
         end_in_order(processes, engine_names(config.rollout.num_engines))
 
 
 @contextmanager
-def _watched(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunWatch, dict[str, Any]]]:
-    """A watch, and the processes, which end with the block; an error in it is explained by the first death."""
+def _supervised(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunSupervisor, dict[str, Any]]]:
+    """A supervisor, and the processes, which end with the block; an error in it is explained by a death."""
     import ray
 
-    watch = RunWatch(run_folder)
-    timers.tell_also(watch.stage)
+    supervisor = RunSupervisor(run_folder)
+    timers.tell_also(supervisor.stage)
     processes: dict[str, Any] = {}
     try:
-        with looking_after(watch.check):
-            yield watch, processes
+        with looking_after(supervisor.check):
+            yield supervisor, processes
     except Exception as error:
-        explained = watch.explained(error)
-        if explained is error:
+        better = explained(error, supervisor.cause())
+        if better is error:
             raise
-        raise explained from error
+        raise better from error
     finally:
-        watch.closing()
-        if watch.has_lost_ray:
-            leave_lost_ray()  # the keeper ends what is left of it
+        supervisor.closing()
+        if supervisor.has_lost_ray:
+            leave_lost_ray()  # the supervisor ends what is left of it
         else:
             for process in processes.values():
                 ray.kill(process)
             ray.shutdown()
-        watch.end()
+        supervisor.end()
 
 
 def _fleet(
@@ -137,7 +139,7 @@ def _fleet(
     placement: Placement,
     starter: ProcessStarter,
     processes: dict[str, Any],
-    watch: RunWatch,
+    supervisor: RunSupervisor,
     *,
     open_link: Callable[[], None],
 ) -> EngineFleet:
@@ -146,7 +148,7 @@ def _fleet(
     def restart(index: int) -> Any:
         deadline = Deadline(config.cluster.start_deadline_s)
         starter.engine(index, deadline)
-        bring_up_engine(names[index], processes[names[index]], deadline=deadline, met=watch.knows)
+        bring_up_engine(names[index], processes[names[index]], deadline=deadline, met=supervisor.knows)
         return processes[names[index]]
 
     return EngineFleet(
@@ -157,7 +159,7 @@ def _fleet(
         max_restarts=config.rollout.max_engine_restarts,
         deadline_s=config.cluster.stage_deadline_s,
         open_link=open_link,
-        expect_end=watch.expects,
+        expect_end=supervisor.expects,
     )
 
 

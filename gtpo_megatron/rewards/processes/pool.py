@@ -2,7 +2,6 @@
 
 import contextlib
 import queue
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -10,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.judge.client import JudgeSetup
-from gtpo_megatron.rewards.processes.budget import BatchBudget
-from gtpo_megatron.rewards.processes.worker_process import OVER_BUDGET, Limits, Verdict, WorkerProcess
+from gtpo_megatron.rewards.grade import Verdict
+from gtpo_megatron.rewards.processes.worker_process import BatchBudget, Limits, WorkerProcess
 from gtpo_megatron.rewards.request import RewardRequest
 
 DEFAULT_MEMORY_LIMIT_MIB = 4096
@@ -71,29 +70,31 @@ class RewardPool:
         # Also if the pool is garbage-collected without close(), and at exit.
         self._end = weakref.finalize(self, _end_all, self._workers, self._threads, self._waiting)
         self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        self._rows_per_call = 1
         try:
             for worker in self._workers:
-                worker.wait_until_ready()
+                ready = worker.wait_until_ready()
+                self._rows_per_call = most_rows if ready is not None and ready.takes_several else 1
                 self._idle.put(worker)
         except BaseException:
             self.close()
             raise
-        self._rows_per_call = most_rows if self._workers[0].takes_several else 1
 
     @property
     def process_ids(self) -> list[int]:
         """Process ids of the workers' current supervisors; workers are their children."""
         return [worker.supervisor_id for worker in self._workers]
 
-    def submit(self, request: RewardRequest) -> "Future[Verdict]":
+    def submit(self, request: RewardRequest, *, budget: BatchBudget | None = None) -> "Future[Verdict]":
         """Queues a row; rows are graded in the order of submission.
+
+        Args:
+            request: the row.
+            budget: of the batch that it belongs to.
 
         Raises:
             WorkerError: the pool is closed. The future raises it if a replacement worker does not start.
         """
-        return self._submit(request, None)
-
-    def _submit(self, request: RewardRequest, budget: BatchBudget | None) -> "Future[Verdict]":
         if not self._end.alive:
             raise WorkerError("the reward pool is closed; make a new one")
         verdict: Future[Verdict] = Future()
@@ -114,7 +115,7 @@ class RewardPool:
         budget = None
         if budget_s is not None:
             budget = BatchBudget(budget_s, num_rows=len(requests), num_workers=len(self._workers))
-        rows = [self._submit(request, budget) for request in requests]
+        rows = [self.submit(request, budget=budget) for request in requests]
         try:
             return [row.result() for row in rows]
         finally:
@@ -144,19 +145,14 @@ def _grade_next(idle: "queue.SimpleQueue[WorkerProcess]", waiting: "deque[_Waiti
     rows = _taken(waiting, most)
     if not rows:
         return
-    budget = rows[0][2]
-    verdicts = [verdict for _, verdict, _ in rows]
-    if budget is not None and time.monotonic() >= budget.deadline:
-        _resolve(verdicts, [OVER_BUDGET] * len(rows))
-        return
     worker = idle.get()
     try:
-        found = worker.grade([request for request, _, _ in rows], budget=budget)
+        found = worker.grade([request for request, _, _ in rows], budget=rows[0][2])
+        for (_, verdict, _), one in zip(rows, found, strict=True):
+            verdict.set_result(one)
     except BaseException as error:  # noqa: BLE001 - the caller of each row gets it
-        for verdict in verdicts:
+        for _, verdict, _ in rows:
             verdict.set_exception(error)
-    else:
-        _resolve(verdicts, found)
     finally:
         idle.put(worker)
 
@@ -175,11 +171,6 @@ def _taken(waiting: "deque[_Waiting]", most: int) -> list[_Waiting]:
         if row[1].set_running_or_notify_cancel():
             rows.append(row)
     return rows
-
-
-def _resolve(verdicts: "Sequence[Future[Verdict]]", found: Sequence[Verdict]) -> None:
-    for verdict, one in zip(verdicts, found, strict=True):
-        verdict.set_result(one)
 
 
 def _end_all(workers: Sequence[WorkerProcess], threads: ThreadPoolExecutor, waiting: "deque[_Waiting]") -> None:

@@ -34,42 +34,37 @@ class Ready(NamedTuple):
     is_async: bool
 
 
-def serve(connection: "Connection[Any, Any]", caller: RewardCaller) -> None:
-    """Answers a list of ``RewardRequest`` with a list of ``Reply`` until the connection is closed.
-
-    Args:
-        connection: to the parent.
-        caller: of the reward functions.
-    """
-    while True:
-        try:
-            requests = connection.recv()
-        except (EOFError, ConnectionError):
-            return
-        replies = caller.grade(requests)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # the function may have closed them
-                stream.flush()  # what it printed belongs to these rows
-        connection.send(replies)
-
-
 def main() -> None:
-    """Entry point of the child; its argument is JSON with descriptors, parent, function and limits."""
+    """Entry point of the child, whose argument is JSON: a descriptor and the limits.
+
+    It answers a list of ``RewardRequest`` with a list of ``Verdict`` until the connection is closed.
+    """
     told = json.loads(sys.argv[1])
+    limits = told["limits"]
     connection: Connection[Any, Any] = Connection(told["descriptor"])
     try:
-        functions = resolve_rewards(told["function"])
+        functions = resolve_rewards(limits["function"])
     except ConfigError as error:
-        connection.send(("unusable", str(error)))
+        connection.send(str(error))
         return
-    judge = JudgeSetup(**told["judge"] | {"config": JudgeConfig(**told["judge"]["config"])})
+    judge = JudgeSetup(**limits["judge"] | {"config": JudgeConfig(**limits["judge"]["config"])})
     caller = RewardCaller(
-        functions, timeout_s=told["timeout_s"], sandbox=told["sandbox"], packages=told["packages"], judge=judge
+        functions,
+        timeout_s=limits["timeout_s"],
+        sandbox=limits["sandbox"],
+        packages=limits["packages"],
+        judge=judge,
     )
-    if told["memory_limit_mib"]:
-        limit_memory(told["memory_limit_mib"])
-    connection.send(("ready", Ready(os.getpid(), takes_several(functions), any(one.is_async for one in functions))))
-    serve(connection, caller)
+    if limits["memory_limit_mib"]:
+        limit_memory(limits["memory_limit_mib"])
+    connection.send(Ready(os.getpid(), takes_several(functions), any(one.is_async for one in functions)))
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            verdicts = caller.grade(connection.recv())
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):  # the function may have closed them
+                    stream.flush()  # what it printed belongs to these rows
+            connection.send(verdicts)
 
 
 def limit_memory(mib: int) -> None:

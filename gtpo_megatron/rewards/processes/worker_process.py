@@ -3,25 +3,26 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.judge.client import JudgeSetup
-from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Reply
-from gtpo_megatron.rewards.processes.budget import BatchBudget
-from gtpo_megatron.rewards.processes.process_tree import END_PATIENCE_S, is_stopped, memory_bytes
+from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Verdict
 from gtpo_megatron.rewards.processes.worker import Ready
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.supervision.process_tree import memory_bytes, process_stat
+from gtpo_megatron.supervision.worker import END_PATIENCE_S
 
 logger = logging.getLogger(__name__)
 
@@ -40,101 +41,88 @@ ASYNC_PATIENCE_S = 1.0
 PRINTED_BYTES = 10_000
 """Limit of a row's output; the rest is dropped."""
 
+FREE_SHARE = 0.5
+"""Fraction of a batch's time that is given to the first rows; the rest is divided equally."""
+
 _BOOTSTRAP = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 told = json.loads(sys.argv[1])
-from gtpo_megatron.rewards.processes.supervisor import supervise
+from gtpo_megatron.supervision.worker import supervise
 supervise(control=told["control"], connection=told["descriptor"], parent=told["parent"])
 from gtpo_megatron.rewards.processes.worker import main
 main()
 """
 """Sets the parent's module path in the child, so that it can import the same functions."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """The result of one row.
-
-    Attributes:
-        reward: the function's result; 0 without a verdict.
-        failure: the reason if there is no verdict, else None.
-        is_over_budget: the reason is that the batch's time was used up.
-        parts: parts of the reward by name.
-        info: what the function said about the response, as a JSON object; "" if nothing.
-    """
-
-    reward: float
-    failure: str | None = None
-    is_over_budget: bool = False
-    parts: Mapping[str, float] = field(default_factory=dict)
-    info: str = ""
-
-    @classmethod
-    def of(cls, reply: Reply) -> "Verdict":
-        """The verdict of a function's reply."""
-        if reply.kind != "ok":
-            return cls(reward=0.0, failure=reply.reason)
-        return cls(reward=reply.reward, parts=reply.parts or {}, info=reply.info)
-
-
 OVER_BUDGET = Verdict(
-    reward=0.0,
+    "over_budget",
     failure="no time left: rows of its batch took what grading may take of cluster.stage_deadline_s; lower "
     "reward.timeout_s, or raise reward.num_workers",
-    is_over_budget=True,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Functions and limits of a worker.
-
-    Attributes:
-        function: as in ``RewardConfig.function``.
-        timeout_s: seconds per row, or per call of several rows.
-        memory_limit_mib: per row, or per call, beyond the memory after import.
-        sandbox: as in ``RewardConfig.sandbox``.
-        packages: as in ``RewardConfig.packages``.
-        judge: as in ``RewardConfig.judge``.
-    """
+    """Functions and limits of a worker, as in ``RewardConfig``; ``memory_limit_mib`` is beyond that after import."""
 
     function: str
     timeout_s: float
     memory_limit_mib: int
-    sandbox: str = "bubblewrap"
-    packages: str = ""
+    sandbox: str
+    packages: str
     judge: JudgeSetup = field(default_factory=JudgeSetup)
 
 
+class BatchBudget:
+    """The deadlines of a batch and of its rows.
+
+    In the first half of the budget a row may take its whole limit, up to the end of that half. After it, a row may take
+    at most an equal fraction of the time left, so that a few rows that hang do not use up the time of the others.
+
+    Args:
+        budget_s: seconds for all rows.
+        num_rows: rows of the batch.
+        num_workers: workers that grade at the same time.
+        clock: monotonic seconds.
+
+    Attributes:
+        deadline: of the batch.
+    """
+
+    def __init__(
+        self, budget_s: float, *, num_rows: int, num_workers: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._free_until = clock() + FREE_SHARE * budget_s
+        self.deadline = clock() + budget_s
+        self._num_left = num_rows
+        self._num_workers = num_workers
+        self._lock = threading.Lock()
+
+    def row_deadline(self) -> float:
+        """Deadline of a row that begins now; call it once per row."""
+        with self._lock:
+            num_left = max(1, self._num_left)
+            self._num_left -= 1
+        now = self._clock()
+        share = now + max(0.0, self.deadline - now) * min(1.0, self._num_workers / num_left)
+        return max(share, self._free_until)
+
+
 class WorkerProcess:
-    """One child process, replaced when it dies or is killed. One thread at a time may use it; any may call ``end``."""
+    """One grading process after the other. One thread at a time may use it; any may call ``end``."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._lock = threading.Lock()  # held while a process is started or ended
+        self._lock = threading.Lock()
         self._has_ended = False
-        self._was_disturbed = False
-        self._connection: Connection[Any, Any]
-        self._output: _Output
-        self._control: int
-        self._is_running: bool
-        self._is_ready: bool
-        self._start_deadline: float
-        self._memory_at_start: int
-        self._process: subprocess.Popen[bytes]
-        self._worker: Ready
-        self._start()
+        self._child = _Child(limits)
 
     @property
     def supervisor_id(self) -> int:
-        """Process id of the worker's supervisor."""
-        return self._process.pid
-
-    @property
-    def takes_several(self) -> bool:
-        """Whether one call may have several rows, of a worker that is ready."""
-        return self._worker.takes_several
+        """Process id of the supervisor, whose child the worker is."""
+        return self._child.process.pid
 
     def grade(self, requests: Sequence[RewardRequest], *, budget: BatchBudget | None = None) -> list[Verdict]:
         """Grades the rows of one call within its limits.
@@ -151,79 +139,67 @@ class WorkerProcess:
             ConfigError: it cannot import the function.
         """
         verdicts = self._call(requests, budget)
+        kinds = {verdict.kind for verdict in verdicts}
         if len(requests) == 1:
-            verdicts = self._call(requests, budget) if self._was_disturbed else verdicts
-            assert verdicts is not None
-            return verdicts
-        if verdicts is not None:
-            return verdicts
-        return [
-            self.grade([request], budget=budget)[0]
-            if budget is None or time.monotonic() < budget.deadline
-            else OVER_BUDGET
-            for request in requests
-        ]
+            return self._call(requests, budget) if "disturbed" in kinds else verdicts
+        if kinds & {"call", "memory", "disturbed"}:
+            return [self.grade([request], budget=budget)[0] for request in requests]
+        return verdicts
 
-    def _call(self, requests: Sequence[RewardRequest], budget: BatchBudget | None) -> list[Verdict] | None:
-        """One call; None if it failed as a whole, for a reason that may be a single row's."""
-        self._was_disturbed = False
-        num, is_alone = len(requests), len(requests) == 1
-        batch_deadline = None if budget is None else budget.deadline
-        if not self.wait_until_ready(batch_deadline):
-            return [OVER_BUDGET] * num
-        self._output.begin_row()
+    def _call(self, requests: Sequence[RewardRequest], budget: BatchBudget | None) -> list[Verdict]:
+        batch_deadline = math.inf if budget is None else budget.deadline
+        ready = self.wait_until_ready(batch_deadline) if time.monotonic() < batch_deadline else None
+        if ready is None:
+            return [OVER_BUDGET] * len(requests)
+        child, was_sent = self._child, False
+        child.output.pass_on(is_new_row=True)
         try:
-            self._connection.send(requests)
-        except OSError:  # it died while idle, not because of these rows
-            self._replace()
-            if not self.wait_until_ready(batch_deadline):
-                return [OVER_BUDGET] * num
-            self._connection.send(requests)
-        deadline = time.monotonic() + self._limits.timeout_s + (ASYNC_PATIENCE_S if self._worker.is_async else 0.0)
-        share = deadline if budget is None else max(budget.row_deadline() for _ in requests)
-        try:
-            replies = self._receive(min(deadline, share), watch_memory=True)
+            child.connection.send(requests)
+            was_sent = True
+            limit = time.monotonic() + self._limits.timeout_s + (ASYNC_PATIENCE_S if ready.is_async else 0.0)
+            share = limit if budget is None else max(budget.row_deadline() for _ in requests)
+            found = child.receive(min(limit, share), watched=ready.process_id)
         except (EOFError, OSError):
             status = self._replace(patience_s=EXIT_PATIENCE_S)
-            self._was_disturbed = status == -signal.SIGKILL
-            failed = Verdict(reward=0.0, failure=f"ended the worker process with status {status}")
-            return [failed] if is_alone else None
-        if replies is None:
-            self._was_disturbed = share >= deadline and is_stopped(self._worker.process_id)
-            self._replace()
-            if share < deadline:
-                return [OVER_BUDGET] * num
-            return [Verdict(reward=0.0, failure=f"took longer than {self._limits.timeout_s:g} s")] if is_alone else None
-        kinds = {reply.kind for reply in replies}
-        if "memory" in kinds:  # a new process frees memory that the rows left allocated
-            self._replace()
-        return None if not is_alone and kinds & {"memory", "call"} else [Verdict.of(reply) for reply in replies]
+            # it may have died while it was idle, not because of these rows
+            is_disturbed = status == -signal.SIGKILL or not was_sent
+            found = _failed(f"ended the worker process with status {status}", is_disturbed=is_disturbed)
+        else:
+            if found is None:
+                stat = process_stat(ready.process_id)
+                reason = f"took longer than {self._limits.timeout_s:g} s"
+                late = _failed(reason, is_disturbed=stat is not None and stat.state == "T")
+                found = late if share >= limit else OVER_BUDGET
+                self._replace()
+        verdicts = [found] * len(requests) if isinstance(found, Verdict) else found
+        if any(verdict.kind == "memory" for verdict in verdicts):
+            self._replace()  # which frees memory that the rows left allocated
+        return verdicts
 
-    def wait_until_ready(self, deadline: float | None = None) -> bool:
-        """Waits until the function is imported; False at the deadline.
+    def wait_until_ready(self, deadline: float = math.inf) -> Ready | None:
+        """Waits until the function is imported; None at the deadline.
 
         Raises:
             WorkerError: the process ended, or took too long.
             ConfigError: it cannot import the function.
         """
-        if self._is_ready:
-            return True
-        reason = f"took longer than {START_LIMIT_S:g} s"
-        deadline = self._start_deadline if deadline is None else min(deadline, self._start_deadline)
+        child, reason = self._child, f"took longer than {START_LIMIT_S:g} s"
+        if child.ready is not None:
+            return child.ready
         try:
-            reply = self._receive(deadline)
+            told = child.receive(min(deadline, child.start_deadline))
         except (EOFError, OSError):
-            reason = f"ended the process with status {self._exit_status(EXIT_PATIENCE_S)}"
+            reason = f"ended the process with status {child.end(EXIT_PATIENCE_S)}"
         else:
-            if reply is not None:
-                kind, content = reply
-                if kind == "unusable":
-                    raise ConfigError(content)
-                self._is_ready, self._worker = True, content
-                self._memory_at_start = memory_bytes(self._worker.process_id)
-                return True
-            if deadline < self._start_deadline:
-                return False
+            if isinstance(told, str):
+                raise ConfigError(told)
+            if told is not None:
+                child.ready, child.memory_limit = told, math.inf
+                if self._limits.memory_limit_mib:
+                    child.memory_limit = memory_bytes(told.process_id) + (self._limits.memory_limit_mib << 20)
+                return child.ready
+            if deadline < child.start_deadline:
+                return None
         self.end()
         raise WorkerError(
             f"a reward worker did not start: importing {self._limits.function} {reason}; see its output on stderr"
@@ -233,100 +209,101 @@ class WorkerProcess:
         """Ends the process and its descendants, without a replacement."""
         with self._lock:
             self._has_ended = True
-            self._kill()
+            self._child.end()
 
-    def _receive(self, deadline: float, *, watch_memory: bool = False) -> Any:
+    def _replace(self, *, patience_s: float = 0.0) -> int:
+        """Replaces the process; returns the exit status of the old one, which may take so long to end itself."""
+        status = self._child.end(patience_s)
+        self._child.connection.close()
+        with self._lock:
+            if self._has_ended:
+                raise WorkerError("the reward pool was closed while it was grading")
+            self._child = _Child(self._limits)
+        return status
+
+
+def _failed(reason: str, *, is_disturbed: bool) -> Verdict:
+    return Verdict("disturbed" if is_disturbed else "call", failure=reason)
+
+
+class _Child:
+    """A grading process under its supervisor.
+
+    Attributes:
+        process: the supervisor.
+        connection: to the worker.
+        output: what the worker prints.
+        ready: its first message, once that has come.
+        start_deadline: by when that must come.
+        memory_limit: bytes that the worker and its descendants may have, including shared mappings.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.connection, theirs = Pipe()
+        control, self._control = os.pipe()
+        output, printed = os.pipe()
+        self.output = _Output(output)
+        self.ready: Ready | None = None
+        self.memory_limit = math.inf
+        self._lock = threading.Lock()
+        told = {"descriptor": theirs.fileno(), "control": control, "parent": os.getpid(), "limits": asdict(limits)}
+        try:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", _BOOTSTRAP),
+                    *(json.dumps([str(entry) for entry in sys.path]), json.dumps(told)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,  # a reward's output must not mix with the caller's
+                stderr=printed,
+                pass_fds=[theirs.fileno(), control],
+                process_group=0,  # Ctrl-C is for the parent
+            )
+        finally:
+            theirs.close()
+            os.close(control)
+            os.close(printed)
+        self.start_deadline = time.monotonic() + START_LIMIT_S
+
+    def receive(self, deadline: float, *, watched: int = 0) -> Any:
         """The next message; None at the deadline. Forwards printed output meanwhile.
+
+        Args:
+            deadline: time of ``time.monotonic``.
+            watched: process whose memory is measured; the message is a verdict if it exceeds its limit.
 
         Raises:
             EOFError: the process has closed its end.
         """
-        watched: list[Any] = [self._connection, self._output.descriptor]
+        sources: list[Any] = [self.connection, self.output.descriptor]
         while (left := deadline - time.monotonic()) > 0:
-            ready = wait(watched, min(left, WATCH_EVERY_S) if watch_memory else left)
-            if self._output.descriptor in ready and not self._output.pass_on():
-                watched.remove(self._output.descriptor)
-            if self._connection in ready:
-                message = self._connection.recv()
-                self._output.pass_on()  # output was written before the message
+            ready = wait(sources, min(left, WATCH_EVERY_S) if watched else left)
+            if self.output.descriptor in ready and not self.output.pass_on():
+                sources.remove(self.output.descriptor)
+            if self.connection in ready:
+                message = self.connection.recv()
+                self.output.pass_on()  # output was written before the message
                 return message
-            if not ready and watch_memory and self._is_too_large():
-                return [Reply("memory", reason=OUT_OF_MEMORY)]
+            if not ready and watched and self.memory_limit < math.inf and memory_bytes(watched) > self.memory_limit:
+                return Verdict("memory", failure=OUT_OF_MEMORY)
         return None
 
-    def _is_too_large(self) -> bool:
-        """Whether the worker and its descendants exceed the memory limit, including shared mappings."""
-        limit = self._limits.memory_limit_mib << 20
-        return limit > 0 and memory_bytes(self._worker.process_id) - self._memory_at_start > limit
-
-    def _start(self) -> None:
+    def end(self, patience_s: float = 0.0) -> int:
+        """Ends it with its descendants, unless it ends itself within ``patience_s``; returns its exit status."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
         with self._lock:
-            if self._has_ended:
-                raise WorkerError("the reward pool was closed while it was grading")
-            self._connection, theirs = Pipe()
-            control, self._control = os.pipe()
-            output, printed = os.pipe()
-            self._output = _Output(output)
-            told = {
-                "descriptor": theirs.fileno(),
-                "control": control,
-                "parent": os.getpid(),
-                "function": self._limits.function,
-                "timeout_s": self._limits.timeout_s,
-                "memory_limit_mib": self._limits.memory_limit_mib,
-                "sandbox": self._limits.sandbox,
-                "packages": self._limits.packages,
-                "judge": asdict(self._limits.judge),
-            }
-            try:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-c", _BOOTSTRAP),
-                        *(json.dumps([str(entry) for entry in sys.path]), json.dumps(told)),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=printed,  # a reward's output must not mix with the caller's
-                    stderr=printed,
-                    pass_fds=[theirs.fileno(), control],
-                    start_new_session=True,  # Ctrl-C is for the parent
-                )
-            finally:
-                theirs.close()
-                os.close(control)
-                os.close(printed)
-            self._is_running, self._is_ready = True, False
-            self._start_deadline = time.monotonic() + START_LIMIT_S
-
-    def _replace(self, *, patience_s: float = 0.0) -> int:
-        """Replaces the process; returns the exit status of the old one."""
-        status = self._exit_status(patience_s)
-        self._connection.close()
-        self._start()
-        return status
-
-    def _exit_status(self, patience_s: float) -> int:
-        """The exit status of the process, which is killed if it does not end within ``patience_s``."""
-        try:
-            self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            logger.debug("reward worker under %d is killed", self._process.pid)
-        with self._lock:
-            self._kill()
-        return self._process.returncode
-
-    def _kill(self) -> None:
-        if not self._is_running:
-            return  # the process id may have been reused
-        self._is_running = False
-        os.close(self._control)  # the supervisor ends everything below it, then itself
-        try:
-            self._process.wait(2 * END_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            logger.warning("the supervisor %d of a reward worker does not answer and is killed", self._process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._output.close()
+            if self._control >= 0:
+                os.close(self._control)  # the supervisor ends everything below it, then itself
+                self._control = -1
+                try:
+                    self.process.wait(2 * END_PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    logger.warning("the supervisor %d of a reward worker does not answer", self.process.pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self.process.pid, signal.SIGKILL)
+                self.output.close()
+        return self.process.wait()
 
 
 class _Output:
@@ -343,15 +320,12 @@ class _Output:
         self._lock = threading.Lock()  # the pool may be closed while a row runs
         self._is_open = True
 
-    def begin_row(self) -> None:
-        """Resets the limit; output until now counts to the previous row."""
-        self.pass_on()
-        self._left = PRINTED_BYTES
-
-    def pass_on(self) -> bool:
-        """Reads available output; False at its end."""
+    def pass_on(self, *, is_new_row: bool = False) -> bool:
+        """Reads available output, which belongs to the row before if a new one begins; False at its end."""
         with self._lock:
-            return self._is_open and self._pass_on()
+            goes_on = self._is_open and self._pass_on()
+            self._left = PRINTED_BYTES if is_new_row else self._left
+            return goes_on
 
     def _pass_on(self) -> bool:
         for _ in range(16):  # at most a megabyte, so that the wait for a verdict continues
@@ -369,12 +343,11 @@ class _Output:
         return True
 
     def close(self) -> None:
-        """Forwards the last output; a second call does nothing."""
+        """Forwards the last output."""
         with self._lock:
-            if self._is_open:
-                self._pass_on()
-                self._is_open = False
-                os.close(self.descriptor)
+            self._pass_on()
+            self._is_open = False
+            os.close(self.descriptor)
 
 
 def _write_to_stderr(text: bytes) -> None:

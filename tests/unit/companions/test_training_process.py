@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron.companions.training_process import TrainingProcess
 from gtpo_megatron.errors import WorkerError
-from gtpo_megatron.proc_files import SHARED_MEMORY
+from gtpo_megatron.supervision.process_tree import SHARED_MEMORY
 
 
 @pytest.fixture
@@ -47,15 +47,15 @@ def test_a_kill_takes_the_children_along(tmp_path, monkeypatch):
     assert not any(child.is_running() for child in children)
 
 
-def test_a_kill_leaves_nothing_that_only_the_keeper_knows(start, tmp_path):
+def test_a_kill_leaves_nothing_that_only_the_supervisor_knows(start, tmp_path):
     up = tmp_path / "up"
     run = start(
         "import os, time; from pathlib import Path; from multiprocessing import resource_tracker; "
         "from multiprocessing.shared_memory import SharedMemory; "
-        "from gtpo_megatron.orchestration.watch.run_watch import RunWatch; "
-        "watch = RunWatch(None, sweeps_driver=True); shared = SharedMemory(create=True, size=64); "
+        "from gtpo_megatron.orchestration.run_supervisor import RunSupervisor; "
+        "supervisor = RunSupervisor(None, sweeps_driver=True); shared = SharedMemory(create=True, size=64); "
         "resource_tracker.unregister(shared._name, 'shared_memory'); time.sleep(0.5); "
-        f"Path({str(up)!r} + '.new').write_text(f'{{watch.temp_folder}} {{shared.name}}'); "
+        f"Path({str(up)!r} + '.new').write_text(f'{{supervisor.temp_folder}} {{shared.name}}'); "
         f"os.rename({str(up)!r} + '.new', {str(up)!r}); time.sleep(60)"
     )
     run.wait(lambda _: None, until=up.exists)

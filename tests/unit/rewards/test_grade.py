@@ -102,7 +102,7 @@ REFUSED = {
 def test_a_batch_without_order_or_of_another_length_has_no_verdict_and_says_why(made, said, answered):
     found = answered(lambda completions: made(lengths(completions)))
     assert [reply.kind for reply in found] == ["call"] * 3
-    assert re.search(said, found[0].reason), found[0].reason
+    assert re.search(said, found[0].failure), found[0].failure
 
 
 RESULTS = {  # of one row: a reward, or None for no verdict
@@ -139,7 +139,7 @@ def test_a_result_is_a_finite_number_or_no_verdict(returned, reward, in_batch, a
     function = (lambda completions: [returned] * len(completions)) if in_batch else (lambda _, __: returned)
     for reply in answered(function):
         assert (reply.kind, reply.reward) == (("ok", reward) if reward is not None else ("error", 0.0))
-        assert reward is not None or "expected a finite number" in reply.reason
+        assert reward is not None or "expected a finite number" in reply.failure
 
 
 class Judge:

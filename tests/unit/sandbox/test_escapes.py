@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.errors import SandboxError
-from gtpo_megatron.rewards.processes.process_tree import descendants
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
+from gtpo_megatron.supervision.process_tree import descendants
 from tests.sandboxes import needs_bubblewrap
 
 pytestmark = [needs_bubblewrap, pytest.mark.xdist_group("sandbox")]

@@ -19,7 +19,7 @@ import xxhash
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gtpo_megatron.proc_files import memory
+from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.run_folder.provenance import commit, versions
 
 BLOCK = 4 << 20

@@ -7,7 +7,7 @@ from gtpo_megatron.batch import Problem
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, MeasuredSet, VerdictFile
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.data.prompts import ProblemSet
-from gtpo_megatron.rewards.processes.worker_process import Verdict
+from gtpo_megatron.rewards.grade import Verdict
 from gtpo_megatron.rollout.response_stream import SampledResponse
 
 

@@ -6,7 +6,7 @@ from gtpo_megatron.companions.evaluate.benchmark_run import BenchmarkRun, wanted
 from gtpo_megatron.companions.evaluate.evaluation_run import AnswerFinder
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.errors import RolloutError, WorkerError
-from gtpo_megatron.rewards.processes.worker_process import Verdict
+from gtpo_megatron.rewards.grade import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from tests.unit.companions.evaluate.makers import Grader, Letters, Sampler, open_file, problem_set, saved_verdicts
 

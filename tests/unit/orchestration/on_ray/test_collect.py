@@ -4,8 +4,7 @@ import pytest
 
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.orchestration.on_ray import collect as module
-from gtpo_megatron.orchestration.on_ray.collect import collect
-from gtpo_megatron.orchestration.watch.reasons import MAX_REASON_CHARACTERS, last_line
+from gtpo_megatron.orchestration.on_ray.collect import MAX_REASON_CHARACTERS, collect, last_line
 
 TRACEBACK = """\x1b[36mray::RankProcess.__init__()\x1b[39m (pid=7, ip=10.0.0.2, actor_id=ab, repr=RankProcess)
   File "rank.py", line 3, in __init__

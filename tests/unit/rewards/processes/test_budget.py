@@ -1,6 +1,6 @@
 """The time of a batch, dealt by a clock of the test's own."""
 
-from gtpo_megatron.rewards.processes.budget import BatchBudget
+from gtpo_megatron.rewards.processes.worker_process import BatchBudget
 
 
 class Clock:

@@ -11,8 +11,8 @@ import pytest
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.processes.pool import RewardPool
-from gtpo_megatron.rewards.processes.process_tree import descendants
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.supervision.process_tree import descendants
 
 OBEY = "tests.unit.rewards.reward_functions:obey"
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,7 +163,7 @@ def test_rows_past_the_budget_of_their_batch_have_no_verdict_and_the_next_batch_
         start = time.monotonic()
         verdicts = pool.grade(rows("fine", *["sleep 30"] * 50), budget_s=1.0)
         assert time.monotonic() - start < 4.0
-        assert [verdict.is_over_budget for verdict in verdicts] == [False] + [True] * 50
+        assert [verdict.kind == "over_budget" for verdict in verdicts] == [False] + [True] * 50
         assert all(str(verdict.failure).startswith("no time left: ") for verdict in verdicts[1:])
         assert failures(pool, "fine", "fine") == [None, None]
 

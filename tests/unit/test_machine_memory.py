@@ -1,9 +1,9 @@
-"""Memory that is free is that of the tightest control group; see ``test_keeper`` for processes."""
+"""Memory that is free is that of the tightest control group."""
 
 import pytest
 
-from gtpo_megatron import proc_files
-from gtpo_megatron.proc_files import memory
+from gtpo_megatron import machine_memory
+from gtpo_megatron.machine_memory import memory
 
 GIB = 1 << 30
 
@@ -15,8 +15,8 @@ def machine(tmp_path, monkeypatch):
     (proc / "self").mkdir(parents=True)
     groups.mkdir()
     (proc / "meminfo").write_text(f"MemTotal: {24 << 20} kB\nMemFree: 1 kB\nMemAvailable: {8 << 20} kB\nHuge: 0\n")
-    monkeypatch.setattr(proc_files, "PROC", proc)
-    monkeypatch.setattr(proc_files, "CGROUPS", groups)
+    monkeypatch.setattr(machine_memory, "PROC", proc)
+    monkeypatch.setattr(machine_memory, "CGROUPS", groups)
 
     def write(lines, limits):
         if lines is not None:

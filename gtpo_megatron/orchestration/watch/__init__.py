@@ -1,1 +1,0 @@
-"""Finds the first death among a run's processes, and cleans up after the run."""

@@ -1,0 +1,191 @@
+"""The processes of a run on this machine, and which of them have ended or are stopped."""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from gtpo_megatron.supervision import process_tree
+from gtpo_megatron.supervision.deaths import RAY, Death, how_ended, is_of, name_of, named_death
+from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, process_stat
+
+STOP_S = 2.0  # after which a process counts as stopped: debuggers and shells stop processes for less
+LOOK_S = 5.0  # most that counts between two looks: a batch system may stop all of a job's processes, this one too
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process of the run."""
+
+    stat: ProcessStat  # at the first look
+    descriptor: int  # pidfd, readable when it has ended
+    name: str = ""  # in messages
+    is_of_run: bool = False  # it or an ancestor has a name; other children of the driver may be a logger's
+    stopped_s: float = 0.0
+    stopped_in: str = ""  # stage when that began; several if it changed since the last look; "" if it runs
+
+
+class Family:
+    """Descendants of the driver since it has begun the run, named processes, and their descendants.
+
+    Only the methods without ``_`` may be called from several threads.
+
+    Args:
+        driver: its process id.
+        earlier: its children from before the run.
+    """
+
+    def __init__(self, driver: int, earlier: Collection[int]) -> None:
+        self._lock = threading.RLock()
+        self._driver = driver
+        self._spared = {os.getpid()}
+        self._others = set(earlier)
+        self._processes: dict[int, _Process] = {}
+        self._told: dict[int, str] = {}
+        self._expected: set[str] = set()
+        self._deaths: list[Death] = []
+        self._is_closing = False
+        self._stages = ["start"]
+        self._looked_at = time.monotonic()
+        self._ends = select.epoll()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a process ends, or so long."""
+        self._ends.poll(seconds)
+
+    def stage(self, name: str) -> None:
+        """Sets the stage of the run, in which processes end from now on."""
+        with self._lock:
+            self._note_ends()
+            self._stages.append(name)
+
+    def knows(self, name: str, pid: int) -> None:
+        """Names a process of this machine; it replaces an earlier one of the name, whose death is forgotten."""
+        with self._lock, contextlib.suppress(OSError):  # as in `look`
+            self._expected.discard(name)
+            self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
+            self._told = {former: told for former, told in self._told.items() if told != name} | {pid: name}
+            self._others.discard(pid)
+            if self._is_one(pid):
+                self._look_at(pid, 0.0)
+            elif (stat := process_stat(pid)) is None or stat.has_ended:
+                del self._told[pid]  # whoever gets its process id next is a stranger
+                self._report(name, pid, how_ended(0))
+
+    def expects(self, name: str) -> None:
+        """Announces that the processes of this name will be killed on purpose."""
+        with self._lock:
+            self._expected.add(name)
+
+    def closing(self) -> None:
+        """Announces that all may end from now on; those that are stopped could not otherwise."""
+        with self._lock:
+            self._is_closing = True
+            stopped = [pid for pid, one in self._processes.items() if one.name and one.stopped_in]
+            process_tree.send(stopped, signal.SIGCONT)
+
+    def cause(self) -> Death | None:
+        """The death that explains why a stage has failed, if one was seen."""
+        with self._lock:
+            self._note_ends()
+            return named_death(self.seen())
+
+    def seen(self) -> list[Death]:
+        """Deaths so far, and named processes that are stopped now; none once all may end."""
+        with self._lock:
+            now = time.monotonic()
+            stopped = [
+                Death(one.name, pid, now - one.stopped_s, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
+                for pid, one in self._processes.items()
+                if one.name and one.stopped_s > STOP_S
+            ]
+            return [] if self._is_closing else self._deaths + stopped
+
+    @property
+    def has_lost_ray(self) -> bool:
+        """Whether Ray's GCS or raylet has died, unless all were ending."""
+        return any(death.name in RAY for death in self._deaths)
+
+    def look(self) -> None:
+        """Looks for new processes, names, and stops.
+
+        Raises:
+            OSError: descriptors or memory have run out; it is to be called again.
+        """
+        with self._lock:
+            self._note_ends()  # so that all that are known have their process ids
+            pids = process_ids()
+            self._others &= pids  # process ids are reused
+            for pid in pids:
+                self._is_one(pid)
+            before, self._looked_at = self._looked_at, time.monotonic()
+            for pid in self._processes:
+                self._look_at(pid, min(LOOK_S, self._looked_at - before))
+            del self._stages[:-1]
+
+    def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
+        """Those that run, and processes that write below the run's temporary folder or have it as theirs.
+
+        With ``with_unnamed`` also children of the driver that are not known to be the run's.
+        """
+        self.look()
+        ours = {pid for pid, one in self._processes.items() if one.is_of_run or with_unnamed}
+        others = process_ids() - ours - self._spared
+        return ours | {pid for pid in others if process_tree.belongs_to(pid, folder)}
+
+    def _note_ends(self) -> None:
+        ended = {descriptor for descriptor, _ in self._ends.poll(0)}
+        for pid, process in [item for item in self._processes.items() if item[1].descriptor in ended]:
+            code = 0
+            with contextlib.suppress(OSError):  # nobody knows
+                stat = process_stat(pid)
+                code = stat.exit_code if stat is not None and stat.start_ticks == process.stat.start_ticks else 0
+            self._ends.unregister(process.descriptor)
+            os.close(process.descriptor)
+            del self._processes[pid]
+            self._told.pop(pid, None)
+            self._report(process.name, pid, how_ended(code))
+
+    def _report(self, name: str, pid: int, how: str) -> None:
+        if name and not self._is_closing and not any(is_of(name, expected) for expected in self._expected):
+            self._deaths.append(Death(name, pid, time.monotonic(), self._stages[-1], how))
+
+    def _is_one(self, pid: int) -> bool:
+        """Whether a process is the run's: it is named, or its parent is the run's or the driver."""
+        if pid in self._processes:
+            return True
+        if pid in self._others or pid in self._spared or (stat := process_stat(pid)) is None or stat.has_ended:
+            return False
+        # also if the listing of processes, which is not atomic, lacks the parent
+        if pid not in self._told and stat.parent != self._driver and not self._is_one(stat.parent):
+            self._others.add(pid)
+            return False
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        self._processes[pid] = _Process(stat, descriptor)
+        self._ends.register(descriptor, select.EPOLLIN)
+        return True
+
+    def _look_at(self, pid: int, seconds: float) -> None:
+        """Notes name and state of a process, so long after the last look."""
+        process = self._processes[pid]
+        parent = self._processes.get(process.stat.parent)
+        if pid in self._told:
+            process.name = self._told[pid]
+        elif command := process_tree.command_line(pid):  # which one that has ended lacks
+            process.name = name_of(command, parent.name if parent else "")
+        process.is_of_run |= bool(process.name) or (parent is not None and parent.is_of_run)
+        stat = process_stat(pid)
+        if stat is None or stat.state != "T":
+            process.stopped_s, process.stopped_in = 0.0, ""
+        elif not process.stopped_in:
+            process.stopped_in = " or ".join(dict.fromkeys(self._stages))
+        else:
+            process.stopped_s += seconds

@@ -1,0 +1,68 @@
+"""The supervisor above a worker that runs foreign code: whatever the worker starts ends with it."""
+
+import ctypes
+import os
+import resource
+import select
+import signal
+
+from gtpo_megatron.supervision.process_tree import descendants, end_all
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36  # orphaned descendants, even in another session, become its children instead of init's
+
+END_PATIENCE_S = 5.0  # for killed processes to end
+REAP_EVERY_S = 1.0  # between two looks at orphans that this process has adopted
+
+
+def supervise(*, control: int, connection: int, parent: int) -> None:
+    """Forks, and returns only in the child, which becomes the worker.
+
+    The parent process ends the child and its descendants when the child ends, when ``control`` is closed at its other
+    end, or when ``parent`` ends; its exit status is the child's. Call it while the process has one thread.
+
+    Args:
+        control: a pipe that the starting process holds open while the worker may live.
+        connection: descriptor that only the child needs.
+        parent: the process that has started this one.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    supervisor = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        os.close(control)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:  # which was killed before the line above
+            os._exit(1)
+        return
+    os.close(connection)
+    status = _wait(worker, control=control, parent=parent)
+    end_all(lambda: descendants(supervisor), within_s=END_PATIENCE_S)
+    _leave_with(os.waitpid(worker, 0)[1] if status is None else status)
+
+
+def _wait(worker: int, *, control: int, parent: int) -> int | None:
+    """The worker's status; None if it must be ended."""
+    poll = select.poll()
+    poll.register(os.pidfd_open(worker), select.POLLIN)
+    poll.register(control, select.POLLIN)
+    while os.getppid() == parent:
+        ready = {descriptor for descriptor, _ in poll.poll(REAP_EVERY_S * 1000)}
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == worker:
+                return ended[1]
+        if control in ready:
+            return None
+    return None
+
+
+def _leave_with(status: int) -> None:
+    """Ends this process with the worker's status."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

@@ -1,0 +1,164 @@
+"""Whom a driver, this process, takes for its run's, and what becomes of files in shared memory."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.supervision import family as module
+from gtpo_megatron.supervision.family import Family
+from gtpo_megatron.supervision.process_tree import SHARED_MEMORY, remove_unused_shared
+
+
+@pytest.fixture
+def family():
+    return Family(os.getpid(), [])
+
+
+@pytest.fixture
+def child_and_grandchild(started):
+    child = started("sh", "-c", "sleep 600 & echo $!; wait", stdout=subprocess.PIPE)
+    grandchild = int(child.stdout.readline())
+    yield child, grandchild
+    os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_process_whose_parent_the_listing_lacks_is_the_runs(family, child_and_grandchild, monkeypatch, tmp_path):
+    child, grandchild = child_and_grandchild
+    monkeypatch.setattr(module, "process_ids", lambda: {grandchild})
+    assert family.left(tmp_path, with_unnamed=True) == {child.pid, grandchild}
+
+
+def test_children_from_before_the_run_are_not_the_runs(child_and_grandchild, tmp_path):
+    child, grandchild = child_and_grandchild
+    left = Family(os.getpid(), [child.pid]).left(tmp_path, with_unnamed=True)
+    assert not {child.pid, grandchild} & left
+
+
+def test_an_orphan_that_is_known_stays_the_runs(family, child_and_grandchild, tmp_path):
+    child, grandchild = child_and_grandchild
+    family.knows("rank 0", child.pid)
+    family.look()
+    child.kill()
+    child.wait()
+    assert family.left(tmp_path, with_unnamed=False) == {grandchild}
+    assert str(family.cause()).replace(" by SIGKILL", "") == (f"rank 0 (process {child.pid}) died in start")
+
+
+def test_a_name_ends_with_its_process(family, started):
+    engine = started("sleep", "600")
+    family.knows("rollout engine", engine.pid)
+    engine.kill()
+    engine.wait()
+    assert family.cause().name == "rollout engine"
+    assert len(family.seen()) == 1
+    family.knows("rollout engine", engine.pid)  # gone before it is seen
+    assert len(family.seen()) == 1
+    assert engine.pid not in family._told, "whoever gets its process id next is a stranger"
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_without_descriptors_a_process_is_met_at_a_later_look(family, started, monkeypatch, code):
+    def fails(path):
+        raise OSError(code, os.strerror(code))
+
+    rank = started("sleep", "600")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        family.knows("rank 0", rank.pid)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            family.look()
+    family.look()
+    rank.kill()
+    rank.wait()
+    assert family.cause().name == "rank 0"
+
+
+MAKES = (
+    "from multiprocessing import resource_tracker; from multiprocessing.shared_memory import SharedMemory; "
+    "s = SharedMemory(create=True, size=64); resource_tracker.unregister(s._name, 'shared_memory'); print(s.name)"
+)
+
+
+def test_a_file_that_nobody_has_mapped_goes_unless_it_was_there_before():
+    names = [subprocess.check_output([sys.executable, "-c", MAKES], text=True).strip() for _ in range(3)]
+    user = SharedMemory(name=names[1])
+    try:
+        remove_unused_shared({names[2]})
+        assert [(SHARED_MEMORY / name).exists() for name in names] == [False, True, True]
+        remove_unused_shared({names[2]}, of={os.getpid()})
+        assert [(SHARED_MEMORY / name).exists() for name in names] == [False, False, True]
+    finally:
+        user.close()
+        for name in names:
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
+
+
+def test_what_others_put_into_shared_memory_stays(monkeypatch):
+    """A data set that nobody has mapped, another user's queue."""
+    data, queue = (SHARED_MEMORY / name for name in (f"torch_dataset_{os.getpid()}", f"psm_{os.getpid():08x}"))
+    data.write_bytes(b"data")
+    queue.write_bytes(b"queue")
+    if os.geteuid() == 0:
+        os.chown(queue, 12345, -1)
+    else:  # a file cannot be given away
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    try:
+        remove_unused_shared(())
+        assert (data.exists(), queue.exists()) == (True, True)
+    finally:
+        data.unlink()
+        queue.unlink()
+
+
+def test_a_file_that_cannot_be_removed_is_passed_over(monkeypatch):
+    def refuse(path, missing_ok=False):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    queue = SHARED_MEMORY / f"psm_{os.getpid():08x}"
+    queue.write_bytes(b"queue")
+    try:
+        monkeypatch.setattr(Path, "unlink", refuse)
+        remove_unused_shared(())
+    finally:
+        monkeypatch.undo()
+        queue.unlink()
+
+
+FORKING = """
+import os, sys
+child = os.fork()
+if not child:  # has its parent's command line until it is another program
+    sys.stdin.readline()
+    code = "print(1, flush=True); import time; time.sleep(600)"
+    os.execv(sys.executable, [sys.executable, "-c", code, *sys.argv[2:]])
+print(child, flush=True)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [((), ""), (("dashboard/agent.py",), "Ray's dashboard agent")], ids=["a worker", "an agent"]
+)
+def test_what_a_raylet_forks_is_no_raylet(family, started, arguments, name):
+    """An agent that was seen between fork and exec was a raylet until its end once, with a raylet's consequences."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    parent = started(sys.executable, "-c", FORKING, "raylet/raylet", *arguments, **pipes)
+    child = int(parent.stdout.readline())
+    try:
+        names = family._processes
+        family.look()
+        assert (names[parent.pid].name, names[child].name) == ("Ray's raylet", "")
+        assert names[child].is_of_run
+        parent.stdin.write("now\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "1\n"
+        family.look()
+        assert (names[parent.pid].name, names[child].name) == ("Ray's raylet", name)
+    finally:
+        os.kill(child, signal.SIGKILL)
