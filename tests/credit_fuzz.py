@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms import Credit, assign_credit, prepare_update
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
+from gtpo_megatron.algorithms.sums import LocalReduction, Reduction
 from gtpo_megatron.config.algorithm import (
     DPPOConfig,
     DrGRPOConfig,

@@ -1,4 +1,4 @@
-"""Compares rewards from files with the success threshold, like ``algorithms.batch.outcome`` but without torch."""
+"""Compares rewards from files with the success threshold, like ``algorithms.token_batch`` but without torch."""
 
 from typing import Any
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.registry import BUILT_IN
+from gtpo_megatron.algorithms.sums import LocalReduction
 from gtpo_megatron.config.algorithm import AlgorithmConfig, EntropyAdvantageConfig, GRPOConfig, GRPOSConfig, GTPOConfig
 from tests import credit_fuzz
 from tests.credit_cases import Case

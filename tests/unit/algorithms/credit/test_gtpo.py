@@ -2,9 +2,9 @@
 
 import torch
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch
 from gtpo_megatron.algorithms.credit.gtpo import gtpo_credit
+from gtpo_megatron.algorithms.sums import LocalReduction
+from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import GTPOConfig
 from tests.unit.algorithms.parts import column, table_of, tokens_of
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.losses.top_entropy import select_top_entropy, top_entropy_loss
+from gtpo_megatron.algorithms.sums import LocalReduction
 from gtpo_megatron.config.algorithm import TopEntropyConfig
 from tests.unit.algorithms.parts import column, tokens_of
 
