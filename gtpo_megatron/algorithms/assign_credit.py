@@ -17,7 +17,7 @@ from gtpo_megatron.algorithms.credit.diagnostics import credit_metrics
 from gtpo_megatron.algorithms.credit.length_penalty import length_penalties
 from gtpo_megatron.algorithms.credit.reference_kl import checked_reference, reference_penalties
 from gtpo_megatron.algorithms.registry import algorithm_of
-from gtpo_megatron.algorithms.sums import LocalReduction, Reduction
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.algorithms.token_batch import (
     CreditBatch,
     TokenInputs,
@@ -65,7 +65,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         ShapeError: a shape or dtype does not fit.
         DataError: a value cannot be used. Both errors are raised on all ranks.
     """
-    reduction = reduction or LocalReduction()
+    reduction = reduction or Reduction()
     local: list[TokenInputs] = []
 
     def read() -> tuple[Tensor, Tensor, Tensor]:

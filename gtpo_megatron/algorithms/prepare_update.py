@@ -23,7 +23,7 @@ from gtpo_megatron.algorithms.losses.off_policy import (
 )
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.registry import algorithm_of
-from gtpo_megatron.algorithms.sums import LocalReduction, Reduction
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.algorithms.token_batch import Tokens, gather_table
 from gtpo_megatron.config.algorithm import AlgorithmConfig, OffPolicyConfig
 from gtpo_megatron.errors import ShapeError
@@ -60,7 +60,7 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
             are selected) an entropy cannot be used.
         ConfigError: ``config`` is not the configuration of an algorithm. Each error is raised on all ranks.
     """
-    reduction = reduction or LocalReduction()
+    reduction = reduction or Reduction()
     local: list[tuple[Tokens, Tensor]] = []
 
     def read() -> tuple[Tensor, Tensor, Tensor]:

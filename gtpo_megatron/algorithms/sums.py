@@ -10,7 +10,6 @@ The maths follows local -> reduce -> apply: it computes additive numbers from th
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,10 +23,13 @@ _FLOAT64_FRACTION_BITS = 52
 _DROPPED_BITS = 21
 
 
-class Reduction(Protocol):
-    """The ranks that the batch is sharded over."""
+class Reduction:
+    """The ranks that the batch is sharded over; here: one process, which holds all responses.
 
-    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:
+    ``distributed.advantage_reducer.ProcessGroupReduction`` does the same over a process group.
+    """
+
+    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:  # noqa: ARG002
         """Gathers a few integers of every response of the batch.
 
         Args:
@@ -39,39 +41,19 @@ class Reduction(Protocol):
             ``[R, C]`` int64 on the CPU, ordered by rank and the same on every rank; and which of its rows are this
             rank's.
         """
-        ...
-
-    def gather_values(self, values: Tensor) -> Tensor:
-        """Gathers one number per response: ``[B]`` float64 -> ``[R]`` on the CPU, in the order of ``gather_rows``."""
-        ...
-
-    def max(self, values: Tensor) -> Tensor:
-        """Maximum over ranks, elementwise, float64; may overwrite ``values``."""
-        ...
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum over ranks, elementwise, int64; may overwrite ``values``."""
-        ...
-
-
-class LocalReduction:
-    """The reduction of a process that holds all responses."""
-
-    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:  # noqa: ARG002
-        """See ``Reduction``."""
         rows = read_rows()
         return rows, slice(0, len(rows))
 
     def gather_values(self, values: Tensor) -> Tensor:
-        """See ``Reduction``."""
+        """Gathers one number per response: ``[B]`` float64 -> ``[R]`` on the CPU, in the order of ``gather_rows``."""
         return values.cpu()
 
     def max(self, values: Tensor) -> Tensor:
-        """See ``Reduction``."""
+        """Maximum over ranks, elementwise, float64; may overwrite ``values``."""
         return values
 
     def sum(self, values: Tensor) -> Tensor:
-        """See ``Reduction``."""
+        """Sum over ranks, elementwise, int64; may overwrite ``values``."""
         return values
 
 

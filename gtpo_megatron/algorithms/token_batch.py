@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.sums import LocalReduction, Reduction, exact_sum
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +241,7 @@ class CreditBatch(TokenInputs):
         """
         group = self.table.group_index[self.table.is_live]
         size = torch.bincount(group, minlength=self.table.num_groups)
-        mean = exact_sum(values, group, size, LocalReduction()).mean
+        mean = exact_sum(values, group, size, Reduction()).mean
         return size[group].to(torch.float64), mean[group]
 
     def of_responses(self, reward: Tensor, advantage: Tensor, weights: EntropyWeights | None = None) -> TokenCredit:

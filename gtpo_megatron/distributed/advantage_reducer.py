@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron import algorithms
-from gtpo_megatron.algorithms.sums import LocalReduction, Reduction
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
@@ -35,7 +35,7 @@ _ERRORS: tuple[type[GTPOError], ...] = (ShapeError, DataError, ConfigError, GTPO
 """Errors that a rank can report; the index is the code."""
 
 
-class ProcessGroupReduction:
+class ProcessGroupReduction(Reduction):
     """``algorithms.sums.Reduction`` over a process group.
 
     Args:
@@ -132,7 +132,7 @@ def _as_text(integers: Tensor) -> str:
 
 def reduction_over(dp_group: dist.ProcessGroup | None) -> Reduction:
     """The reduction over a process group; None: this process holds all responses."""
-    return LocalReduction() if dp_group is None else ProcessGroupReduction(dp_group)
+    return Reduction() if dp_group is None else ProcessGroupReduction(dp_group)
 
 
 def assign_credit(  # noqa: PLR0913 - tensors of the same rows

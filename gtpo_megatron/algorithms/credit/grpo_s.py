@@ -17,7 +17,7 @@ from gtpo_megatron.algorithms.credit.shaping import (
     shaping_entropy,
 )
 from gtpo_megatron.algorithms.credit.standardise import response_pools, standardise
-from gtpo_megatron.algorithms.sums import LocalReduction, exact_sum, significant
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
 from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
 from gtpo_megatron.config.algorithm import GRPOSConfig
 from gtpo_megatron.errors import DataError
@@ -56,7 +56,7 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
         count,
         config.entropy_mean,
         compared=None,
-        reduction=LocalReduction(),
+        reduction=Reduction(),
     )
     if config.shaped_sides != "both":
         weight = torch.where(is_correct == (config.shaped_sides == "positive"), weight, 1.0)
@@ -73,9 +73,7 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
         takes_part=batch.takes_part(config.one_sided_groups),
     )
     advantage = standardise(reward, pools, ddof=config.std_ddof, eps=config.std_eps)  # A [I 9]
-    weights = EntropyWeights(
-        values=weight, is_correct=is_correct, is_lone=(count == 1)[side], reduction=LocalReduction()
-    )
+    weights = EntropyWeights(values=weight, is_correct=is_correct, is_lone=(count == 1)[side], reduction=Reduction())
     return batch.of_responses(reward, advantage, weights)
 
 
@@ -89,7 +87,7 @@ def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
         # a response without compared tokens is averaged over all of its tokens
         value = torch.where(batch.compared | (kept == 0).index_select(0, tokens.row), value, 0.0)
         count = torch.where(kept > 0, kept, count)
-    mean = exact_sum(value, tokens.row, count, LocalReduction()).mean
+    mean = exact_sum(value, tokens.row, count, Reduction()).mean
     return mean.exp() if config.sequence_entropy_mean == "geometric" else mean
 
 

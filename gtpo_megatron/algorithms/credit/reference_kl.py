@@ -6,7 +6,7 @@ from torch import Tensor
 from gtpo_megatron.algorithms.checks import check_full_precision, check_shape, checked_tokens
 from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT
 from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate
-from gtpo_megatron.algorithms.sums import LocalReduction, Reduction, exact_sum, significant
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
 from gtpo_megatron.algorithms.token_batch import TokenInputs, Tokens
 from gtpo_megatron.config.algorithm import ReferenceKLConfig
 from gtpo_megatron.errors import ShapeError
@@ -42,5 +42,5 @@ def reference_penalties(config: ReferenceKLConfig, inputs: TokenInputs, reductio
     assert inputs.ref_logprobs is not None
     differences = (inputs.old_logprobs - inputs.ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     lengths = inputs.tokens.lengths.to(differences.device)
-    divergence = exact_sum(kl_estimate(differences, config.estimator), inputs.tokens.row, lengths, LocalReduction())
+    divergence = exact_sum(kl_estimate(differences, config.estimator), inputs.tokens.row, lengths, Reduction())
     return -config.coef * significant(reduction.gather_values(divergence.total).to(torch.float64))

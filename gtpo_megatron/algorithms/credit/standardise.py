@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.sums import LocalReduction, Reduction, exact_sum
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum
 from gtpo_megatron.algorithms.token_batch import CreditBatch
 
 PoolKind = Literal["joint_zero", "per_set", "combined"]
@@ -56,7 +56,7 @@ def response_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, tak
     """The pools of one value per response with tokens; see ``token_pools``. Every rank holds all of them."""
     is_live = batch.table.is_live
     pool, num_values, num_zeros = _pools(batch, is_live.to(torch.int64), kind, spans_batch, takes_part)
-    return Pools(index=pool[is_live], num_values=num_values, num_zeros=num_zeros, reduction=LocalReduction())
+    return Pools(index=pool[is_live], num_values=num_values, num_zeros=num_zeros, reduction=Reduction())
 
 
 def _pools(

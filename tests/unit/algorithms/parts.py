@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.sums import LocalReduction
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.algorithms.token_batch import ResponseTable, Tokens, gather_table
 
 
@@ -12,7 +12,7 @@ def table_of(rewards: list[float], labels: list[int], lengths: list[int], *, thr
     return gather_table(
         lambda: (torch.tensor(rewards), torch.tensor(labels), torch.tensor(lengths)),
         success_threshold=threshold,
-        reduction=LocalReduction(),
+        reduction=Reduction(),
         signature="",
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gtpo_megatron.algorithms.sums import ExactSum, LocalReduction, exact_sum, significant
+from gtpo_megatron.algorithms.sums import ExactSum, Reduction, exact_sum, significant
 from tests.unit.algorithms.parts import column
 
 LARGEST = 2.0**950
@@ -20,7 +20,7 @@ values_of_any_size = st.one_of(
 
 def summed(values: Tensor, key: Tensor | None = None, num_keys: int = 1) -> ExactSum:
     keys = torch.zeros(len(values), dtype=torch.int64) if key is None else key
-    return exact_sum(values, keys, torch.bincount(keys, minlength=num_keys), LocalReduction())
+    return exact_sum(values, keys, torch.bincount(keys, minlength=num_keys), Reduction())
 
 
 @given(st.lists(values_of_any_size, max_size=40), st.randoms(use_true_random=False))
@@ -72,7 +72,7 @@ def test_and_so_it_is_for_counts_beyond_what_fits_here(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 1023, 1024, 1025, 2**31, 2**50 - 1])
 def test_no_sum_overflows(peak: float, count: int, sign: float) -> None:
     """``count`` terms of the largest magnitude: the integer is within an int64, with a bit to spare."""
-    units = exact_sum(column(sign * peak), torch.zeros(1, dtype=torch.int64), torch.tensor([count]), LocalReduction())
+    units = exact_sum(column(sign * peak), torch.zeros(1, dtype=torch.int64), torch.tensor([count]), Reduction())
     assert abs(int(units.units)) * count <= 2**62 + count
     if peak * count > 2.0**-900:
         assert abs(int(units.units)) * count > 2**60 - count  # and no digit is wasted
@@ -113,5 +113,5 @@ def test_float32_numbers_are_significant_as_they_are() -> None:
 def test_keys_of_any_integer_type() -> None:
     values, flags = column(1.0, 2.0, 4.0), torch.tensor([True, False, True])
     for keys in (flags, flags.to(torch.int32), flags.to(torch.uint8), flags.to(torch.int64)):
-        found = exact_sum(values, keys, torch.tensor([1, 2]), LocalReduction())
+        found = exact_sum(values, keys, torch.tensor([1, 2]), Reduction())
         assert found.total.tolist() == [2.0, 5.0]

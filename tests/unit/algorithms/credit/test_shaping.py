@@ -14,7 +14,7 @@ from gtpo_megatron.algorithms.credit.shaping import (
     entropy_weight,
     shaping_entropy,
 )
-from gtpo_megatron.algorithms.sums import LocalReduction
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError
@@ -41,9 +41,7 @@ def test_clip_first_then_the_floor() -> None:
 def relative(weights: list[float], mean: str) -> list[float]:
     """The weights of tokens that are compared with each other."""
     key, count = torch.zeros(len(weights), dtype=torch.int64), torch.tensor([len(weights)])
-    return entropy_weight(
-        column(*weights), key == 0, key, count, mean, compared=None, reduction=LocalReduction()
-    ).tolist()
+    return entropy_weight(column(*weights), key == 0, key, count, mean, compared=None, reduction=Reduction()).tolist()
 
 
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, ROUNDING, Pools, standardise
-from gtpo_megatron.algorithms.sums import LocalReduction
+from gtpo_megatron.algorithms.sums import Reduction
 from tests.unit.algorithms.parts import column
 
 
@@ -16,7 +16,7 @@ def advantages(values: list[float], zeros: int = 0, **options: object) -> list[f
         index=torch.zeros(len(values)).long(),
         num_values=torch.tensor([len(values), 0]),
         num_zeros=torch.tensor([zeros, 0]),
-        reduction=LocalReduction(),
+        reduction=Reduction(),
     )
     return standardise(column(*values), pools, **{"ddof": 0, "eps": 0.0, **options}).tolist()
 

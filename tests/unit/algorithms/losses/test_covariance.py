@@ -14,7 +14,7 @@ from gtpo_megatron.algorithms.losses.covariance import (
 )
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
-from gtpo_megatron.algorithms.sums import LocalReduction
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
 from tests.unit.algorithms.parts import column, tokens_of
 
@@ -24,7 +24,7 @@ BATCH = SelectionBatch(
     old_logprobs=column(-1.0, -3.0, -1.0, -3.0),
     advantages=column(2.0, 0.5, -1.0, 2.5),
     num_tokens=4,
-    reduction=LocalReduction(),
+    reduction=Reduction(),
 )
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch, largest, ordered_integers
-from gtpo_megatron.algorithms.sums import LocalReduction
+from gtpo_megatron.algorithms.sums import Reduction
 from tests.unit.algorithms.parts import tokens_of
 
 floats = st.floats(width=32, allow_nan=False)
@@ -27,7 +27,7 @@ def test_integers_keep_the_order(values: list[float]) -> None:
 def test_largest_of_the_candidates(rows: list[tuple[int, bool]], count: int) -> None:
     keys = torch.tensor([key for key, _ in rows])
     candidates = torch.tensor([chosen for _, chosen in rows])
-    got = largest(keys, candidates, count, LocalReduction())
+    got = largest(keys, candidates, count, Reduction())
     ranked = sorted((key for key, chosen in rows if chosen), reverse=True)
     least = ranked[min(count, len(ranked)) - 1] if count and ranked else 2**40
     assert got.tolist() == [chosen and key >= least for key, chosen in rows]
@@ -44,6 +44,6 @@ def test_a_fraction_of_the_batch(fraction: float, num_tokens: int, wanted: int) 
         old_logprobs=none,
         advantages=none,
         num_tokens=num_tokens,
-        reduction=LocalReduction(),
+        reduction=Reduction(),
     )
     assert batch.part(fraction) == wanted
