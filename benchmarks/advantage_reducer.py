@@ -177,8 +177,8 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
         )
         lengths = torch.randint(1, tokens + 1, (num_responses,))
         handle = RolloutHandle(
-            groups=(reference,),
-            rows=tuple((0, row) for row in range(num_responses)),
+            objects=(reference,),
+            places=tuple((0, row) for row in range(num_responses)),
             prompt_lengths=torch.full((num_responses,), 100),
             response_lengths=lengths,
             own_lengths=lengths,

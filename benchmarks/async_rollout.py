@@ -146,7 +146,7 @@ def slow_engine(sleep_s: float) -> type[EngineProcess]:
     class SlowEngine(EngineProcess):
         def start(self) -> None:
             super().start()
-            engine = self.held._llm.llm_engine
+            engine = self.instance._llm.llm_engine
             step = engine.step
             seconds: list[float] = []
             file = self._run_folder / f"decode_{os.getpid()}.json"

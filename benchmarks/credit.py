@@ -28,18 +28,8 @@ from benchmarks.credit_worker import CONFIGS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = [
-    *(f"algorithms/{name}.py" for name in ("exact_sum", "assign_credit")),
-    *(f"algorithms/batch/{name}.py" for name in ("reduction", "response_table", "tokens")),
-    *(
-        f"algorithms/credit/{name}.py"
-        for name in (
-            "gtpo",
-            "grpo_s",
-            "shaping",
-            "standardise",
-            "credit_batch",
-        )
-    ),
+    *(f"algorithms/{name}.py" for name in ("sums", "token_batch", "assign_credit")),
+    *(f"algorithms/credit/{name}.py" for name in ("gtpo", "grpo_s", "shaping", "standardise")),
     "distributed/advantage_reducer.py",
 ]
 """Formulas, sums and reducer; without losses, penalties, controls, diagnostics, configuration."""

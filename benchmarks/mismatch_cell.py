@@ -108,7 +108,7 @@ class Cell:
         prompts = self.draw()
         rollouts = self.sample(prompts)
         found = self.assessed(rollouts, may_learn=True)
-        self.stages.trainer.assign_credit(self.rewards(rollouts, prompts))
+        self.stages.trainer.credit_tokens(self.rewards(rollouts, prompts))
         self.version += 1
         self.stages.trainer.update(step=self.version)
         self.stages.weight_sync.push(version=self.version)

@@ -99,7 +99,7 @@ class Sleeper:
         del rollouts
         return gap_metrics(torch.zeros(1), torch.zeros(1))
 
-    def assign_credit(self, rewards: RewardBatch) -> dict[str, Any]:
+    def credit_tokens(self, rewards: RewardBatch) -> dict[str, Any]:
         del rewards
         return {}
 

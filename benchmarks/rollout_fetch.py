@@ -25,12 +25,12 @@ import torch
 import tyro
 
 from gtpo_megatron.batch import RolloutBatch, take_rows
+from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.orchestration.stages.rollouts import (
     RolloutHandle,
     handles_then_groups,
     joined,
     received,
-    shards,
     split_by_group,
 )
 from gtpo_megatron.rollout.requests import SampleRequest, assign_to_engines
@@ -97,6 +97,11 @@ def in_order(handles: Sequence[RolloutHandle], options: Options) -> RolloutHandl
     return joined(handles).select(order.argsort().tolist())
 
 
+def rows_of(handle: RolloutHandle, num_replicas: int) -> list[tuple[int, ...]]:
+    """The responses of each replica, as the trainer shards them."""
+    return shard_contiguous((handle.prompt_lengths + handle.response_lengths).tolist(), num_replicas)
+
+
 def measure_in_process(options: Options, *, num_replicas: int, whole: bool) -> dict[str, float]:
     """Bytes and seconds of the slowest replica."""
     kept: list[bytes] = []
@@ -106,20 +111,20 @@ def measure_in_process(options: Options, *, num_replicas: int, whole: bool) -> d
         return len(kept) - 1
 
     def fetch(rollouts: RolloutHandle) -> RolloutBatch:
-        return take_rows([pickle.loads(kept[group]) for group in rollouts.groups], rollouts.rows)
+        return take_rows([pickle.loads(kept[group]) for group in rollouts.objects], rollouts.places)
 
     handle = in_order(
         [RolloutHandle.of_groups(make_batch(options, share), put=put) for share in engine_shares(options)], options
     )
     found: list[dict[str, float]] = []
-    for shard in shards(handle, num_replicas)[: 1 if whole else num_replicas]:  # who fetches everything does the same
+    for rows in rows_of(handle, num_replicas)[: 1 if whole else num_replicas]:  # who fetches everything does the same
         start = time.process_time()
+        mine = handle if whole else handle.select(rows)
+        batch = fetch(mine)
         if whole:
-            fetch(handle).select(shard.rows)
-        else:
-            fetch(shard.rollouts)
+            batch.select(rows)
         seconds = time.process_time() - start
-        groups = (handle if whole else shard.rollouts).groups
+        groups = mine.objects
         found.append({"bytes": sum(len(kept[group]) for group in groups), "cpu_s": seconds, "objects": len(groups)})
     return {
         "mib_per_rank": max(one["bytes"] for one in found) / 2**20,
@@ -166,8 +171,8 @@ def measure_with_ray(options: Options, *, num_replicas: int, whole: bool) -> dic
         handle = in_order([one for stream in streams for one in received(stream).values()], options)
         left_s = time.perf_counter() - start
         calls = [
-            rank.fetch.remote(handle, shard.rows) if whole else rank.fetch.remote(shard.rollouts, shard.rows)
-            for rank, shard in zip(ranks, shards(handle, num_replicas), strict=True)
+            rank.fetch.remote(handle if whole else handle.select(rows), rows)
+            for rank, rows in zip(ranks, rows_of(handle, num_replicas), strict=True)
         ]
         found.append({"fetch_s": max(ray.get(calls)), "make_and_put_s": left_s})
     for process in (*engines, *ranks):

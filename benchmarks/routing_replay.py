@@ -286,10 +286,10 @@ def train(part: Part) -> dict[str, Any]:
         start = time.process_time()
         metrics = to_scalars(actor.score_tokens(RolloutShard.of(batch, range(batch.num_responses))))
         times = {"score_s": time.process_time() - start, "replay_in_score_s": clock.take()}
-        scores = actor.held.scored("assign_credit").scores
+        scores = actor.batch
         assert scores is not None
         gap = (scores.old_logprobs - batch.rollout_logprobs)[batch.loss_mask].double()
-        actor.assign_credit(rewards)
+        actor.credit_tokens(rewards)
         start = time.process_time()
         metrics |= to_scalars(actor.update(0))  # not a newer policy: the same responses are scored again
         times |= {"updates_s": time.process_time() - start, "replay_in_updates_s": clock.take()}

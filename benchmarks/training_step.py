@@ -88,7 +88,7 @@ def steps(responses: int, response_tokens: int, rounds: int) -> dict[str, Any]:
             times = [time.process_time()]
             actor.score_tokens(RolloutShard.of(batch, range(responses)))
             times.append(time.process_time())
-            actor.assign_credit(rewards)
+            actor.credit_tokens(rewards)
             times.append(time.process_time())
             norm = to_scalars(actor.update(0))["optimizer/grad_norm"]  # not a newer policy for the next round
             times.append(time.process_time())

@@ -9,7 +9,8 @@ Shapes: ``B`` responses, ``T`` response tokens (padded on the right), ``Tp`` pro
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -276,13 +277,13 @@ class RolloutShard:
 
     Attributes:
         rollouts: the responses.
-        rows: their rows in the whole batch.
+        global_rows: their rows in the whole batch.
         prompt_groups: every group of the whole batch in order; the same on all ranks.
         policy_version: oldest version that generated a token of the whole batch; the same on all ranks.
     """
 
     rollouts: RolloutBatch
-    rows: tuple[int, ...]
+    global_rows: tuple[int, ...]
     prompt_groups: tuple[int, ...]
     policy_version: int
 
@@ -291,7 +292,7 @@ class RolloutShard:
         """The shard with these rows of ``whole``."""
         return cls(
             rollouts=whole.select(rows),
-            rows=tuple(rows),
+            global_rows=tuple(rows),
             prompt_groups=tuple(dict.fromkeys(whole.group_ids.tolist())),
             policy_version=whole.policy_version,
         )
@@ -358,26 +359,22 @@ class RewardBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyScores:
-    """Log-probs and entropies of the sampled tokens under the old policy.
+class ScoredBatch(RolloutShard):
+    """A rank's responses with the old policy's scores; only ranks with logits (the last pipeline stage) have it.
 
     Attributes:
-        old_logprobs: ``[B, T]`` float32, nats; 0 outside ``loss_mask``. By the trainer, or by the sampler without a
-            scoring pass.
-        token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 outside ``loss_mask``.
-        policy_version: version of the weights that computed them.
-        temperature: divisor of the logits.
-        vocab_size: number of logits of the softmax, without padding.
-        ref_logprobs: ``[B, T]`` float32, nats, of the same tokens under the reference policy; 0 outside ``loss_mask``.
-            None if the run has none.
+        old_logprobs: ``[B, T]`` float32, nats; 0 outside ``rollouts.loss_mask``. By the trainer, or by the sampler
+            without a scoring pass.
+        token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 outside ``rollouts.loss_mask``.
+        ref_logprobs: ``[B, T]`` float32, nats, of the same tokens under the reference policy; 0 outside
+            ``rollouts.loss_mask``. None if the run has none.
+        scored_version: policy version of the weights that computed them.
     """
 
     old_logprobs: Tensor
     token_entropy: Tensor
-    policy_version: int
-    temperature: float
-    vocab_size: int
     ref_logprobs: Tensor | None = None
+    scored_version: int
 
     def __post_init__(self) -> None:
         if self.old_logprobs.shape != self.token_entropy.shape or self.old_logprobs.ndim != 2:
@@ -390,19 +387,6 @@ class PolicyScores:
                 f"ref_logprobs {tuple(self.ref_logprobs.shape)}, old_logprobs {tuple(self.old_logprobs.shape)}: "
                 f"one value a token is needed"
             )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredBatch:
-    """A rank's responses with their scores.
-
-    Attributes:
-        shard: the responses.
-        scores: None on a rank without logits (not on the last pipeline stage).
-    """
-
-    shard: RolloutShard
-    scores: PolicyScores | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -421,18 +405,23 @@ class Credit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainBatch:
+class TrainBatch(ScoredBatch):
     """A rank's responses, ready for updates.
 
     Attributes:
-        scored: the responses with the old policy's scores.
-        credit: None on a rank without logits.
+        shaped_rewards: see ``Credit``.
+        advantages: see ``Credit``.
         loss_mask: ``[B, T]`` bool, the tokens that enter the loss: those that the policy wrote, or fewer.
     """
 
-    scored: ScoredBatch
-    credit: Credit | None
+    shaped_rewards: Tensor
+    advantages: Tensor
     loss_mask: Tensor
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, from which a later stage makes its own record."""
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -456,3 +445,19 @@ class TokenRecord:
     shaped_rewards: list[float]
     advantages: list[float]
     truncated: bool
+
+    @classmethod
+    def of(cls, batch: TrainBatch, row: int) -> "TokenRecord":
+        """The response at ``row``."""
+        sampled, length = batch.rollouts, int(batch.rollouts.response_lengths[row])
+        return cls(
+            group_id=int(sampled.group_ids[row]),
+            policy_version=int(sampled.oldest_versions[row]),
+            prompt_ids=sampled.prompt_ids[row, : int(sampled.prompt_lengths[row])].tolist(),
+            response_ids=sampled.response_ids[row, :length].tolist(),
+            loss_mask=sampled.loss_mask[row, :length].tolist(),
+            token_entropy=batch.token_entropy[row, :length].tolist(),
+            shaped_rewards=batch.shaped_rewards[row, :length].tolist(),
+            advantages=batch.advantages[row, :length].tolist(),
+            truncated=bool(sampled.truncated[row]),
+        )

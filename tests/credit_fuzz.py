@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms import Credit, assign_credit, prepare_update
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import (
     DPPOConfig,
     DrGRPOConfig,
@@ -99,7 +99,7 @@ def differences(whole: Outcome, part: Outcome, rows: list[int]) -> Iterator[str]
 def problem_of(case: Case, draw: random.Random) -> str | None:
     """What is wrong with the package's answer to a case; None if nothing is."""
     everyone = list(range(len(case.rewards)))
-    whole = run(case, case.arguments(draw, most_holes=0), LocalReduction())
+    whole = run(case, case.arguments(draw, most_holes=0), Reduction())
     if not whole.refusal:
         for rows in (whole.shaped_rewards, whole.advantages, [list(whole.metrics.values())]):
             if not all(math.isfinite(value) for row in rows for value in row):
@@ -108,7 +108,7 @@ def problem_of(case: Case, draw: random.Random) -> str | None:
             return f"unlike the scalar loops: {text}"
     order = draw.sample(everyone, len(everyone))
     moved = case.rows(order)
-    for text in differences(whole, run(moved, moved.arguments(draw, most_holes=4), LocalReduction()), order):
+    for text in differences(whole, run(moved, moved.arguments(draw, most_holes=4), Reduction()), order):
         return f"in another order, with holes: {text}"
     size = draw.randint(1, 4)
     dealt: list[list[int]] = [[] for _ in range(size)]

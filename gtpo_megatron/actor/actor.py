@@ -23,11 +23,9 @@ from gtpo_megatron.actor.checkpoint import rank_checkpoint as checkpoint
 from gtpo_megatron.actor.checkpoint.model_folder import load_model_folder
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
-from gtpo_megatron.actor.forward_backward import run_micro_batches
-from gtpo_megatron.actor.held_batch import HeldBatch
+from gtpo_megatron.actor.forward_backward import MicroBatching, run_micro_batches
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
 from gtpo_megatron.actor.loss_adapter import PolicyHead
-from gtpo_megatron.actor.micro_batching import MicroBatching
 from gtpo_megatron.actor.model.policy_model import build_chunks, fuse_weight_gradients, mark_experts, weights_by_name
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype, transformer_config
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
@@ -35,22 +33,15 @@ from gtpo_megatron.actor.policy_update import PolicyUpdate
 from gtpo_megatron.actor.reference import first_reference
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
 from gtpo_megatron.actor.stage_report import StageReport
-from gtpo_megatron.batch import (
-    PolicyScores,
-    RewardBatch,
-    RolloutBatch,
-    RolloutShard,
-    ScoredBatch,
-    TokenRecord,
-    TrainBatch,
-)
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, ScoredBatch, TokenRecord, TrainBatch, fields_of
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.data.unshaped_tokens import UnshapedTokens, unshaped_tokens_of
-from gtpo_megatron.distributed import advantage_reducer
+from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.distributed.vocab_parallel import TokenScores
-from gtpo_megatron.errors import DataError
+from gtpo_megatron.errors import DataError, StageOrderError
 from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merged
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
@@ -66,6 +57,9 @@ Metrics = dict[str, Metric]
 COLLECTIVE_TIMEOUT_FRACTION = 0.7
 """Of the stage deadline."""
 
+SCORING = ("score_tokens", "use_sampler_scores")
+"""Stages of which one scores the batch."""
+
 
 class MegatronActor:
     """A rank of the trainer.
@@ -79,7 +73,9 @@ class MegatronActor:
 
     Attributes:
         coordinates: of this rank in the layout.
-        held: the batch between the stages of a step.
+        batch: this rank's part of the step's batch: a ``ScoredBatch`` after scoring and a ``TrainBatch`` after credit;
+            on a rank without logits the ``RolloutShard`` of the beginning. None between steps. A stage that raises
+            leaves what the stage before it left.
 
     Collectives: rendezvous and group creation.
     """
@@ -149,7 +145,8 @@ class MegatronActor:
         self._weight_store: Any = None  # stays open while pushes go on
         self._sender: WeightSender | None = None
         self._policy_version = 0
-        self.held = HeldBatch()
+        self.batch: RolloutShard | None = None
+        self._last_stage = "nothing"
         self._host_copies = HostCopies()
 
     def _build_model(self) -> None:
@@ -208,7 +205,7 @@ class MegatronActor:
 
         Collectives: Megatron's over tp, cp and pp; of a mixture of experts also over ep, and one sum over the world.
         """
-        self.held.release()
+        self.batch = None  # first: a rank never has two
         mine = shard.rollouts
         batches = self._micro_batching.cut(mine, range(mine.num_responses))
         self._stages.step_begins(self._policy_version + 1)
@@ -222,8 +219,9 @@ class MegatronActor:
             loads |= self._replay.end_scoring(batches, mine)
         self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
         reference = self._reference_logprobs(batches, mine)
-        scores = self._hold_scores(shard, logprobs, entropy, reference, stage="score_tokens")
-        metrics = {} if scores is None else score_metrics(mine, scores)
+        scored = self._scored(shard, logprobs, entropy, reference)
+        metrics = score_metrics(scored) if isinstance(scored, ScoredBatch) else {}
+        self._stage_ends("score_tokens", scored)
         return metrics | loads | self._stages.take()
 
     def _forward_scores(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
@@ -258,7 +256,7 @@ class MegatronActor:
 
         Collectives: Megatron's over tp, cp, pp and ep, if there is a reference policy.
         """
-        self.held.release()
+        self.batch = None
         mine = shard.rollouts
         if mine.token_entropy is None:
             raise DataError(
@@ -275,29 +273,35 @@ class MegatronActor:
         reference = None
         if self._reference is not None:
             reference = self._reference_logprobs(self._micro_batching.cut(mine, range(mine.num_responses)), mine)
-        logprobs, entropy = mine.rollout_logprobs, mine.token_entropy
-        scores = self._hold_scores(shard, logprobs, entropy, reference, stage="use_sampler_scores")
-        return {} if scores is None else entropy_metrics(mine, scores)
+        scored = self._scored(shard, mine.rollout_logprobs, mine.token_entropy, reference)
+        self._stage_ends("use_sampler_scores", scored)
+        return entropy_metrics(scored) if isinstance(scored, ScoredBatch) else {}
 
-    def _hold_scores(
-        self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, *, stage: str
-    ) -> PolicyScores | None:
-        """Holds this rank's responses with their scores, which it has if it has logits."""
-        scores = None
-        if self.coordinates.has_logits:
-            scores = PolicyScores(
-                old_logprobs=logprobs,
-                token_entropy=entropy,
-                policy_version=self._policy_version,
-                temperature=self._config.rollout.sampling.temperature,
-                vocab_size=self._arch.vocab_size,
-                ref_logprobs=reference,
+    def _scored(self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor, reference: Tensor | None) -> RolloutShard:
+        """This rank's responses, with their scores if it has logits."""
+        if not self.coordinates.has_logits:
+            return shard
+        return ScoredBatch(
+            **fields_of(shard),
+            old_logprobs=logprobs,
+            token_entropy=entropy,
+            ref_logprobs=reference,
+            scored_version=self._policy_version,
+        )
+
+    def _stage_ends(self, stage: str, batch: RolloutShard | None) -> None:
+        self.batch, self._last_stage = batch, stage
+
+    def batch_after(self, *stages: str, asks: str) -> RolloutShard:
+        """The batch, for the stage ``asks``; raises StageOrderError unless one of ``stages`` was the last."""
+        if self.batch is None or self._last_stage not in stages:
+            raise StageOrderError(
+                f"{asks} needs the batch that {' or '.join(stages)} leaves, but {self._last_stage} came before it"
             )
-        self.held.keep(ScoredBatch(shard=shard, scores=scores), stage=stage)
-        return scores
+        return self.batch
 
     # -------------------------------------------------------------------------------------------------- (5)(6) credit
-    def assign_credit(self, rewards: RewardBatch) -> Metrics:
+    def credit_tokens(self, rewards: RewardBatch) -> Metrics:
         """Shaped rewards and advantages of this rank's responses, equal however the responses were sharded.
 
         A response without a verdict takes no part: it is in no set, in no pool and in no loss.
@@ -312,36 +316,40 @@ class MegatronActor:
 
         Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
         """
-        scored = self.held.scored("assign_credit")
-        index = torch.tensor(scored.shard.rows, dtype=torch.int64)
-        mine = scored.shard.rollouts
-        judged = mine.loss_mask & ~rewards.failed[index][:, None]
-        in_loss = judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged
-        if scored.scores is None:
-            self.held.keep(TrainBatch(scored=scored, credit=None, loss_mask=in_loss), stage="assign_credit")
+        batch = self.batch_after(*SCORING, asks="credit_tokens")
+        if not isinstance(batch, ScoredBatch):
+            self._stage_ends("credit_tokens", batch)
             return {}
-        staleness = scored.scores.policy_version - scored.shard.policy_version
+        staleness = batch.scored_version - batch.policy_version
         if not 0 <= staleness <= self._config.rollout.max_staleness:
             raise DataError(
-                f"responses of policy version {scored.shard.policy_version} were scored under version "
-                f"{scored.scores.policy_version}; rollout.max_staleness={self._config.rollout.max_staleness} allows "
+                f"responses of policy version {batch.policy_version} were scored under version "
+                f"{batch.scored_version}; rollout.max_staleness={self._config.rollout.max_staleness} allows "
                 f"at most so many versions between them"
             )
+        mine, index = batch.rollouts, torch.tensor(batch.global_rows, dtype=torch.int64)
+        judged = mine.loss_mask & ~rewards.failed[index][:, None]
         shaping_mask = None
         if self._unshaped is not None:
             shaping_mask = self._unshaped.shaping_mask(mine.response_ids, mine.response_lengths)
-        credit = advantage_reducer.assign_credit(
+        credit = assign_credit(
             self._config.algorithm,
             rewards=rewards.rewards[index],
-            token_entropy=scored.scores.token_entropy,
+            token_entropy=batch.token_entropy,
             response_mask=judged,
             group_ids=mine.group_ids,
-            old_logprobs=scored.scores.old_logprobs,
-            ref_logprobs=scored.scores.ref_logprobs,
+            old_logprobs=batch.old_logprobs,
+            ref_logprobs=batch.ref_logprobs,
             shaping_mask=shaping_mask,
-            dp_group=self._groups.dp,
+            reduction=reduction_over(self._groups.dp),
         )
-        self.held.keep(TrainBatch(scored=scored, credit=credit, loss_mask=in_loss), stage="assign_credit")
+        train_batch = TrainBatch(
+            **fields_of(batch),
+            shaped_rewards=credit.shaped_rewards,
+            advantages=credit.advantages,
+            loss_mask=judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged,
+        )
+        self._stage_ends("credit_tokens", train_batch)
         metrics: Metrics = {name: Max(value) for name, value in credit.metrics.items()}
         if shaping_mask is not None:
             left_out = float((judged & ~shaping_mask).sum())
@@ -355,8 +363,8 @@ class MegatronActor:
         Raises:
             StageOrderError: the batch has no credit, or updates were made from it already.
         """
-        batch = self.held.credited("update")
-        self.held.keep(batch, stage="update")  # first: half an update must not be made again
+        batch = self.batch_after("credit_tokens", asks="update")
+        self._stage_ends("update", batch)  # first: half an update must not be made again
         metrics = self._update.run(batch, step=step)
         self._policy_version = step
         if self._reference is not None:
@@ -401,27 +409,12 @@ class MegatronActor:
         Raises:
             StageOrderError: the batch has no credit, or was released.
         """
-        batch = self.held.credited("sample_records", after=("assign_credit", "update"))
-        if batch.credit is None or batch.scored.scores is None:
+        batch = self.batch_after("credit_tokens", "update", asks="sample_records")
+        if not isinstance(batch, TrainBatch):
             return []
-        mine, chosen = batch.scored.shard.rollouts, set(group_ids)
-        records = []
-        for i, group in enumerate(mine.group_ids.tolist()):
-            if group in chosen:
-                length = int(mine.response_lengths[i])
-                record = TokenRecord(
-                    group_id=group,
-                    policy_version=int(mine.oldest_versions[i]),
-                    prompt_ids=mine.prompt_ids[i, : int(mine.prompt_lengths[i])].tolist(),
-                    response_ids=mine.response_ids[i, :length].tolist(),
-                    loss_mask=mine.loss_mask[i, :length].tolist(),
-                    token_entropy=batch.scored.scores.token_entropy[i, :length].tolist(),
-                    shaped_rewards=batch.credit.shaped_rewards[i, :length].tolist(),
-                    advantages=batch.credit.advantages[i, :length].tolist(),
-                    truncated=bool(mine.truncated[i]),
-                )
-                records.append((batch.scored.shard.rows[i], record))
-        return records
+        chosen, groups = set(group_ids), batch.rollouts.group_ids.tolist()
+        found = [row for row, group in enumerate(groups) if group in chosen]
+        return [(batch.global_rows[row], TokenRecord.of(batch, row)) for row in found]
 
     def explain_gap(self, typical_nats: float) -> GapReport:
         """Reports where this rank's responses have log-prob gaps, by the trainer's log-probs that were compared last.
@@ -430,18 +423,18 @@ class MegatronActor:
             typical_nats: gap up to which a token is as it should be.
 
         Raises:
-            StageOrderError: no responses are held.
+            StageOrderError: no batch is scored.
 
         Returns:
             The report; empty on a rank without logits. Communication: none.
         """
-        scored = self.held.any_scored("explain_gap")
+        batch = self.batch_after(*SCORING, "credit_tokens", "update", asks="explain_gap")
         logprobs = self._update.trainer_logprobs  # of an update without a scoring pass
-        if scored.scores is not None and self._config.rollout.entropy_source == "actor":
-            logprobs = scored.scores.old_logprobs
+        if isinstance(batch, ScoredBatch) and self._config.rollout.entropy_source == "actor":
+            logprobs = batch.old_logprobs
         if logprobs is None:
             return merged([])
-        return gap_report(scored.shard.rollouts, logprobs, rows=scored.shard.rows, typical_nats=typical_nats)
+        return gap_report(batch.rollouts, logprobs, rows=batch.global_rows, typical_nats=typical_nats)
 
     def expert_load(self) -> dict[int, list[int]]:
         """Tokens of each expert by layer, of all ranks; empty for a dense model. Communication: none."""
@@ -449,7 +442,7 @@ class MegatronActor:
 
     def release_batch(self) -> None:
         """Frees the step's responses and all that the stages computed from them. Communication: none."""
-        self.held.release()
+        self._stage_ends("release_batch", None)
         if self._replay is not None:
             self._replay.release()
 

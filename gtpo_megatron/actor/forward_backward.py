@@ -1,29 +1,78 @@
-"""Runs packed micro-batches through Megatron's pipeline schedules."""
+"""Cuts a rank's responses into packed micro-batches, and runs these through Megatron's pipeline schedules."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model.replayed_router import NUMBER
-from gtpo_megatron.data.packing import PackedMicroBatch
+from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches, pack
+from gtpo_megatron.distributed.groups import ParallelGroups
 
 R = TypeVar("R")
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatching:
+    """Cuts a rank's responses.
+
+    Attributes:
+        budget_tokens: of a micro-batch.
+        layout: of packed sequences.
+        even_group: ranks that must make equally many passes; None: ranks may make different numbers.
+    """
+
+    budget_tokens: int
+    layout: PackLayout
+    even_group: ProcessGroup | None = None
+
+    @classmethod
+    def of(
+        cls, parallel: ParallelConfig, groups: ParallelGroups, *, context_index: int, budget_tokens: int
+    ) -> "MicroBatching":
+        """Micro-batching for a layout of ranks.
+
+        If replicas share experts, every pass of one is a pass of the other. The maximum is taken over all replicas
+        rather than those that share experts: a step waits for the slowest of all in any case.
+        """
+        return cls(
+            budget_tokens=budget_tokens,
+            layout=PackLayout.of(parallel, context_index),
+            even_group=groups.dp if parallel.replicas_share_experts else None,
+        )
+
+    def cut(self, rollouts: RolloutBatch, rows: Sequence[int]) -> list[PackedMicroBatch]:
+        """The given rows, cut and packed; at the end micro-batches of padding, which no loss and no score counts.
+
+        Collectives: one maximum of one number over ``even_group``.
+        """
+        batches = micro_batches(rollouts, rows, budget_tokens=self.budget_tokens, layout=self.layout)
+        if self.even_group is not None:
+            most = torch.tensor(len(batches), device=cpu_platform.device())
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.even_group)
+            batches += [pack(rollouts, [], layout=self.layout)] * (int(most) - len(batches))
+        return batches
+
+
 FinishMicroBatch = Callable[[Tensor, PackedMicroBatch], tuple[Tensor, R]]
-"""From the last stage's hidden states to the micro-batch's share of the loss (a scalar, already divided by the global
+"""From the last stage's hidden states to the micro-batch's part of the loss (a scalar, already divided by the global
 weight) and whatever is to be kept of it."""
 
 
 def run_micro_batches(
-    chunks: Sequence[Any], micro_batches: Sequence[PackedMicroBatch], finish: FinishMicroBatch[R], *, forward_only: bool
+    chunks: Sequence[Any], batches: Sequence[PackedMicroBatch], finish: FinishMicroBatch[R], *, forward_only: bool
 ) -> list[R]:
     """Forward, and backward unless ``forward_only``, over every micro-batch.
 
@@ -32,7 +81,7 @@ def run_micro_batches(
 
     Args:
         chunks: Megatron's data-parallel wrappers of this rank's ``PolicyModel`` chunks; several are interleaved.
-        micro_batches: at least one, and at least one per stage if chunks are interleaved; the same cuts on all ranks
+        batches: at least one, and at least one per stage if chunks are interleaved; the same cuts on all ranks
             of a pipeline, and equally many on all ranks that share experts.
         finish: called on the last pipeline stage only.
         forward_only: no gradients, no gradient communication.
@@ -45,8 +94,8 @@ def run_micro_batches(
     """
     device = cpu_platform.device()
 
-    def forward_step(batches: Iterator[tuple[int, PackedMicroBatch]], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
-        number, batch = next(batches)
+    def forward_step(numbered: Iterator[tuple[int, PackedMicroBatch]], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
+        number, batch = next(numbered)
         cu_seqlens = batch.cu_seqlens.to(device, non_blocking=True)
         packed = PackedSeqParams(
             qkv_format="thd",
@@ -72,15 +121,15 @@ def run_micro_batches(
     if len(chunks) > 1:
         config = get_model_config(chunks[0])
         config.microbatch_group_size_per_vp_stage = interleaved_group_size(
-            len(micro_batches), config.pipeline_model_parallel_size
+            len(batches), config.pipeline_model_parallel_size
         )
-    longest = max(int(batch.cu_seqlens[-1]) for batch in micro_batches)
+    longest = max(int(batch.cu_seqlens[-1]) for batch in batches)
     with torch.set_grad_enabled(not forward_only):
         kept: list[R] = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=[iter(enumerate(micro_batches)) for _ in chunks],
+            data_iterator=[iter(enumerate(batches)) for _ in chunks],
             model=list(chunks),
-            num_microbatches=len(micro_batches),
+            num_microbatches=len(batches),
             seq_length=longest,
             micro_batch_size=1,
             forward_only=forward_only,

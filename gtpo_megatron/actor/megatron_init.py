@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
-from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.distributed.groups import ParallelGroups, RankCoordinates
 
 
 def initialize(

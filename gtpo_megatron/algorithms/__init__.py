@@ -1,15 +1,14 @@
 """The algorithms: pure maths on tensors, and the facades that choose it by the type of the configuration."""
 
-from gtpo_megatron.algorithms.algorithm import Algorithm
 from gtpo_megatron.algorithms.assign_credit import assign_credit
-from gtpo_megatron.algorithms.batch.informative import informative_groups
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
-from gtpo_megatron.algorithms.exact_sum import exact_sum
+from gtpo_megatron.algorithms.informative import informative_groups
 from gtpo_megatron.algorithms.losses.denominators import Denominator
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs, UpdateBatch
-from gtpo_megatron.algorithms.losses.loss_terms import LossTerms, SumCount
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs, LossTerms, SumCount, UpdateBatch
 from gtpo_megatron.algorithms.policy_loss import policy_loss, update_loss
 from gtpo_megatron.algorithms.prepare_update import prepare_update
+from gtpo_megatron.algorithms.registry import Algorithm
+from gtpo_megatron.algorithms.sums import exact_sum
+from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
 from gtpo_megatron.batch import Credit
 
 __all__ = [

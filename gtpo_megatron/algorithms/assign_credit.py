@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.checks import (
+from gtpo_megatron.algorithms.checks import (
     check_full_precision,
     check_labels,
     check_mask,
@@ -11,17 +11,21 @@ from gtpo_megatron.algorithms.batch.checks import (
     check_rewards,
     check_shape,
     check_tensor,
+    checked_tokens,
 )
-from gtpo_megatron.algorithms.batch.outcome import is_correct
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
-from gtpo_megatron.algorithms.batch.response_table import ResponseTable, gather_table
-from gtpo_megatron.algorithms.batch.tokens import Tokens
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenInputs
 from gtpo_megatron.algorithms.credit.diagnostics import credit_metrics
 from gtpo_megatron.algorithms.credit.length_penalty import length_penalties
 from gtpo_megatron.algorithms.credit.reference_kl import checked_reference, reference_penalties
 from gtpo_megatron.algorithms.registry import algorithm_of
-from gtpo_megatron.batch import Credit
+from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.algorithms.token_batch import (
+    CreditBatch,
+    TokenInputs,
+    Tokens,
+    gather_table,
+    is_correct,
+)
+from gtpo_megatron.batch import Credit, fields_of
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ShapeError
 
@@ -61,7 +65,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         ShapeError: a shape or dtype does not fit.
         DataError: a value cannot be used. Both errors are raised on all ranks.
     """
-    reduction = reduction or LocalReduction()
+    reduction = reduction or Reduction()
     local: list[TokenInputs] = []
 
     def read() -> tuple[Tensor, Tensor, Tensor]:
@@ -84,16 +88,16 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         if shaping_mask is not None and not algorithm.takes_shaping_mask:
             raise ShapeError(f"shaping_mask: {type(config).__name__} shapes nothing; pass None")
         tokens = Tokens.of(response_mask)
+        old = None if old_logprobs is None else -checked_tokens(tokens, "old_logprobs", old_logprobs, sign=-1.0)
+        kl = config.reference_kl
         inputs = TokenInputs(
             tokens=tokens,
-            entropy=tokens.checked("token_entropy", token_entropy),
-            old_logprobs=None if old_logprobs is None else -tokens.checked("old_logprobs", old_logprobs, sign=-1.0),
-            ref_logprobs=checked_reference(config.reference_kl, ref_logprobs, tokens)
-            if config.reference_kl.in_reward
-            else None,
+            entropy=checked_tokens(tokens, "token_entropy", token_entropy),
+            old_logprobs=old,
+            ref_logprobs=checked_reference(kl, ref_logprobs, tokens) if kl.in_reward else None,
             compared=None if shaping_mask is None else tokens.pick(shaping_mask),
         )
-        if config.reference_kl.in_reward and old_logprobs is None:
+        if kl.in_reward and old_logprobs is None:
             raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
         if algorithm.check is not None:
             algorithm.check(config, inputs, is_correct(rewards, success_threshold=config.success_threshold))
@@ -101,34 +105,21 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         return rewards, group_ids, tokens.lengths
 
     # all ranks must agree on this: a mask on some of them only would make them call different collectives
-    given = f"shaping_mask={shaping_mask is not None} old_logprobs={old_logprobs is not None}"
-    signature = f"credit {config!r} {given}"
+    has_masks = f"shaping_mask={shaping_mask is not None} old_logprobs={old_logprobs is not None}"
+    signature = f"credit {config!r} {has_masks}"
     with torch.no_grad():
         table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
-        tokens = local[0].tokens
-        shaped_rewards, advantages, metrics = _earned(config, local.pop(), table, reduction)
-        return Credit(shaped_rewards=tokens.put(shaped_rewards), advantages=tokens.put(advantages), metrics=metrics)
-
-
-def _earned(
-    config: AlgorithmConfig, inputs: TokenInputs, table: ResponseTable, reduction: Reduction
-) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Shaped rewards and advantages ``[N]``, and metrics. Intermediate tensors are freed when it returns."""
-    penalties = length_penalties(config.length_penalty, table)
-    if config.reference_kl.in_reward:
-        penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
-    batch = CreditBatch(
-        tokens=inputs.tokens,
-        entropy=inputs.entropy,
-        old_logprobs=inputs.old_logprobs,
-        ref_logprobs=inputs.ref_logprobs,
-        compared=inputs.compared,
-        table=table,
-        penalties=penalties,
-        reduction=reduction,
-    )
-    earned = algorithm_of(config).credit(config, batch)
-    return earned.shaped_rewards, earned.advantages, credit_metrics(earned, batch)
+        (inputs,) = local
+        penalties = length_penalties(config.length_penalty, table)
+        if config.reference_kl.in_reward:
+            penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
+        batch = CreditBatch(**fields_of(inputs), table=table, penalties=penalties, reduction=reduction)
+        credit = algorithm_of(config).credit(config, batch)
+        return Credit(
+            shaped_rewards=inputs.tokens.put(credit.shaped_rewards),
+            advantages=inputs.tokens.put(credit.advantages),
+            metrics=credit_metrics(credit, batch),
+        )
 
 
 def _threshold(config: object) -> float:

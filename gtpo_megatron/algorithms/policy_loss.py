@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.checks import (
+from gtpo_megatron.algorithms.checks import (
     check_finite,
     check_full_precision,
     check_labels,
@@ -11,9 +11,14 @@ from gtpo_megatron.algorithms.batch.checks import (
     check_num_dims,
     check_shape,
 )
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs, UpdateBatch, first_of_response
-from gtpo_megatron.algorithms.losses.loss_terms import LossTerms, sum_count
-from gtpo_megatron.algorithms.losses.ratios import log_ratio
+from gtpo_megatron.algorithms.losses.loss_batch import (
+    LossInputs,
+    LossTerms,
+    UpdateBatch,
+    first_of_response,
+    log_ratio,
+    sum_count,
+)
 from gtpo_megatron.algorithms.losses.reference_kl import with_reference_kl
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import AlgorithmConfig
@@ -97,7 +102,7 @@ def update_loss(config: AlgorithmConfig, logprobs: Tensor, batch: UpdateBatch) -
     Args:
         config: its type selects the algorithm.
         logprobs: ``[B, T]`` float32 or float64, nats, of the current policy; gradient flows.
-        batch: the same rows, ``prepare_update(...).rows(rows, width)``.
+        batch: the same rows, ``prepare_update(...).select(rows, width)``.
 
     Returns:
         Terms in the dtype of ``logprobs``; for ``weight`` see ``Denominator``. Without rows or tokens ``loss_sum``

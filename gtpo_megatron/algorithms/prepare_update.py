@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.checks import (
+from gtpo_megatron.algorithms.checks import (
     check_finite,
     check_full_precision,
     check_labels,
@@ -11,13 +11,10 @@ from gtpo_megatron.algorithms.batch.checks import (
     check_num_dims,
     check_shape,
     check_tensor,
+    checked_tokens,
 )
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
-from gtpo_megatron.algorithms.batch.response_table import gather_table
-from gtpo_megatron.algorithms.batch.tokens import Tokens
 from gtpo_megatron.algorithms.credit.reference_kl import checked_reference
-from gtpo_megatron.algorithms.losses.loss_inputs import UpdateBatch
-from gtpo_megatron.algorithms.losses.loss_terms import SumCount, sum_count
+from gtpo_megatron.algorithms.losses.loss_batch import SumCount, UpdateBatch, sum_count
 from gtpo_megatron.algorithms.losses.off_policy import (
     correction_ratio,
     correction_statistics,
@@ -26,6 +23,8 @@ from gtpo_megatron.algorithms.losses.off_policy import (
 )
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.registry import algorithm_of
+from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.algorithms.token_batch import Tokens, gather_table
 from gtpo_megatron.config.algorithm import AlgorithmConfig, OffPolicyConfig
 from gtpo_megatron.errors import ShapeError
 
@@ -61,7 +60,7 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
             are selected) an entropy cannot be used.
         ConfigError: ``config`` is not the configuration of an algorithm. Each error is raised on all ranks.
     """
-    reduction = reduction or LocalReduction()
+    reduction = reduction or Reduction()
     local: list[tuple[Tokens, Tensor]] = []
 
     def read() -> tuple[Tensor, Tensor, Tensor]:
@@ -77,12 +76,12 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
         check_finite(response_mask, advantages=advantages)
         tokens = Tokens.of(response_mask)
         if algorithm.select is not None:
-            tokens.checked("token_entropy", token_entropy)
-        flat_old = -tokens.checked("old_logprobs", old_logprobs, sign=-1.0)
+            checked_tokens(tokens, "token_entropy", token_entropy)
+        flat_old = -checked_tokens(tokens, "old_logprobs", old_logprobs, sign=-1.0)
         if rollout_logprobs is not None:
             check_shape(shape, rollout_logprobs=rollout_logprobs)
             check_full_precision(rollout_logprobs=rollout_logprobs)
-            tokens.checked("rollout_logprobs", rollout_logprobs, sign=-1.0)
+            checked_tokens(tokens, "rollout_logprobs", rollout_logprobs, sign=-1.0)
         elif config.off_policy.is_on or algorithm.needs_rollout_logprobs:
             needs = (
                 type(config).__name__

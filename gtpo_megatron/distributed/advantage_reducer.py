@@ -11,7 +11,7 @@ Responses are sharded over ranks by tokens, so a group may be split anywhere. Co
    a reference policy in the reward;
 4. ``all_reduce`` of a few numbers: lowest value, sums and sums of squares of the pools, and the diagnostics.
 
-The sharding cannot change a bit: all sums over tokens use ``algorithms.exact_sum``, and everything else is computed per
+The sharding cannot change a bit: all sums over tokens use ``algorithms.sums``, and everything else is computed per
 token from these sums, with operations that IEEE 754 rounds correctly. Geometric means also use ``log`` and ``exp``,
 whose rounding depends on the machine.
 
@@ -20,15 +20,14 @@ A rank with bad inputs reports an error code in its header, and all ranks raise 
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron import algorithms
-from gtpo_megatron.algorithms import Credit, UpdateBatch
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
+from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 
@@ -36,8 +35,8 @@ _ERRORS: tuple[type[GTPOError], ...] = (ShapeError, DataError, ConfigError, GTPO
 """Errors that a rank can report; the index is the code."""
 
 
-class ProcessGroupReduction:
-    """``algorithms.batch.reduction.Reduction`` over a process group.
+class ProcessGroupReduction(Reduction):
+    """``algorithms.sums.Reduction`` over a process group.
 
     Args:
         dp_group: data-parallel ranks of one pipeline stage.
@@ -133,45 +132,39 @@ def _as_text(integers: Tensor) -> str:
 
 def reduction_over(dp_group: dist.ProcessGroup | None) -> Reduction:
     """The reduction over a process group; None: this process holds all responses."""
-    return LocalReduction() if dp_group is None else ProcessGroupReduction(dp_group)
+    return Reduction() if dp_group is None else ProcessGroupReduction(dp_group)
 
 
-def assign_credit(config: AlgorithmConfig, *, dp_group: dist.ProcessGroup | None = None, **tensors: Any) -> Credit:
+def assign_credit(  # noqa: PLR0913 - tensors of the same rows
+    config: AlgorithmConfig,
+    *,
+    rewards: Tensor,
+    token_entropy: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    shaping_mask: Tensor | None = None,
+    dp_group: dist.ProcessGroup | None = None,
+) -> Credit:
     """This rank's rows of ``algorithms.assign_credit`` on the rows of all ranks of ``dp_group``, bit for bit.
 
-    Every rank of the group must call it, with any number of responses (also 0) padded to any length. Collectives: see
-    the module.
-
-    Args:
-        config: its type selects the algorithm.
-        dp_group: the ranks that the batch is sharded over; None: this process holds all responses.
-        tensors: ``rewards``, ``token_entropy``, ``response_mask``, ``group_ids`` and the others of
-            ``algorithms.assign_credit``, of this rank's rows.
+    Every rank of the group must call it, with any number of responses (also 0) padded to any length. The trainer
+    calls ``algorithms.assign_credit`` with ``reduction_over(dp_group)``, which is the same.
 
     Raises:
         ShapeError: a shape or dtype does not fit, on this or another rank; raised on all.
         DataError: a value cannot be used, on this or another rank; raised on all.
         ConfigError: ranks have different configurations; raised on all.
     """
-    return algorithms.assign_credit(config, **tensors, reduction=reduction_over(dp_group))
-
-
-def prepare_update(
-    config: AlgorithmConfig, *, dp_group: dist.ProcessGroup | None = None, **tensors: Any
-) -> UpdateBatch:
-    """This rank's rows of ``algorithms.prepare_update`` on the rows of all ranks of ``dp_group``.
-
-    Every rank of the group must call it. Collectives: two ``all_gather``; for Clip-Cov and KL-Cov four ``all_reduce``
-    of a few numbers; for these and top-entropy three of 2,048 counts.
-
-    Args:
-        config: its type selects the algorithm.
-        dp_group: the ranks that the batch is sharded over; None: this process holds all responses.
-        tensors: those of ``algorithms.prepare_update``, of this rank's rows.
-
-    Raises:
-        ShapeError: see ``algorithms.prepare_update``; raised on all ranks.
-        DataError: likewise.
-        ConfigError: ranks have different configurations; raised on all.
-    """
-    return algorithms.prepare_update(config, **tensors, reduction=reduction_over(dp_group))
+    return algorithms.assign_credit(
+        config,
+        rewards=rewards,
+        token_entropy=token_entropy,
+        response_mask=response_mask,
+        group_ids=group_ids,
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+        shaping_mask=shaping_mask,
+        reduction=reduction_over(dp_group),
+    )

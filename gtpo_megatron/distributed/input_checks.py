@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron import errors
-from gtpo_megatron.distributed.gather import gather_stacked
+from gtpo_megatron.distributed.groups import gather_stacked
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 
 Facts = dict[str, object]

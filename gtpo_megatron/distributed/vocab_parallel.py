@@ -17,10 +17,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gtpo_megatron.distributed import input_checks as checks
-from gtpo_megatron.distributed.gather import gather_stacked
-from gtpo_megatron.distributed.linear_head import linear_gradients, linear_partials
-from gtpo_megatron.distributed.logits_scores import logits_gradient, logits_partials
-from gtpo_megatron.distributed.score_task import ScoreTask
+from gtpo_megatron.distributed.groups import gather_stacked
+from gtpo_megatron.distributed.tiled_scores import (
+    ScoreTask,
+    linear_gradients,
+    linear_partials,
+    logits_gradient,
+    logits_partials,
+)
 from gtpo_megatron.kernels import partials
 from gtpo_megatron.kernels.tiles import accumulation_dtype
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gtpo_megatron.algorithms.batch.outcome import is_correct
+from gtpo_megatron.algorithms.token_batch import is_correct
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
 from gtpo_megatron.config.problems import BEST_OF, HELDOUT, EvaluationConfig, metric_names
 from gtpo_megatron.errors import RolloutError

@@ -5,7 +5,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.losses.ratios import LOG_RATIO_LIMIT
+from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT
 from gtpo_megatron.observability.histogram import Histogram
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 

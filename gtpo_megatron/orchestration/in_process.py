@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Key = TypeVar("Key", bound=Hashable)
 
 HOST = "127.0.0.1"
@@ -48,7 +48,7 @@ class LocalEngines(Engines):
         super().__init__((HOST,), workers_per_engine=engine.num_workers)
         self._engine = engine
 
-    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Answer]]") -> dict[int, Answer]:
+    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
         """Calls the function of the engine."""
         del stage  # what it raises comes from here
         return {index: function(self._engine) for index, function in functions.items()}
@@ -58,11 +58,11 @@ class LocalEngines(Engines):
     ) -> dict[int, dict[Key, RolloutHandle]]:
         """Calls the function of the engine."""
         return {
-            index: {key: self.hold(batch) for key, batch in batches.items()}
+            index: {key: self.store(batch) for key, batch in batches.items()}
             for index, batches in self.call("rollout", functions).items()
         }
 
-    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
+    def store(self, rollouts: RolloutBatch) -> RolloutHandle:
         """Returns a handle of a batch."""
         return RolloutHandle.of(rollouts)
 
@@ -76,7 +76,7 @@ class LocalRanks:
         self._actor = actor
         self.coordinates = (actor.coordinates,)
 
-    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Answer]]") -> list[Answer]:
+    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
         """Calls the function of the rank."""
         del stage  # what it raises comes from here
         return [function(self._actor) for function in functions]
@@ -107,10 +107,10 @@ def local_stages(
     from gtpo_megatron.actor.actor import MegatronActor
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-    held: dict[str, Any] = {}  # the rank's and the engine's object, once they have started
+    instances: dict[str, Any] = {}  # the rank's and the engine's object, once they have started
 
     def call(_stage: str, functions: Mapping[str, Callable[[Any], Any]], _deadline_s: float) -> dict[str, Any]:
-        return {name: function(held.get(name)) for name, function in functions.items()}
+        return {name: function(instances.get(name)) for name, function in functions.items()}
 
     inspector.processes_are_up(
         Machines(ranks=(RANK,), engines=(ENGINE,), hosts=dict.fromkeys((RANK, ENGINE), HOST), call=call)
@@ -136,7 +136,7 @@ def local_stages(
         engines, trainer = LocalEngines(engine), Trainer(LocalRanks(actor))
         connect(config, trainer, engines, has_gpus=torch.cuda.is_available())
         transfer = _Transfer(actor, engine)
-        held |= {RANK: actor, ENGINE: engine}
+        instances |= {RANK: actor, ENGINE: engine}
 
         def relink(sync: WeightSyncConfig) -> WeightSync:
             connect(replace(config, weight_sync=sync), trainer, engines, has_gpus=torch.cuda.is_available())

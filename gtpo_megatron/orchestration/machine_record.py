@@ -31,7 +31,7 @@ class MachineRecord(Inspector):
         """Asks one process per host."""
         by_host = {host: name for name, host in machines.hosts.items()}
         try:
-            found = machines.ask(hardware, dict.fromkeys(by_host.values(), ()), deadline_s=ANSWER_S)
+            found = machines.run(hardware, dict.fromkeys(by_host.values(), ()), deadline_s=ANSWER_S)
         except GTPOError as error:
             logger.warning("the machines of this run are not recorded: %s", error)
             return

@@ -47,7 +47,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index]
     scored = actor.score_tokens(RolloutShard.of(rollouts, rows))
-    actor.assign_credit(make_rewards(failed))
+    actor.credit_tokens(make_rewards(failed))
     metrics = scored | actor.update(1)
     write_slices(buffer_path, actor, config)
     gradients = {name: parameter.main_grad for name, parameter in parameters_by_name(actor._chunks).items()}
@@ -62,10 +62,10 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     }
     if actor.coordinates.has_logits:
         found |= {
-            "logprobs": actor.held.batch.scored.scores.old_logprobs,
-            "entropy": actor.held.batch.scored.scores.token_entropy,
-            "ref_logprobs": actor.held.batch.scored.scores.ref_logprobs,
-            "advantages": actor.held.batch.credit.advantages,
+            "logprobs": actor.batch.old_logprobs,
+            "entropy": actor.batch.token_entropy,
+            "ref_logprobs": actor.batch.ref_logprobs,
+            "advantages": actor.batch.advantages,
         }
     actor.close()
     mappings._reduce = reduce

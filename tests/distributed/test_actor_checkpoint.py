@@ -68,7 +68,7 @@ def start(rank, init_method, config):
 def one_step(actor, config, step):
     rows = [row for row in range(8) if row % config.parallel.data_parallel_size == actor.coordinates.data_index]
     actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), rows))
-    actor.assign_credit(make_rewards())
+    actor.credit_tokens(make_rewards())
     return deterministic(to_scalars(actor.update(step)))
 
 

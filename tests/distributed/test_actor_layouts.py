@@ -179,11 +179,11 @@ def test_credit_refuses_scores_of_another_policy(models):
 
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
         actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=3), range(8)))
-        scores = actor.held.batch.scores
-        assert (scores.policy_version, scores.temperature, scores.vocab_size) == (0, 1.0, 53)
+        scores = actor.batch
+        assert (scores.policy_version, scores.scored_version) == (3, 0)
         with pytest.raises(DataError, match="policy version 3 were scored under version 0"):
-            actor.assign_credit(make_rewards())
-        with pytest.raises(StageOrderError, match="update needs the batch that assign_credit leaves, but score_tokens"):
+            actor.credit_tokens(make_rewards())
+        with pytest.raises(StageOrderError, match="update needs the batch that credit_tokens leaves, but score_tokens"):
             actor.update(1)
         actor.release_batch()
         with pytest.raises(StageOrderError, match="sample_records needs .* but release_batch came before it"):

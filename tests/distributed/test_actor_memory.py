@@ -26,7 +26,7 @@ def start(rank, init_method, config):
 
 def one_step(actor, step=1):
     scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
-    actor.assign_credit(make_rewards())
+    actor.credit_tokens(make_rewards())
     return deterministic(to_scalars(scores | actor.update(step)))
 
 

@@ -30,7 +30,7 @@ from gtpo_megatron.config.algorithm import (
 )
 from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.distributed import advantage_reducer
-from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction
+from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction, reduction_over
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
 from tests.dist_utils import run_ranks
 from tests.strategies import Batch, moved, random_batch, with_holes
@@ -109,16 +109,14 @@ def outcome(
     }
     rest = {**matrices, "group_ids": inputs.arguments["group_ids"][rows]}
     arguments = {**rest, "rewards": inputs.arguments["rewards"][rows]}
-    assign, prepare, where = assign_credit, prepare_update, {}
-    if dp_group is not None:
-        assign, prepare = advantage_reducer.assign_credit, advantage_reducer.prepare_update
-        where = {"dp_group": dp_group}
-    credit = assign(config, **arguments, **where)
+    credit = advantage_reducer.assign_credit(config, **arguments, dp_group=dp_group)
     sampled = moved(inputs.sampled[rows], own, mask)
-    update = prepare(config, advantages=credit.advantages, rollout_logprobs=sampled, **rest, **where)
+    reduction = reduction_over(dp_group)
+    update = prepare_update(config, advantages=credit.advantages, rollout_logprobs=sampled, **rest, reduction=reduction)
     results = [credit.shaped_rewards, credit.advantages, update.row_weights, update.token_selection]
     if isinstance(config, GTPOConfig | GRPOSConfig):
-        masked = assign(config, **arguments, shaping_mask=moved(inputs.kept[rows], own, mask, False), **where)
+        kept = moved(inputs.kept[rows], own, mask, False)
+        masked = advantage_reducer.assign_credit(config, **arguments, shaping_mask=kept, dp_group=dp_group)
         results += [masked.shaped_rewards, masked.advantages]
     aligned = [
         moved(result, mask, own, 0.0) if isinstance(result, Tensor) and result.ndim == 2 else result
@@ -280,7 +278,7 @@ def run_with_bad_values(rank: int, world_size: int) -> list[str]:
     bad = spoilt_advantages(credit.advantages, row) if rank == 1 else credit.advantages
     rest = {name: value for name, value in good.items() if name != "rewards"}
     with pytest.raises(DataError, match=r"data-parallel rank 1: advantages\[.*\] = nan"):
-        advantage_reducer.prepare_update(KLCovConfig(), advantages=bad, **rest, dp_group=dist.group.WORLD)
+        prepare_update(KLCovConfig(), advantages=bad, **rest, reduction=reduction_over(dist.group.WORLD))
     config = GTPOConfig() if rank else replace(GTPOConfig(), alpha2=0.2)
     with pytest.raises(GTPOError, match="different algorithm configurations"):
         advantage_reducer.assign_credit(config, **good, dp_group=dist.group.WORLD)

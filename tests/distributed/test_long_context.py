@@ -42,7 +42,7 @@ def scores_of(rank, world_size, init_method, config, rollouts):
 
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     actor.score_tokens(RolloutShard.of(rollouts, range(rollouts.num_responses)))
-    return actor.held.batch.scores.old_logprobs
+    return actor.batch.old_logprobs
 
 
 def log_probs(rank, world_size, init_method, config, budgets):
@@ -54,7 +54,7 @@ def log_probs(rank, world_size, init_method, config, budgets):
         changed = dataclasses.replace(config, update=UpdateConfig(micro_batch_tokens=budget))
         actor = MegatronActor(changed, global_rank=rank, init_method=f"{init_method}_{budget}")
         actor.score_tokens(RolloutShard.of(long_rollouts(), range(4)))
-        found.append(actor.held.batch.scores.old_logprobs)
+        found.append(actor.batch.old_logprobs)
         actor.close()
     return found
 

@@ -189,7 +189,7 @@ def a_step_then_scores(rank, world_size, init_method, config):
     replicas = config.parallel.data_parallel_size
     rows = DEALINGS["one" if replicas == 1 else "split", replicas][actor.coordinates.data_index]
     actor.score_tokens(RolloutShard.of(make_rollouts(), rows))
-    actor.assign_credit(make_rewards())
+    actor.credit_tokens(make_rewards())
     actor.update(1)
     before, places = state_of(actor), [tensor.data_ptr() for tensor in actor._weights().values()]
     reference = {name: value.clone() for name, value in actor._reference.values().items()}
@@ -223,7 +223,7 @@ def kl_of_steps(rank, world_size, init_method, config, num_steps):
     found = []
     for step in range(1, num_steps + 1):
         scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
-        actor.assign_credit(make_rewards())
+        actor.credit_tokens(make_rewards())
         actor.update(step)
         found.append(to_scalars(merge([scores]))["policy/kl_ref_nats"])
     actor.close()
@@ -250,7 +250,7 @@ def test_without_a_coefficient_it_is_only_measured(made):
 
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
         scores = actor.score_tokens(RolloutShard.of(make_rollouts(), range(8)))
-        actor.assign_credit(make_rewards())
+        actor.credit_tokens(make_rewards())
         actor.update(1)
         return {name: tensor.clone() for name, tensor in actor._weights().items()}, scores
 
@@ -271,7 +271,7 @@ def test_the_samplers_scores_are_compared_with_the_reference_too(made):
 
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
         actor.use_sampler_scores(RolloutShard.of(rollouts, range(8)))
-        return actor.held.batch.scores.ref_logprobs
+        return actor.batch.ref_logprobs
 
     [found] = run_processes(scored, 1)
     torch.testing.assert_close(found, dense_scores(ref_model, rollouts)[0].detach(), rtol=1e-4, atol=2e-5)

@@ -91,7 +91,7 @@ def log_probs(rank, world_size, init_method, configs):
     for name, config in configs.items():
         actor = MegatronActor(config, global_rank=rank, init_method=f"{init_method}_{'_'.join(name)}")
         actor.score_tokens(RolloutShard.of(make_rollouts(), range(8)))
-        found[name] = actor.held.batch.scores.old_logprobs if actor.coordinates.has_logits else None
+        found[name] = actor.batch.old_logprobs if actor.coordinates.has_logits else None
         actor.close()
     return found
 

@@ -108,7 +108,7 @@ def step(rank, world_size, init_method, config, rollouts, buffer_path, push_rout
     dealing = "one" if config.parallel.data_parallel_size == 1 else "split"
     rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index]
     metrics = actor.score_tokens(RolloutShard.of(rollouts, rows))
-    actor.assign_credit(make_rewards())
+    actor.credit_tokens(make_rewards())
     if push_routers:
         for name, weight in sorted(actor._weights().items()):
             if name.endswith("router.weight"):
@@ -189,8 +189,8 @@ def test_without_a_scoring_pass_the_update_takes_the_samplers_choices(made, tmp_
         rollouts = with_routing(random_experts())
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
         actor.score_tokens(RolloutShard.of(rollouts, range(8)))
-        scores = actor.held.batch.scores
-        actor.assign_credit(make_rewards())
+        scores = actor.batch
+        actor.credit_tokens(make_rewards())
         actor.update(1)
         scored = {name: weight.clone() for name, weight in actor._weights().items()}
         actor.close()
@@ -201,7 +201,7 @@ def test_without_a_scoring_pass_the_update_takes_the_samplers_choices(made, tmp_
             dataclasses.replace(config, rollout=sampling), global_rank=rank, init_method=f"{init_method}2"
         )
         actor.use_sampler_scores(RolloutShard.of(rollouts, range(8)))
-        actor.assign_credit(make_rewards())
+        actor.credit_tokens(make_rewards())
         actor.update(1)
         gap = max(float((scored[name] - weight).abs().max()) for name, weight in actor._weights().items())
         actor.close()

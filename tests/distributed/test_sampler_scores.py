@@ -29,8 +29,8 @@ def one_step(rank, world_size, init_method, config, rollouts):
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     take = actor.score_tokens if config.rollout.entropy_source == "actor" else actor.use_sampler_scores
     metrics = take(RolloutShard.of(rollouts, range(8)))
-    scores = actor.held.scored("assign_credit").scores
-    actor.assign_credit(make_rewards(failed=(3,)))
+    scores = actor.batch
+    actor.credit_tokens(make_rewards(failed=(3,)))
     updates = to_scalars(actor.update(1))
     return scores, to_scalars(metrics) | {"report": actor.explain_gap(0.01)}, updates
 

@@ -111,17 +111,12 @@ def updates_at_rest(actor):
 def two_updates(actor, step, old_logprobs_of=lambda found: found):
     """The metrics ``NAMES`` of one step, whose batch all ranks work on together."""
     scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=step - 1), range(8)))
-    scored = actor.held.scored("assign_credit")
-    old_logprobs = old_logprobs_of(scored.scores.old_logprobs)
+    scored = actor.batch
+    old_logprobs = old_logprobs_of(scored.old_logprobs)
     # a sampler whose policy is near the trainer's; only DPPO's curve looks at it
-    sampled = dataclasses.replace(scored.shard.rollouts, rollout_logprobs=1.1 * old_logprobs)
-    changed = dataclasses.replace(
-        scored,
-        shard=dataclasses.replace(scored.shard, rollouts=sampled),
-        scores=dataclasses.replace(scored.scores, old_logprobs=old_logprobs),
-    )
-    actor.held.keep(changed, stage="score_tokens")
-    actor.assign_credit(make_rewards())
+    sampled = dataclasses.replace(scored.rollouts, rollout_logprobs=1.1 * old_logprobs)
+    actor.batch = dataclasses.replace(scored, rollouts=sampled, old_logprobs=old_logprobs)
+    actor.credit_tokens(make_rewards())
     row = to_scalars(merge([scores | actor.update(step)]))
     return [row[name] for name in NAMES]
 

@@ -81,8 +81,8 @@ def gradients(actor):
 
 def step(actor, number=1):
     scores = actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=number - 1), range(8)))
-    scored = actor.held.scored("assign_credit")
-    actor.assign_credit(make_rewards())
+    scored = actor.batch
+    actor.credit_tokens(make_rewards())
     return scored, to_scalars(scores | actor.update(number))
 
 
@@ -96,8 +96,8 @@ def test_scores_and_gradients_equal_transformers(folder, tmp_path):
         logprobs, entropy = dense_scores(model, rollouts)
         mask = rollouts.response_mask
         actor.score_tokens(RolloutShard.of(rollouts, range(8)))
-        scored = actor.held.scored("assign_credit")
-        for found, wanted in ((scored.scores.old_logprobs, logprobs), (scored.scores.token_entropy, entropy)):
+        scored = actor.batch
+        for found, wanted in ((scored.old_logprobs, logprobs), (scored.token_entropy, entropy)):
             gap = (found - wanted.detach())[mask].abs()
             assert gap.mean() < 4 * BF16
             assert gap.max() < 40 * BF16

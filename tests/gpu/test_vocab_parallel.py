@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from gtpo_megatron.distributed import linear_head
+from gtpo_megatron.distributed import tiled_scores
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
 from gtpo_megatron.kernels import tiles
 from tests.reference.vocab_scores import dense_scores
@@ -62,7 +62,7 @@ def test_triton_and_torch_kernels_agree(monkeypatch):
     h, w, targets = _problem(torch.float32)
     with torch.no_grad():
         triton_scores = linear_token_scores(h, w, targets)
-        monkeypatch.setattr(linear_head, "kernels_for", lambda _: tiles.TORCH_KERNELS)
+        monkeypatch.setattr(tiled_scores, "kernels_for", lambda _: tiles.TORCH_KERNELS)
         torch_scores = linear_token_scores(h, w, targets)
     torch.testing.assert_close(triton_scores.entropy, torch_scores.entropy, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(triton_scores.logprobs, torch_scores.logprobs, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gtpo_megatron.distributed import input_checks, linear_head, vocab_parallel
+from gtpo_megatron.distributed import input_checks, tiled_scores, vocab_parallel
 from gtpo_megatron.kernels.tiles import GPU_TILE_ELEMENTS, TileKernels
 
 TOKENS, HIDDEN, VOCAB = 8192, 5120, 38016
@@ -88,7 +88,7 @@ def fake_kernels():
         reduce=lambda *_, **__: calls.append("reduce"), gradient=lambda *_, **__: calls.append("gradient")
     )
     with (
-        mock.patch.object(linear_head, "kernels_for", return_value=kernels),
+        mock.patch.object(tiled_scores, "kernels_for", return_value=kernels),
         mock.patch.object(input_checks, "agree"),
         FakeTensorMode(),
     ):

@@ -37,10 +37,10 @@ class LoadedEngine(EngineProcess):
         from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
         config = self._config
-        self.held = VllmEngine(
+        self.instance = VllmEngine(
             config.model.path, config.rollout, max_sequence_tokens=config.model.max_sequence_tokens, seed=config.seed
         )
-        self.held.on_worker_death(self._end)
+        self.instance.on_worker_death(self._end)
 
 
 @pytest.fixture

@@ -57,11 +57,11 @@ class Engine:
             note.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def answer(self, question):
-        return question(self)
+    def run(self, function):
+        return function(self)
 
-    def sample(self, question):
-        yield from handles_then_groups(question(self))
+    def sample(self, function):
+        yield from handles_then_groups(function(self))
 
     def generate(self, requests, sampling, seed):
         self._maybe_die("generate")
@@ -311,9 +311,9 @@ def test_unattended_engines_say_that_they_are_lost_and_are_replaced_later(tmp_pa
 def test_responses_survive_a_trip_through_a_checkpoint(tmp_path):
     world = World(tmp_path, 2)
     handle = world.generate()
-    held = world.engines.hold(handle.fetch())
-    assert torch.equal(held.fetch().response_ids, handle.fetch().response_ids)
-    assert torch.equal(held.response_lengths, handle.response_lengths)
+    stored = world.engines.store(handle.fetch())
+    assert torch.equal(stored.fetch().response_ids, handle.fetch().response_ids)
+    assert torch.equal(stored.response_lengths, handle.response_lengths)
 
 
 def begin_all(world, sampler):

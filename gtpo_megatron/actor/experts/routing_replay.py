@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
-from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.actor.model.replayed_router import ReplayedRouter, replay_routers
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.data.routing import RoutingLayout, routing_mismatch, unpack_routing
-from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.distributed.groups import ParallelGroups, RankCoordinates
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import Max, Metric
 from gtpo_megatron.weights.experts import Experts

@@ -1,11 +1,22 @@
-"""Controls of the study: entropies shuffled within responses (GTPO) or within sets (GRPO-S)."""
+"""Controls of the study: what stands in the place of entropy."""
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.response_table import ResponseTable
-from gtpo_megatron.algorithms.batch.tokens import Tokens
 from gtpo_megatron.algorithms.hashing import content_seeds, token_hashes
+from gtpo_megatron.algorithms.token_batch import ResponseTable, TokenInputs, Tokens
+from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig
+
+
+def stand_in(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
+    """``[N]`` float64 nats: the entropies, or the control that ``weight_source`` puts in their place."""
+    if config.weight_source == "uniform":
+        return torch.ones_like(inputs.entropy)
+    if config.weight_source == "surprisal" and inputs.old_logprobs is not None:
+        return -inputs.old_logprobs
+    if config.weight_source == "shuffled" and not isinstance(config, GRPOSConfig):  # GRPO-S shuffles whole responses
+        return shuffle_within_responses(inputs.entropy, inputs.tokens, config.weight_seed)
+    return inputs.entropy
 
 
 def shuffle_within_responses(values: Tensor, tokens: Tokens, seed: int) -> Tensor:
@@ -28,7 +39,7 @@ def shuffle_within_sets(table: ResponseTable, values: Tensor, seed: int, *, span
             equal length are ordered by their place in the table.
         spans_batch: the scope is the batch instead of the group.
     """
-    sets = table.sides(spans_batch=spans_batch)[table.is_live]
+    sets = table.sides(spans_batch=spans_batch)[0][table.is_live]
     lengths = table.lengths[table.is_live]
     # a canonical order first, so that the ranks' order of responses does not matter
     order = torch.argsort(lengths, stable=True)

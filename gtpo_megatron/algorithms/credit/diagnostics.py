@@ -1,13 +1,10 @@
 """Metrics of a credit assignment over the whole batch."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import Reduction
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, EntropyWeights, TokenCredit
-from gtpo_megatron.algorithms.exact_sum import exact_sum
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum
+from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
 
 
 def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
@@ -47,7 +44,7 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
 
 def _weight_metrics(weights: EntropyWeights) -> dict[str, float]:
     sides = _Sides(weights.is_correct, weights.reduction)
-    totals, squares = sides.sum(weights.values), sides.sum(weights.values, term=torch.square)
+    totals, squares = sides.sum(weights.values), sides.sum(weights.values.square())
     metrics = {
         f"credit/effective_frac_{name}": total * total / (size * square)
         for name, size, total, square in zip(("incorrect", "correct"), sides.sizes, totals, squares, strict=True)
@@ -78,8 +75,8 @@ class _Sides:
         numbers: list[int] = self.reduction.sum(sides).tolist()
         return numbers
 
-    def sum(self, values: Tensor, *, term: Callable[[Tensor], Tensor] = torch.positive) -> list[float]:
-        """Sum of ``term(values)``, ``[M]`` float64."""
+    def sum(self, values: Tensor) -> list[float]:
+        """Sum of the values, ``[M]`` float64."""
         count = torch.tensor(self.sizes, device=values.device)
-        numbers: list[float] = exact_sum(values, self.is_correct, count, self.reduction, term=term).total.tolist()
+        numbers: list[float] = exact_sum(values, self.is_correct, count, self.reduction).total.tolist()
         return numbers

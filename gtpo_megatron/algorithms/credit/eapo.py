@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
 from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
-from gtpo_megatron.algorithms.credit.standardise import pools, standardise
+from gtpo_megatron.algorithms.credit.standardise import standardise, token_pools
+from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
 from gtpo_megatron.config.algorithm import EAPOConfig
 
 
@@ -16,16 +16,9 @@ def eapo_credit(config: EAPOConfig, batch: CreditBatch) -> TokenCredit:
 
     Collectives: those of ``standardise``, one pool per group.
     """
-    table, credit = batch.table, group_relative_credit(config, batch)
-    pooled = pools(table, table.lengths, "combined", spans_batch=False, takes_part=table.is_live)
-    score = standardise(  # (H - mu) / sigma
-        batch.entropy,
-        batch.on_tokens(pooled.index),
-        pooled,
-        ddof=config.std_ddof,
-        eps=config.std_eps,
-        reduction=batch.reduction,
-    )
+    credit = group_relative_credit(config, batch)
+    groups = token_pools(batch, "combined", spans_batch=False, takes_part=batch.table.is_live)
+    score = standardise(batch.entropy, groups, ddof=config.std_ddof, eps=config.std_eps)  # (H - mu) / sigma
     limit = credit.advantages.abs() / config.bound
     correction = config.coefficient * credit.advantages.sign() * score.clamp(-limit, limit)
     return replace(credit, advantages=credit.advantages + correction)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
 from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
+from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
 from gtpo_megatron.config.algorithm import EntropyAdvantageConfig
 
 

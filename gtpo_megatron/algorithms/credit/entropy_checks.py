@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
-from gtpo_megatron.algorithms.credit.shaping import LEAST_ENTROPY, SINGLE_POOL, unbounded_entropy
+from gtpo_megatron.algorithms.checks import first_place
+from gtpo_megatron.algorithms.credit.controls import stand_in
+from gtpo_megatron.algorithms.credit.shaping import LEAST_ENTROPY, SINGLE_POOL
+from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig
 from gtpo_megatron.errors import DataError, ShapeError
 
@@ -33,7 +35,7 @@ def check_entropies(config: EntropyCreditSettings, inputs: TokenInputs, is_corre
         )
     if config.weight_source == "surprisal" and inputs.old_logprobs is None:
         raise ShapeError("old_logprobs: got None, needed for weight_source='surprisal'")
-    entropies = unbounded_entropy(config, inputs)
+    entropies = stand_in(config, inputs)
     if not len(entropies):
         return
     low, high = config.entropy_clip or (0.0, torch.finfo(torch.float64).max)
@@ -53,7 +55,7 @@ def check_entropies(config: EntropyCreditSettings, inputs: TokenInputs, is_corre
 
 def _refuse(config: EntropyCreditSettings, inputs: TokenInputs, bad: Tensor, words: str) -> None:
     if bool(bad.any()):
-        row, column = inputs.tokens.place(bad)
+        row, column = first_place(inputs.tokens, bad)
         name = "old_logprobs" if config.weight_source == "surprisal" else "token_entropy"
         raise DataError(
             f"{name}[{row}, {column}] {words} with entropy_floor={config.entropy_floor}: its inverse or logarithm does "

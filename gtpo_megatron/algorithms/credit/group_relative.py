@@ -1,11 +1,9 @@
 """Advantages relative to the response's group: GRPO (arXiv 2402.03300), and Dr.GRPO's without the std (2503.20783)."""
 
-import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
-from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, pools, standardise
+from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, response_pools, standardise
+from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 
 
@@ -28,15 +26,11 @@ def group_centred(config: AlgorithmConfig, batch: CreditBatch) -> Tensor:
 
 
 def _relative_to_group(config: AlgorithmConfig, batch: CreditBatch, *, divides_by_std: bool) -> Tensor:
-    table = batch.table
-    pooled = pools(table, table.is_live.to(torch.int64), "combined", spans_batch=False, takes_part=table.is_live)
     return standardise(
         batch.outcome,
-        pooled.index[table.is_live],
-        pooled,
+        response_pools(batch, "combined", spans_batch=False, takes_part=batch.table.is_live),
         ddof=config.std_ddof,
         eps=config.std_eps,
-        reduction=LocalReduction(),
         divides_by_std=divides_by_std,
         rounding=REWARD_ROUNDING,
     )

@@ -7,19 +7,18 @@ one ratio per response.
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.credit import controls
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, EntropyWeights, TokenCredit
 from gtpo_megatron.algorithms.credit.entropy_checks import takes_inverses
 from gtpo_megatron.algorithms.credit.shaping import (
     LEAST_ENTROPY,
     SINGLE_POOL,
-    relative_weight,
+    entropy_weight,
     shaped_reward,
     shaping_entropy,
 )
-from gtpo_megatron.algorithms.credit.standardise import pools, standardise
-from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
+from gtpo_megatron.algorithms.credit.standardise import response_pools, standardise
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
+from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
 from gtpo_megatron.config.algorithm import GRPOSConfig
 from gtpo_megatron.errors import DataError
 
@@ -47,15 +46,17 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
     is_correct = table.is_correct[table.is_live]  # O+
     _check_invertible(config, mean_entropy, is_correct)
 
-    side = table.sides(spans_batch=config.entropy_scope == "batch")[table.is_live]  # O+ or O- of its group
-    count = torch.bincount(side, minlength=2 * table.num_groups)  # n, m
-    weight = relative_weight(  # X on O+, Y on O-
-        torch.where(is_correct, mean_entropy, 1.0 / mean_entropy),
+    side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
+    side = side[table.is_live]  # O+ or O- of its group
+    count = torch.bincount(side, minlength=num_sides)  # n, m
+    weight = entropy_weight(  # X on O+, Y on O-
+        mean_entropy,
+        is_correct,
         side,
         count,
         config.entropy_mean,
         compared=None,
-        reduction=LocalReduction(),
+        reduction=Reduction(),
     )
     if config.shaped_sides != "both":
         weight = torch.where(is_correct == (config.shaped_sides == "positive"), weight, 1.0)
@@ -65,38 +66,28 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
     )
     reward += batch.penalties[table.is_live]  # R(i) [S 11; I App. D]
 
-    pooled = pools(
-        table,
-        table.is_live.to(torch.int64),
+    pools = response_pools(
+        batch,
         "combined" if config.formulation in SINGLE_POOL else config.advantage_pool,
         spans_batch=config.advantage_scope == "batch",
         takes_part=batch.takes_part(config.one_sided_groups),
     )
-    advantage = standardise(  # A [I 9]
-        reward,
-        pooled.index[table.is_live],
-        pooled,
-        ddof=config.std_ddof,
-        eps=config.std_eps,
-        reduction=LocalReduction(),
-    )
-    weights = EntropyWeights(
-        values=weight, is_correct=is_correct, is_lone=(count == 1)[side], reduction=LocalReduction()
-    )
+    advantage = standardise(reward, pools, ddof=config.std_ddof, eps=config.std_eps)  # A [I 9]
+    weights = EntropyWeights(values=weight, is_correct=is_correct, is_lone=(count == 1)[side], reduction=Reduction())
     return batch.of_responses(reward, advantage, weights)
 
 
 def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
     """``Hs`` of this rank's responses [S 5; I 8], or ``exp((1/|o|) sum_t log H)`` [I App. C], ``[B]`` float64."""
     tokens, entropy = batch.tokens, shaping_entropy(config, batch)
-    count = tokens.counts(None)
+    count = tokens.lengths.to(entropy.device)
     value = significant(entropy.log() if config.sequence_entropy_mean == "geometric" else entropy)
     if batch.compared is not None:
-        kept = tokens.counts(batch.compared)
+        kept = torch.bincount(tokens.row[batch.compared], minlength=len(count))
         # a response without compared tokens is averaged over all of its tokens
         value = torch.where(batch.compared | (kept == 0).index_select(0, tokens.row), value, 0.0)
         count = torch.where(kept > 0, kept, count)
-    mean = exact_sum(value, tokens.row, count, LocalReduction()).mean
+    mean = exact_sum(value, tokens.row, count, Reduction()).mean
     return mean.exp() if config.sequence_entropy_mean == "geometric" else mean
 
 

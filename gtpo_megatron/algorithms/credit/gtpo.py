@@ -6,10 +6,9 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, EntropyWeights, TokenCredit
-from gtpo_megatron.algorithms.credit.shaping import SINGLE_POOL, relative_weight, shaped_reward, shaping_entropy
-from gtpo_megatron.algorithms.credit.standardise import pools, standardise
-from gtpo_megatron.algorithms.exact_sum import combine_by_key_
+from gtpo_megatron.algorithms.credit.shaping import SINGLE_POOL, entropy_weight, shaped_reward, shaping_entropy
+from gtpo_megatron.algorithms.credit.standardise import standardise, token_pools
+from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
 from gtpo_megatron.config.algorithm import GTPOConfig
 
 
@@ -26,14 +25,13 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     ``H`` is the token's entropy plus ``entropy_floor``. ``R+`` holds, for every token of the batch, ``r+`` on O+
     and 0 on O-, without groups that have one side only; ``R-`` likewise.
 
-    Collectives: those of ``relative_weight`` and of ``standardise``; one ``sum`` more with a shaping mask.
+    Collectives: those of ``entropy_weight`` and of ``standardise``; one ``sum`` more with a shaping mask.
     """
-    table = batch.table
-    is_correct = batch.on_tokens(table.is_correct)  # O+
+    is_correct = batch.on_tokens(batch.table.is_correct)  # O+
     key, count = compared_tokens(config, batch)  # count: d_t on O+, h_t on O-
-    entropy = shaping_entropy(config, batch)  # H
-    weight = relative_weight(  # x on O+, y on O-
-        torch.where(is_correct, entropy, 1.0 / entropy),
+    weight = entropy_weight(  # x on O+, y on O-
+        shaping_entropy(config, batch),  # H
+        is_correct,
         key,
         count,
         config.entropy_mean,
@@ -46,25 +44,18 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     reward = shaped_reward(  # r+ [I 3; S 2, 11, 13] and r- [I 4; S 13]
         config.formulation, is_correct, weight, base=config.alpha1, bonus=config.alpha2, kappa=config.kappa
     )
-    penalties = batch.penalties[table.mine].to(reward.device)
-    combine_by_key_(reward, Tensor.add_, penalties, batch.tokens.row)  # R(i) [S 11; I App. D]
+    reward += batch.on_tokens(batch.penalties)  # R(i) [S 11; I App. D]
 
-    pooled = pools(  # R+, R-, without one-sided groups
-        table,
-        table.lengths,
+    pools = token_pools(  # R+, R-, without one-sided groups
+        batch,
         "combined" if config.formulation in SINGLE_POOL else config.advantage_pool,
         spans_batch=config.advantage_scope == "batch",
         takes_part=batch.takes_part(config.one_sided_groups),
     )
-    advantage = standardise(  # A+ [I 5; S 3, 14] and A- [I 6; S 14]
-        reward,
-        batch.on_tokens(pooled.index),
-        pooled,
-        ddof=config.std_ddof,
-        eps=config.std_eps,
-        reduction=batch.reduction,
-    )
-    is_lone = (count == 1).index_select(0, key)
+    # A+ [I 5; S 3, 14] and A- [I 6; S 14]
+    advantage = standardise(reward, pools, ddof=config.std_ddof, eps=config.std_eps)
+
+    is_lone = (count == 1).gather(0, key)
     if batch.compared is not None:
         is_lone &= batch.compared
     weights = EntropyWeights(values=weight, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
@@ -79,24 +70,22 @@ def compared_tokens(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Ten
     or with all tokens of its side (``matrix``). ``t`` counts the policy's own tokens.
 
     Returns:
-        ``[N]`` integers in [0, K), and ``[K]`` int64 over all ranks, the same on every rank. ``K`` is sides times the
+        ``[N]`` int64 in [0, K), and ``[K]`` int64 over all ranks, the same on every rank. ``K`` is sides times the
         batch's longest response for ``position``: 8 MiB a number at 128 groups of up to 4,096 tokens.
     """
-    table, tokens = batch.table, batch.tokens
-    spans_batch = config.entropy_scope == "batch"
-    side, num_sides = table.sides(spans_batch=spans_batch), 2 * table.num_scopes(spans_batch=spans_batch)
+    table = batch.table
+    side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
     match config.entropy_axis:
         case "position":
             longest = int(table.lengths.max()) if len(table.lengths) else 0
-            key = tokens.numbered_from(longest * side[table.mine])
-            last = torch.zeros(num_sides * longest, dtype=torch.int64)
-            last += torch.bincount((longest * side + table.lengths - 1)[table.is_live], minlength=len(last))
-            # a response is there at t if its last token is at t or later
-            count = last.view(num_sides, longest).flip(1).cumsum(1).flip(1).flatten()
+            key = batch.on_tokens(longest * side) + batch.tokens.position
+            last = (longest * side + table.lengths - 1)[table.is_live]
+            ends = torch.bincount(last, minlength=num_sides * longest).view(num_sides, longest)
+            count = ends.flip(1).cumsum(1).flip(1).flatten()  # a response is there at t if it ends at t or later
         case "response":
-            key, count = tokens.row + table.mine.start, table.lengths
+            key, count = batch.tokens.row.to(torch.int64) + table.mine.start, table.lengths
         case "matrix":
-            key = tokens.spread(side[table.mine])
+            key = batch.on_tokens(side)
             count = torch.zeros(num_sides, dtype=torch.int64).index_add_(0, side, table.lengths)
     if batch.compared is None:
         return key, count.to(key.device)

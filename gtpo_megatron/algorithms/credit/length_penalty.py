@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.response_table import ResponseTable
+from gtpo_megatron.algorithms.token_batch import ResponseTable
 from gtpo_megatron.config.algorithm.base import (
     GroupRelativeLengthPenalty,
     LengthPenaltyConfig,

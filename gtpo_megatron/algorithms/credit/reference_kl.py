@@ -3,13 +3,11 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.checks import check_full_precision, check_shape
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction, Reduction
-from gtpo_megatron.algorithms.batch.tokens import Tokens
-from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
-from gtpo_megatron.algorithms.exact_sum import exact_sum, significant
-from gtpo_megatron.algorithms.losses.ratios import LOG_RATIO_LIMIT
+from gtpo_megatron.algorithms.checks import check_full_precision, check_shape, checked_tokens
+from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT
 from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
+from gtpo_megatron.algorithms.token_batch import TokenInputs, Tokens
 from gtpo_megatron.config.algorithm import ReferenceKLConfig
 from gtpo_megatron.errors import ShapeError
 
@@ -25,7 +23,7 @@ def checked_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, to
         raise ShapeError(f"ref_logprobs: got None, needed for reference_kl.coef={config.coef}")
     check_shape(tuple(tokens.mask.shape), ref_logprobs=ref_logprobs)
     check_full_precision(ref_logprobs=ref_logprobs)
-    return -tokens.checked("ref_logprobs", ref_logprobs, sign=-1.0)
+    return -checked_tokens(tokens, "ref_logprobs", ref_logprobs, sign=-1.0)
 
 
 def reference_penalties(config: ReferenceKLConfig, inputs: TokenInputs, reduction: Reduction) -> Tensor:
@@ -43,6 +41,6 @@ def reference_penalties(config: ReferenceKLConfig, inputs: TokenInputs, reductio
     assert inputs.old_logprobs is not None
     assert inputs.ref_logprobs is not None
     differences = (inputs.old_logprobs - inputs.ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    lengths = inputs.tokens.counts(None)
-    divergence = exact_sum(kl_estimate(differences, config.estimator), inputs.tokens.row, lengths, LocalReduction())
+    lengths = inputs.tokens.lengths.to(differences.device)
+    divergence = exact_sum(kl_estimate(differences, config.estimator), inputs.tokens.row, lengths, Reduction())
     return -config.coef * significant(reduction.gather_values(divergence.total).to(torch.float64))

@@ -1,11 +1,10 @@
 """REINFORCE++: rewards standardised over the whole batch (arXiv 2501.03262)."""
 
-import torch
+from dataclasses import replace
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
 from gtpo_megatron.algorithms.credit.group_relative import group_centred
-from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, pools, standardise
+from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, response_pools, standardise, token_pools
+from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
 from gtpo_megatron.config.algorithm import REINFORCEPlusPlusConfig
 
 
@@ -17,21 +16,15 @@ def reinforce_plus_plus_credit(config: REINFORCEPlusPlusConfig, batch: CreditBat
 
     Collectives, for ``statistics="tokens"``: those of ``standardise``, for one pool.
     """
-    table = batch.table
-    base = group_centred(config, batch) if config.baseline == "group" else batch.outcome
     by_tokens = config.statistics == "tokens"
-    sizes = table.lengths if by_tokens else table.is_live.to(torch.int64)
-    pooled = pools(table, sizes, "combined", spans_batch=True, takes_part=table.is_live)
+    base = group_centred(config, batch) if config.baseline == "group" else batch.outcome
     credit = batch.of_responses(batch.outcome, base)
+    pools = token_pools if by_tokens else response_pools
     advantage = standardise(
         credit.advantages if by_tokens else base,
-        batch.on_tokens(pooled.index) if by_tokens else pooled.index[table.is_live],
-        pooled,
+        pools(batch, "combined", spans_batch=True, takes_part=batch.table.is_live),
         ddof=config.std_ddof,
         eps=config.std_eps,
-        reduction=batch.reduction if by_tokens else LocalReduction(),
         rounding=REWARD_ROUNDING,
     )
-    if by_tokens:
-        return TokenCredit(shaped_rewards=credit.shaped_rewards, advantages=advantage)
-    return batch.of_responses(batch.outcome, advantage)
+    return replace(credit, advantages=advantage) if by_tokens else batch.of_responses(batch.outcome, advantage)

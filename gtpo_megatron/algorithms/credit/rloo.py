@@ -2,8 +2,8 @@
 
 import torch
 
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit
 from gtpo_megatron.algorithms.credit.group_relative import group_centred
+from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
 from gtpo_megatron.config.algorithm import RLOOConfig
 
 

@@ -5,11 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import Reduction
-from gtpo_megatron.algorithms.credit import controls
-from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
-from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, significant
-from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig
+from gtpo_megatron.algorithms.credit.controls import stand_in
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
+from gtpo_megatron.algorithms.token_batch import TokenInputs
+from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.errors import DataError
 
 SINGLE_POOL = ("v1", "v1_clipped")
@@ -22,29 +21,19 @@ LARGEST_WEIGHT = 2.0**100
 """Arithmetic weights are bounded by the number of peers, geometric ones by nothing; credit is float32, to 2**128."""
 
 
-def unbounded_entropy(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
-    """``[N]`` float64 nats: the entropies, or the control that ``weight_source`` puts in their place."""
-    if config.weight_source == "uniform":
-        return torch.ones_like(inputs.entropy)
-    if config.weight_source == "surprisal" and inputs.old_logprobs is not None:
-        return -inputs.old_logprobs
-    if config.weight_source == "shuffled" and not isinstance(config, GRPOSConfig):  # GRPO-S shuffles whole responses
-        return controls.shuffle_within_responses(inputs.entropy, inputs.tokens, config.weight_seed)
-    return inputs.entropy
-
-
 def shaping_entropy(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
     """``H = clip(entropy, lowest, highest) + floor`` of ``entropy_clip`` and ``entropy_floor``, ``[N]``, positive.
 
     A floor of 0 is raised to ``LEAST_ENTROPY``; this changes only comparisons of zeros, which are all equal.
     """
-    entropy = unbounded_entropy(config, inputs)
+    entropy = stand_in(config, inputs)  # the entropies themselves, unless the run is a control
     clipped = entropy if config.entropy_clip is None else entropy.clamp(*config.entropy_clip)
     return clipped + max(config.entropy_floor, LEAST_ENTROPY)
 
 
-def relative_weight(
+def entropy_weight(
     entropy: Tensor,
+    is_correct: Tensor,
     key: Tensor,
     count: Tensor,
     mean: Literal["arithmetic", "geometric"],
@@ -57,8 +46,9 @@ def relative_weight(
     Geometric [I App. C]: ``x[i,t] = H[i,t] / (prod_{k in O+} H[k,t]) ** (1 / d_t)``. Equal entropies give exactly 1.
 
     Args:
-        entropy: ``[N]`` float64, positive: ``H`` on O+, ``1/H`` on O-.
-        key: ``[N]`` integers in [0, K): what is compared with each other has the same.
+        entropy: ``[N]`` float64, positive.
+        is_correct: ``[N]`` bool, O+; on O- the inverses are compared.
+        key: ``[N]`` int64 in [0, K): what is compared with each other has the same.
         count: ``[K]`` int64, how many are compared, over all ranks: ``d_t`` and ``h_t``.
         mean: the kind of mean over them.
         compared: ``[N]`` bool; others are in no mean and get 1. None: all are compared.
@@ -68,17 +58,16 @@ def relative_weight(
     Raises:
         DataError: a geometric weight is above ``LARGEST_WEIGHT``, on any rank.
     """
-    entropy = significant(entropy.log() if mean == "geometric" else entropy)
+    is_geometric = mean == "geometric"
+    entropy = torch.where(is_correct, entropy, 1.0 / entropy)
+    entropy = significant(entropy.log() if is_geometric else entropy)
     if compared is not None:
         entropy = torch.where(compared, entropy, 0.0)
-    average = exact_sum(entropy, key, count, reduction).mean
-    if mean == "geometric":
-        weight = combine_by_key_(entropy, Tensor.sub_, average, key).exp_()
-    else:
-        weight = combine_by_key_(entropy, Tensor.div_, average, key)
+    average = exact_sum(entropy, key, count, reduction).mean.gather(0, key)
+    weight = entropy.sub_(average).exp_() if is_geometric else entropy.div_(average)
     if compared is not None:
         weight = torch.where(compared, weight, 1.0)
-    if mean == "geometric":
+    if is_geometric:
         largest = float(reduction.max(weight.amax().view(1) if len(weight) else weight.new_zeros(1)))
         if largest > LARGEST_WEIGHT:
             raise DataError(

@@ -6,9 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import Reduction
-from gtpo_megatron.algorithms.batch.response_table import ResponseTable
-from gtpo_megatron.algorithms.exact_sum import combine_by_key_, exact_sum, parts
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+
+PoolKind = Literal["joint_zero", "per_set", "combined"]
 
 ROUNDING = 1e-12
 """Relative std of values that differ by float64's rounding only: shaped rewards."""
@@ -19,59 +20,65 @@ REWARD_ROUNDING = 2.0**-22
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pools:
-    """The sets that rewards are standardised over. The last one holds values that take no part: advantage 0.
+    """The sets that values are standardised over. The last one holds values that take no part: advantage 0.
 
     Attributes:
-        index: ``[R]`` int32 in [0, P), the pool of each response.
-        own: ``[P]`` int64, number of values in each pool.
-        zeros: ``[P]`` int64, number of further zeros in each pool.
+        index: ``[N]`` int64 in [0, P), the pool of each value.
+        num_values: ``[P]`` int64, number of values in each pool, over all ranks.
+        num_zeros: ``[P]`` int64, number of further zeros in each pool: rewards of the other side.
+        reduction: the ranks that hold the values.
     """
 
     index: Tensor
-    own: Tensor
-    zeros: Tensor
+    num_values: Tensor
+    num_zeros: Tensor
+    reduction: Reduction
 
 
-def pools(
-    table: ResponseTable,
-    sizes: Tensor,
-    kind: Literal["joint_zero", "per_set", "combined"],
-    *,
-    spans_batch: bool,
-    takes_part: Tensor,
-) -> Pools:
-    """Assigns the responses of a batch to pools.
+def token_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, takes_part: Tensor) -> Pools:
+    """The pools of this rank's tokens.
 
-    ``joint_zero``: R+ holds ``r+`` of all responses of the scope, 0 on O-; R- holds ``r-``, 0 on O+.
+    ``joint_zero``: R+ holds ``r+`` of all tokens of the scope, 0 on O-; R- holds ``r-``, 0 on O+.
     ``per_set``: R+ holds the values of O+ only, R- those of O-. ``combined``: one pool, ``r+`` on O+ and ``r-`` on O-.
 
     Args:
-        table: the responses of the batch.
-        sizes: ``[R]`` int64, number of values per response: its tokens, or 1.
+        batch: the tokens.
         kind: see above.
         spans_batch: the scope is the batch instead of the group.
-        takes_part: ``[R]`` bool; other responses are in no pool.
+        takes_part: ``[R]`` bool; the tokens of other responses are in no pool.
     """
-    scope = table.scope(spans_batch=spans_batch)
-    num_pools = table.num_scopes(spans_batch=spans_batch)
-    if kind != "combined":
-        scope, num_pools = 2 * scope + table.is_correct, 2 * num_pools
-    index = torch.where(takes_part, scope, num_pools)
-    own = torch.zeros(num_pools + 1, dtype=torch.int64).index_add_(0, index, sizes)
-    zeros = torch.zeros_like(own)
+    pool, num_values, num_zeros = _pools(batch, batch.table.lengths, kind, spans_batch, takes_part)
+    index = batch.on_tokens(pool)
+    return Pools(index=index, num_values=num_values, num_zeros=num_zeros, reduction=batch.reduction)
+
+
+def response_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, takes_part: Tensor) -> Pools:
+    """The pools of one value per response with tokens; see ``token_pools``. Every rank holds all of them."""
+    is_live = batch.table.is_live
+    pool, num_values, num_zeros = _pools(batch, is_live.to(torch.int64), kind, spans_batch, takes_part)
+    return Pools(index=pool[is_live], num_values=num_values, num_zeros=num_zeros, reduction=Reduction())
+
+
+def _pools(
+    batch: CreditBatch, sizes: Tensor, kind: PoolKind, spans_batch: bool, takes_part: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The pool of each response ``[R]``, and the numbers of values and of zeros ``[P]``; ``sizes`` ``[R]``: values."""
+    table = batch.table
+    side, num_pools = (table.scopes if kind == "combined" else table.sides)(spans_batch=spans_batch)
+    pool = torch.where(takes_part, side, num_pools)
+    num_values = torch.zeros(num_pools + 1, dtype=torch.int64).index_add_(0, pool, sizes)
+    num_zeros = torch.zeros_like(num_values)
     if kind == "joint_zero":
-        zeros[:-1] = own[:-1].view(-1, 2).flip(1).flatten()  # the tokens of the other side
-    return Pools(index=index.to(torch.int32), own=own, zeros=zeros)
+        num_zeros[:-1] = num_values[:-1].view(-1, 2).flip(1).flatten()  # the values of the other side
+    return pool, num_values, num_zeros
 
 
 def standardise(
     reward: Tensor,
-    pool: Tensor,
     pools: Pools,
     *,
     ddof: int,
     eps: float,
-    reduction: Reduction,
     divides_by_std: bool = True,
     rounding: float = ROUNDING,
 ) -> Tensor:
@@ -83,29 +90,26 @@ def standardise(
 
     Args:
         reward: ``[N]`` float64.
-        pool: ``[N]`` integers, the pool of each value.
-        pools: sizes of the pools over all ranks.
+        pools: of these values. Collectives: of its reduction two ``max`` and two ``sum`` more.
         ddof: the variance divides by ``n - ddof``.
         eps: added to the std.
-        reduction: the ranks that hold values of these pools.
         divides_by_std: False: only subtract the mean (Dr.GRPO).
         rounding: see above.
     """
-    own, zeros = pools.own.to(reward.device), pools.zeros.to(reward.device)
-    count = (own + zeros).to(torch.float64)
-    lowest = torch.full_like(count, torch.inf)
-    for part, k in parts(reward, pool):
-        lowest.scatter_reduce_(0, k, part, "amin")
-    lowest = -reduction.max(torch.where(zeros > 0, lowest.clamp(max=0.0), lowest).neg_())
-    excess = combine_by_key_(reward.clone(), Tensor.sub_, lowest, pool)
-    zero = torch.where(zeros > 0, -lowest, 0.0)  # a zero, relative to the lowest value
+    pool, reduction = pools.index, pools.reduction
+    num_values, num_zeros = pools.num_values.to(reward.device), pools.num_zeros.to(reward.device)
+    count = (num_values + num_zeros).to(torch.float64)
+    lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, pool, reward, "amin")
+    lowest = -reduction.max(-torch.where(num_zeros > 0, lowest.clamp(max=0.0), lowest))
+    excess = reward - lowest.gather(0, pool)
+    zero = torch.where(num_zeros > 0, -lowest, 0.0)  # a zero, relative to the lowest value
 
-    mean = (exact_sum(excess, pool, own, reduction).total + zeros * zero) / count.clamp(min=1)
-    deviation = combine_by_key_(excess, Tensor.sub_, mean, pool)
-    squares = exact_sum(deviation, pool, own, reduction, term=torch.square).total + zeros * (zero - mean).square()
+    mean = (exact_sum(excess, pool, num_values, reduction).total + num_zeros * zero) / count.clamp(min=1)
+    deviation = excess.sub_(mean.gather(0, pool))
+    squares = exact_sum(deviation.square(), pool, num_values, reduction).total + num_zeros * (zero - mean).square()
     std = (squares / (count - ddof).clamp(min=1)).sqrt()
 
     factor = 1.0 / (std + eps) if divides_by_std else torch.ones_like(std)
     factor = torch.where((std > rounding * lowest.abs().clamp(min=1.0)) & (count > ddof), factor, 0.0)
     factor[-1] = 0.0  # the last pool: values that take no part
-    return combine_by_key_(deviation, Tensor.mul_, factor, pool)
+    return deviation.mul_(factor.gather(0, pool))

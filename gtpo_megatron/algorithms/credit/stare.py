@@ -7,10 +7,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch, TokenCredit, TokenInputs
 from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
-from gtpo_megatron.algorithms.exact_sum import exact_sum
 from gtpo_megatron.algorithms.losses.selection import largest, ordered_integers
+from gtpo_megatron.algorithms.sums import exact_sum
+from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit, TokenInputs
 from gtpo_megatron.config.algorithm import STAREConfig
 from gtpo_megatron.errors import ShapeError
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.config.algorithm import CISPOConfig
 
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
-from gtpo_megatron.algorithms.losses.loss_terms import SumCount, sum_count
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs, SumCount, sum_count
 from gtpo_megatron.config.algorithm import AlgorithmConfig, ClipSettings, GRPOSConfig, GSPOConfig, SurrogateSettings
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.losses.clipped_surrogate import clip_metrics, token_surrogate
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
-from gtpo_megatron.algorithms.losses.loss_terms import SumCount, sum_count
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs, SumCount, sum_count
 from gtpo_megatron.config.algorithm import FIPOConfig
 
 

@@ -5,8 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.losses.loss_terms import SumCount, sum_count
-from gtpo_megatron.algorithms.losses.ratios import LOG_RATIO_LIMIT
+from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT, SumCount, sum_count
 
 
 def correction_ratio(

@@ -7,8 +7,7 @@ whose: arXiv 2512.21852 and 2512.02556, Eq. 7.
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
-from gtpo_megatron.algorithms.losses.ratios import log_ratio
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs, log_ratio
 from gtpo_megatron.config.algorithm import KLEstimator, ReferenceKLConfig
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import Reduction
-from gtpo_megatron.algorithms.batch.tokens import Tokens
+from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.algorithms.token_batch import Tokens
 
 _BITS = 11
 _ROUNDS = 3

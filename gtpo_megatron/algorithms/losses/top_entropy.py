@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.losses.clipped_surrogate import token_surrogate
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch, largest, ordered_integers
 from gtpo_megatron.config.algorithm import TopEntropyConfig
 

@@ -1,4 +1,4 @@
-"""The output layer fused with the scores: what ``distributed/linear_head.py`` holds on the last stage."""
+"""The output layer fused with the scores: what ``distributed/tiled_scores.py`` holds on the last stage."""
 
 from dataclasses import dataclass
 

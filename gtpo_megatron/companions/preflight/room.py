@@ -18,7 +18,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.orchestration.loop.inputs import RunInputs
-from gtpo_megatron.orchestration.stages.inspection import Machines, Question, Relink
+from gtpo_megatron.orchestration.stages.inspection import Machines, Relink, RemoteFunction
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.weights.architecture import read_architecture
@@ -121,13 +121,13 @@ class Room:
         itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]
         return elements * itemsize * config.rollout.num_engines
 
-    def ask(self, names: tuple[str, ...], question: Question, *arguments: Any) -> dict[str, Any]:
+    def ask(self, names: tuple[str, ...], question: RemoteFunction, *arguments: Any) -> dict[str, Any]:
         """Asks processes the same, under the running check's limit."""
         return self.ask_each(question, dict.fromkeys(names, arguments))
 
-    def ask_each(self, question: Question, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    def ask_each(self, question: RemoteFunction, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Asks each process with arguments of its own."""
-        return self.processes.ask(question, arguments, deadline_s=self.runner.limit_s)
+        return self.processes.run(question, arguments, deadline_s=self.runner.limit_s)
 
     def ask_children(self, names: tuple[str, ...], function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Asks children of processes; one that hangs is ended before the check's limit, so that it is named."""

@@ -137,7 +137,7 @@ def _room(config: RunConfig, options: PreflightOptions, chosen: frozenset[str], 
         if room.machines is None or room.stages is None:
             return True  # nothing has been lost that a later check could miss
         try:
-            room.machines.ask(
+            room.machines.run(
                 answers, dict.fromkeys((*room.machines.ranks, *room.machines.engines), ()), deadline_s=PING_S
             )
         except GTPOError as error:

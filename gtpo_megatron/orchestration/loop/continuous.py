@@ -155,7 +155,7 @@ class ContinuousSampling:
     def load_state_dict(self, state: dict[str, Any], *, step: int) -> None:
         """Continues after a step from a ``state_dict``."""
         self._scheduler.load_state_dict(state["scheduled"], step=step)
-        saved = {label: from_plain(plain, self._stages.engine.hold) for label, plain in state["ready"].items()}
+        saved = {label: from_plain(plain, self._stages.engine.store) for label, plain in state["ready"].items()}
         self._problems = {label: problem_from_plain(plain) for label, plain in state["problems"].items()} | {
             label: group.prompts.problems[0] for label, group in saved.items()
         }

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gtpo_megatron.algorithms.batch.informative import informative_groups
+from gtpo_megatron.algorithms.informative import informative_groups
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.rollout import RolloutConfig

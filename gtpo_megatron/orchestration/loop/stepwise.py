@@ -115,7 +115,7 @@ class StepwiseSampling:
         """Continues after a step from a ``state_dict``."""
         del step
         self._started = state["started"]
-        self._ready = {step: from_plain(plain, self._stages.engine.hold) for step, plain in state["ready"].items()}
+        self._ready = {step: from_plain(plain, self._stages.engine.store) for step, plain in state["ready"].items()}
 
     def _start(self, step: int) -> None:
         draw = _Replay(self._draw)

@@ -42,7 +42,7 @@ def training_step(
     if has_scoring_pass and staleness == 0:  # otherwise sampler and trainer are expected to differ
         scores |= mismatch.check(scores, sampled.rollouts, version=step - 1)
     with stage("credit"):  # (5) shaped rewards, (6) advantages
-        credit = stages.trainer.assign_credit(sampled.rewards)
+        credit = stages.trainer.credit_tokens(sampled.rewards)
     with stage("update"):  # (7) loss, (8) optimizer
         updates = stages.trainer.update(step=step)
     if not has_scoring_pass:  # only the update's forward pass has the trainer's log-probs

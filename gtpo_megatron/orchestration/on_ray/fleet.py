@@ -71,7 +71,7 @@ class EngineFleet:
         self._without_weights: set[int] = set()
         self._is_link_new = True
 
-    # ------------------------------------------------------------------------------------------------- asking engines
+    # ------------------------------------------------------------------------------------------------- calling engines
     def __len__(self) -> int:
         return len(self._processes)
 
@@ -80,11 +80,11 @@ class EngineFleet:
         return {index: self._processes[index] for index in engines}
 
     def wait(self, stage: str, calls: Mapping[int, Any]) -> tuple[dict[int, Any], set[int]]:
-        """Waits for calls, by engine; returns the answers of some, and the indices of dead engines."""
-        answers, dead = collect_survivors(
+        """Waits for calls, by engine; returns the results of some, and the indices of dead engines."""
+        results, dead = collect_survivors(
             {self.names[index]: call for index, call in calls.items()}, stage=stage, deadline_s=self.deadline_s
         )
-        found = {index: answers[self.names[index]] for index in calls if self.names[index] in answers}
+        found = {index: results[self.names[index]] for index in calls if self.names[index] in results}
         return found, {index for index in calls if self.names[index] in dead}
 
     def note_lost(self, processes: dict[int, Any]) -> None:
@@ -138,7 +138,7 @@ class EngineFleet:
         def receive(engine: "VllmEngine") -> Checksums:
             return engine.receive_weights(version, with_checksums=with_checksums)
 
-        return {name: process.answer.remote(receive) for name, process in zip(self.names, self._processes, strict=True)}
+        return {name: process.run.remote(receive) for name, process in zip(self.names, self._processes, strict=True)}
 
     def mark_received(self) -> None:
         """Records that a push has reached all engines."""

@@ -1,4 +1,4 @@
-"""The processes of a run as Ray actors. Each holds an object that ``in_process`` uses too, and answers for it."""
+"""The processes of a run as Ray actors: each runs functions of its one object, which ``in_process`` has too."""
 
 import logging
 import os
@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.serialize import from_plain
+from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.stages.rollouts import handles_then_groups
@@ -29,7 +29,7 @@ class _Process:
         search_path: put first on the module path, as in the driver, so that the user's modules are found.
 
     Attributes:
-        held: what it is asked about; None before it has started.
+        instance: the ``MegatronActor``, ``VllmEngine`` or ``RewardGrader``; None before it has started.
     """
 
     def __init__(self, config: dict[str, Any], run_folder: str, prefix: str, search_path: str) -> None:
@@ -37,7 +37,7 @@ class _Process:
             sys.path.insert(0, search_path)
         self._config = from_plain(config, "the configuration of the run")
         self._run_folder = Path(run_folder)
-        self.held: Any = None
+        self.instance: Any = None
         self._set_up_logs(prefix)
 
     def _set_up_logs(self, prefix: str) -> None:
@@ -47,13 +47,13 @@ class _Process:
         """Host name and process id."""
         return socket.gethostname(), os.getpid()
 
-    def answer(self, question: Callable[[Any], Any]) -> Any:
-        """Calls ``question`` with what this process holds."""
-        return question(self.held)
+    def run(self, function: Callable[[Any], Any]) -> Any:
+        """``function(instance)``."""
+        return function(self.instance)
 
 
 class RankProcess(_Process):
-    """A Megatron rank, which holds a ``MegatronActor``."""
+    """A Megatron rank: a ``MegatronActor``."""
 
     def __init__(self, config: dict[str, Any], run_folder: str, search_path: str, *, global_rank: int) -> None:
         super().__init__(config, run_folder, rank_prefix(global_rank), search_path)
@@ -79,14 +79,14 @@ class RankProcess(_Process):
 
         from gtpo_megatron.actor.actor import MegatronActor
 
-        self.held = MegatronActor(
+        self.instance = MegatronActor(
             self._config,
             global_rank=self._global_rank,
             init_method=init_method,
             run_folder=self._run_folder,
             address=ray.util.get_node_ip_address(),
         )
-        coordinates: RankCoordinates = self.held.coordinates
+        coordinates: RankCoordinates = self.instance.coordinates
         self._set_up_logs(
             rank_prefix(
                 self._global_rank,
@@ -105,7 +105,7 @@ than ``collect.GRACE_S``, so that the reason is still reported."""
 
 
 class EngineProcess(_Process):
-    """A rollout engine, which holds a ``VllmEngine``.
+    """A rollout engine: a ``VllmEngine``.
 
     With tensor parallelism vLLM starts worker processes. If one of them dies, this process ends too.
 
@@ -123,20 +123,20 @@ class EngineProcess(_Process):
         """Loads vLLM and the model."""
         from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-        self.held = VllmEngine(
+        self.instance = VllmEngine(
             self._config.model.path,
             self._config.rollout,
             max_sequence_tokens=self._config.model.max_sequence_tokens,
             seed=self._config.seed,
             awaits_push=True,
         )
-        self.held.on_worker_death(self._end)
+        self.instance.on_worker_death(self._end)
 
-    def answer(self, question: Callable[[Any], Any]) -> Any:
+    def run(self, function: Callable[[Any], Any]) -> Any:
         """As for any process; ends it if a worker has died, or the call fails because one does."""
         self._end_without_worker()
         try:
-            return super().answer(question)
+            return super().run(function)
         except Exception:
             deadline = time.monotonic() + WORKER_DEATH_S
             while self._has_workers() and time.monotonic() < deadline:
@@ -144,9 +144,9 @@ class EngineProcess(_Process):
                 time.sleep(0.05)
             raise
 
-    def sample(self, question: Callable[[Any], Mapping[Hashable, RolloutBatch]]) -> Iterator[Any]:
-        """Asks for groups of responses, by key; yields all their handles, then each group; see ``received``."""
-        yield from handles_then_groups(self.answer(question))
+    def sample(self, function: Callable[[Any], Mapping[Hashable, RolloutBatch]]) -> Iterator[Any]:
+        """Of ``function(instance)``, groups by key, yields all handles, then each group; see ``received``."""
+        yield from handles_then_groups(self.run(function))
 
     def identity(self) -> tuple[str, int]:
         """Host name and process id; fails if a worker has died."""
@@ -155,14 +155,14 @@ class EngineProcess(_Process):
 
     def close(self) -> None:
         """Ends the workers and frees their shared memory."""
-        if self.held is not None:
-            self.held.close()
+        if self.instance is not None:
+            self.instance.close()
 
     def _has_workers(self) -> bool:
-        return self.held is not None and self._config.rollout.tensor_parallel_size > 1
+        return self.instance is not None and self._config.rollout.tensor_parallel_size > 1
 
     def _end_without_worker(self) -> None:
-        if self._has_workers() and self.held.has_lost_worker():
+        if self._has_workers() and self.instance.has_lost_worker():
             self._end()
 
     def _end(self) -> None:
@@ -171,7 +171,7 @@ class EngineProcess(_Process):
 
 
 class RewardProcess(_Process):
-    """Decoding and grading, by the ``RewardGrader`` that it holds."""
+    """Decoding and grading: a ``RewardGrader``."""
 
     def __init__(self, config: dict[str, Any], run_folder: str, search_path: str) -> None:
         super().__init__(config, run_folder, "[reward]", search_path)
@@ -180,4 +180,4 @@ class RewardProcess(_Process):
         """Loads the tokenizer and starts the grading workers."""
         from gtpo_megatron.orchestration.stages.grading import build_grader
 
-        self.held = build_grader(self._config, self._run_folder)
+        self.instance = build_grader(self._config, self._run_folder)

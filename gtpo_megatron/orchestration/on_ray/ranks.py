@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.batch import PromptBatch, RewardBatch
+from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 REWARD_NAME = "reward process"
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class RayRanks:
@@ -43,16 +43,16 @@ class RayRanks:
         self._processes = list(processes)
         self._deadline_s = deadline_s
 
-    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Answer]]") -> list[Answer]:
+    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
         """See ``Ranks``."""
         calls = self.begin(functions)
-        answers = collect(calls, stage=stage, deadline_s=self._deadline_s)
-        return [answers[name] for name in calls]
+        results = collect(calls, stage=stage, deadline_s=self._deadline_s)
+        return [results[name] for name in calls]
 
     def begin(self, functions: "Sequence[Callable[[MegatronActor], Any]]") -> dict[str, Any]:
         """Starts a call on each rank; returns the calls by name of the rank."""
         return {
-            str(rank): process.answer.remote(function)
+            str(rank): process.run.remote(function)
             for rank, process, function in zip(self.coordinates, self._processes, functions, strict=False)
         }
 
@@ -70,7 +70,7 @@ class RayRewards:
         def grade(grader: "RewardGrader") -> RewardBatch:
             return grader.score(rollouts, prompts)
 
-        reference = self._process.answer.remote(grade)
+        reference = self._process.run.remote(grade)
         rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]
         assert isinstance(rewards, RewardBatch)
         return rewards
@@ -90,7 +90,7 @@ class RayTransfer:
 
         sending = self._ranks.begin([send] * len(self._ranks.coordinates))
         receiving = self._fleet.receiving(version, with_checksums=with_checksums)
-        answers = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
+        results = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
         self._fleet.mark_received()
-        sent = merged_checksums([answers[name] for name in sending])
-        return sent, merged_checksums([answers[name] for name in receiving])
+        sent = merged_checksums([results[name] for name in sending])
+        return sent, merged_checksums([results[name] for name in receiving])

@@ -170,7 +170,7 @@ def _machines(processes: Mapping[str, Any], placement: Placement) -> Machines:
     nodes = (*placement.ranks, *placement.engines)
 
     def call(stage: str, functions: Mapping[str, Callable[[Any], Any]], deadline_s: float) -> dict[str, Any]:
-        calls = {name: processes[name].answer.remote(function) for name, function in functions.items()}
+        calls = {name: processes[name].run.remote(function) for name, function in functions.items()}
         return collect(calls, stage=stage, deadline_s=deadline_s)
 
     hosts = {name: node.host for name, node in zip((*ranks, *engines), nodes, strict=True)}

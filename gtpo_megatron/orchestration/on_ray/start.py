@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect
@@ -188,7 +188,7 @@ def bring_up(
         loading = {name: engine.start.remote() for name, engine in engines.items()}
         answered = counted("loading the engines", engines, starting)
         collect(loading, stage="start", deadline_s=deadline, answered=answered)
-        falling_asleep = {name: engine.answer.remote(_fall_asleep) for name, engine in engines.items()}
+        falling_asleep = {name: engine.run.remote(_fall_asleep) for name, engine in engines.items()}
         collect(falling_asleep, stage="start", deadline_s=deadline)
     meeting = collect({"rank 0": ranks[0].rendezvous.remote()}, stage="start", deadline_s=deadline)["rank 0"]
     calls = {rank_name(index): rank.start.remote(meeting) for index, rank in enumerate(ranks)}

@@ -1,4 +1,4 @@
-"""(2) The engines, and their end of (9): what each stage asks of all of them, and how their answers become one.
+"""(2) The engines, and their end of (9): what each stage asks of all of them, and how their results become one.
 
 What is asked is a function of ``VllmEngine``. :class:`Engines` is written once; two subclasses of a few methods call it
 over Ray (``on_ray/engines.py``) or in this process (``in_process.py``).
@@ -22,7 +22,7 @@ from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, Slo
 if TYPE_CHECKING:
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -90,8 +90,8 @@ class Engines(ABC):
 
     # --------------------------------------------------------------------------------------------- calling the engines
     @abstractmethod
-    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Answer]]") -> dict[int, Answer]:
-        """Calls a function on each of some engines, all of them at once; returns their answers.
+    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
+        """Calls a function on each of some engines, all of them at once; returns their results.
 
         Args:
             stage: for messages.
@@ -110,8 +110,8 @@ class Engines(ABC):
         """As ``call``, of functions that sample: the responses stay where they are, and their handles are returned."""
 
     @abstractmethod
-    def hold(self, rollouts: RolloutBatch) -> RolloutHandle:
-        """The handle of responses that are in this process; the inverse of ``RolloutHandle.fetch``."""
+    def store(self, rollouts: RolloutBatch) -> RolloutHandle:
+        """Stores responses of this process; returns their handle. The inverse of ``RolloutHandle.fetch``."""
 
     # ------------------------------------------------------------------------------- deaths; here, of none that can die
     @property
@@ -139,15 +139,15 @@ class Engines(ABC):
         dealt = assign_to_engines(
             requests, max_response_tokens=sampling.max_response_tokens, loads=[0] * len(self.hosts)
         )
-        shares = {engine: [row for row, other in enumerate(dealt) if other == engine] for engine in sorted(set(dealt))}
+        parts = {engine: [row for row, other in enumerate(dealt) if other == engine] for engine in sorted(set(dealt))}
 
         def generate(rows: Sequence[int]) -> "Callable[[VllmEngine], dict[int, RolloutBatch]]":
-            share = [requests[row] for row in rows]
-            return lambda engine: split_by_group(engine.generate(share, sampling, seed=seed))
+            part = [requests[row] for row in rows]
+            return lambda engine: split_by_group(engine.generate(part, sampling, seed=seed))
 
-        answers = self.sample({engine: generate(rows) for engine, rows in shares.items()})
-        everyone = joined([handle for engine in shares for handle in answers[engine].values()])
-        order = torch.tensor([row for rows in shares.values() for row in rows])  # the request of each response
+        found = self.sample({engine: generate(rows) for engine, rows in parts.items()})
+        everyone = joined([handle for engine in parts for handle in found[engine].values()])
+        order = torch.tensor([row for rows in parts.values() for row in rows])  # the request of each response
         return replace(everyone.select(order.argsort().tolist()), engines=torch.tensor(dealt, dtype=torch.int64))
 
     def group_sampler(self, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int) -> GroupSampler:
@@ -180,8 +180,8 @@ class Engines(ABC):
         def opened(workers: range) -> "Callable[[VllmEngine], dict[int, SharedSlots]]":
             return lambda engine: engine.open_slots(workers, shape)
 
-        answers = self.call("weight_sync", {index: opened(workers) for index, workers in self._workers().items()})
-        return {worker: slots for found in answers.values() for worker, slots in found.items()}
+        found = self.call("weight_sync", {index: opened(workers) for index, workers in self._workers().items()})
+        return {worker: slots for opened_here in found.values() for worker, slots in opened_here.items()}
 
     def connect_weights(self, link: WeightLink) -> None:
         """Opens the transport in every worker."""

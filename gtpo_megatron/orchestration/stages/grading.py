@@ -50,8 +50,8 @@ class RewardGrader:
         Raises:
             ShapeError: the group of a response is not among the prompts.
         """
-        responses: list[DecodedResponse | None] = [None] * len(rollouts.rows)
-        for indices, group in rollouts.by_group():
+        responses: list[DecodedResponse | None] = [None] * len(rollouts.places)
+        for indices, group in rollouts.by_object():
             for index, response in zip(indices, self.decode(group), strict=True):
                 responses[index] = response
         return self.grade([response for response in responses if response is not None], prompts)

@@ -1,4 +1,4 @@
-"""Looking at the processes of a run while it starts, and asking them questions that are no stage of a step."""
+"""What a companion may see of a run that starts: its processes, in which it may run functions, and its link."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from typing import Any
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.weights.push.sync import WeightSync
 
-Question = Callable[..., Any]
-"""A function of a module that every process can import. Its first argument is what the process holds: a rank its
-``MegatronActor``, an engine its ``VllmEngine``, None before it has started."""
+RemoteFunction = Callable[..., Any]
+"""A function of a module that every process can import. Its first argument is the process's object: a rank's
+``MegatronActor``, an engine's ``VllmEngine``, None before it has started."""
 
 Relink = Callable[[WeightSyncConfig], WeightSync]
 """Opens the link for pushes anew, with another transport."""
 
 
 Call = Callable[[str, Mapping[str, Callable[[Any], Any]], float], dict[str, Any]]
-"""Takes a stage, functions of what processes hold (by name of the process), and a deadline in seconds; returns their
-answers by name. Raises WorkerError if a process died, raised, or has not answered in time."""
+"""Takes a stage, functions of the processes' objects (by name of the process), and a deadline in seconds; returns their
+results by name. Raises WorkerError if a process died, raised, or has not answered in time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,26 +36,28 @@ class Machines:
     hosts: Mapping[str, str]
     call: Call
 
-    def ask(self, question: Question, arguments: Mapping[str, tuple[Any, ...]], *, deadline_s: float) -> dict[str, Any]:
-        """Asks some processes at once; returns their answers by name.
+    def run(
+        self, function: RemoteFunction, arguments: Mapping[str, tuple[Any, ...]], *, deadline_s: float
+    ) -> dict[str, Any]:
+        """Runs a function in some processes at once; returns its results by name.
 
         Args:
-            question: what each is asked.
-            arguments: by process.
-            deadline_s: for all answers.
+            function: the same in each.
+            arguments: its further arguments, by process.
+            deadline_s: for all results.
 
         Raises:
             WorkerError: a process died, raised, or has not answered in time; the message names it.
         """
 
-        def asked(given: tuple[Any, ...]) -> Callable[[Any], Any]:
-            return lambda held: question(held, *given)
+        def bound(given: tuple[Any, ...]) -> Callable[[Any], Any]:
+            return lambda instance: function(instance, *given)
 
-        return self.call(question.__name__, {name: asked(given) for name, given in arguments.items()}, deadline_s)
+        return self.call(function.__name__, {name: bound(given) for name, given in arguments.items()}, deadline_s)
 
 
 class Inspector:
-    """Is told how the start of a run goes on; this one does nothing about it."""
+    """Is told how the start of a run goes on; this one does nothing with it."""
 
     def processes_are_up(self, machines: Machines) -> None:
         """Called before any process has loaded a model; what it raises ends the start."""
@@ -65,4 +67,4 @@ class Inspector:
 
 
 NOBODY = Inspector()
-"""Looks at nothing."""
+"""For a run that no companion looks at."""

@@ -7,6 +7,7 @@ responses; the driver fetches one only to save what was sampled ahead.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,8 +25,8 @@ class RolloutHandle:
     """Sampled responses, in any order.
 
     Attributes:
-        groups: objects that hold them.
-        rows: object and row in it of each response.
+        objects: where they are.
+        places: index of the object, and row in it, of each response.
         prompt_lengths: ``[B]`` int64.
         response_lengths: ``[B]`` int64.
         own_lengths: ``[B]`` int64, number of tokens that the policy wrote.
@@ -36,8 +37,8 @@ class RolloutHandle:
         policy_version: oldest version of the weights that generated them.
     """
 
-    groups: tuple[Any, ...]
-    rows: tuple[tuple[int, int], ...]
+    objects: tuple[Any, ...]
+    places: tuple[tuple[int, int], ...]
     prompt_lengths: Tensor
     response_lengths: Tensor
     own_lengths: Tensor
@@ -48,11 +49,11 @@ class RolloutHandle:
     policy_version: int
 
     @classmethod
-    def of(cls, batch: RolloutBatch, *, held_as: Any = None) -> "RolloutHandle":
-        """The responses of a batch, as of engine 0; ``held_as`` is the reference to it (None: the batch itself)."""
+    def of(cls, batch: RolloutBatch, *, reference: Any = None) -> "RolloutHandle":
+        """The responses of a batch, as of engine 0; ``reference``: to the batch (None: the batch itself)."""
         return cls(
-            groups=(batch if held_as is None else held_as,),
-            rows=tuple((0, row) for row in range(batch.num_responses)),
+            objects=(batch if reference is None else reference,),
+            places=tuple((0, row) for row in range(batch.num_responses)),
             prompt_lengths=batch.prompt_lengths,
             response_lengths=batch.response_lengths,
             own_lengths=batch.own_lengths,
@@ -68,67 +69,58 @@ class RolloutHandle:
         """The responses of a batch in their order, one object a group, each where ``put`` leaves it."""
         groups = [(rows, batch.select(rows)) for rows in _rows_by_group(batch).values()] or [([], batch)]
         order = torch.tensor([row for rows, _ in groups for row in rows], dtype=torch.int64)
-        return joined([cls.of(group, held_as=put(group)) for _, group in groups]).select(order.argsort().tolist())
+        return joined([cls.of(group, reference=put(group)) for _, group in groups]).select(order.argsort().tolist())
 
     def select(self, rows: Sequence[int]) -> "RolloutHandle":
         """Some of the responses, with their objects; without rows, one object is kept for its dtypes."""
         index = torch.tensor(list(rows), dtype=torch.int64)
-        found = [self.rows[row] for row in rows]
-        kept = sorted({group for group, _ in found}) or [0]
-        place = {group: number for number, group in enumerate(kept)}
+        found = [self.places[row] for row in rows]
+        kept = sorted({number for number, _ in found}) or [0]
+        renumbered = {number: position for position, number in enumerate(kept)}
         return replace(
             self,
-            groups=tuple(self.groups[group] for group in kept),
-            rows=tuple((place[group], row) for group, row in found),
+            objects=tuple(self.objects[number] for number in kept),
+            places=tuple((renumbered[number], row) for number, row in found),
             **{name: getattr(self, name)[index] for name in _COLUMNS},
         )
 
     def fetch(self) -> RolloutBatch:
         """The responses, in this process."""
-        return take_rows(_read(self.groups), self.rows, may_mix=True)
+        return take_rows(_read(self.objects), self.places, may_mix=True)
 
-    def by_group(self) -> Iterator[tuple[list[int], RolloutBatch]]:
+    def by_object(self) -> Iterator[tuple[list[int], RolloutBatch]]:
         """Yields per object the indices of its responses and the responses, with one object in memory at a time."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.groups]
-        for index, (group, row) in enumerate(self.rows):
-            found[group].append((index, row))
-        for group, pairs in zip(self.groups, found, strict=True):
+        found: list[list[tuple[int, int]]] = [[] for _ in self.objects]
+        for index, (number, row) in enumerate(self.places):
+            found[number].append((index, row))
+        for one, pairs in zip(self.objects, found, strict=True):
             if pairs:
-                yield [index for index, _ in pairs], _read([group])[0].select([row for _, row in pairs])
+                yield [index for index, _ in pairs], _read([one])[0].select([row for _, row in pairs])
 
 
-_COLUMNS = [field.name for field in fields(RolloutHandle) if field.name not in ("groups", "rows", "policy_version")]
+_COLUMNS = [field.name for field in fields(RolloutHandle) if field.name not in ("objects", "places", "policy_version")]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardHandle:
-    """A ``RolloutShard`` whose responses are where they were sampled."""
+def shards(rollouts: RolloutHandle, num_replicas: int) -> list[Callable[[], RolloutShard]]:
+    """Shards the responses over replicas by tokens; rows are ordered by group, so few groups are split.
 
-    rollouts: RolloutHandle
-    rows: tuple[int, ...]
-    prompt_groups: tuple[int, ...]
-    policy_version: int
-
-    def fetch(self) -> RolloutShard:
-        """The shard, in this process."""
-        return RolloutShard(
-            rollouts=self.rollouts.fetch(),
-            rows=self.rows,
-            prompt_groups=self.prompt_groups,
-            policy_version=self.policy_version,
-        )
-
-
-def shards(rollouts: RolloutHandle, num_replicas: int) -> list[ShardHandle]:
-    """Shards the responses over replicas by tokens; rows are ordered by group, so few groups are split."""
+    Returns:
+        Per replica a function that fetches its shard, in the process that calls it.
+    """
     lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
     groups = tuple(dict.fromkeys(rollouts.group_ids.tolist()))
     return [
-        ShardHandle(
-            rollouts=rollouts.select(rows), rows=rows, prompt_groups=groups, policy_version=rollouts.policy_version
-        )
+        partial(_fetch_shard, rollouts.select(rows), rows, groups, rollouts.policy_version)
         for rows in shard_contiguous(lengths, num_replicas)
     ]
+
+
+def _fetch_shard(
+    mine: RolloutHandle, rows: tuple[int, ...], prompt_groups: tuple[int, ...], policy_version: int
+) -> RolloutShard:
+    return RolloutShard(
+        rollouts=mine.fetch(), global_rows=rows, prompt_groups=prompt_groups, policy_version=policy_version
+    )
 
 
 def joined(rollouts: Sequence[RolloutHandle], *, max_spread: int = 0) -> RolloutHandle:
@@ -145,15 +137,15 @@ def joined(rollouts: Sequence[RolloutHandle], *, max_spread: int = 0) -> Rollout
     if versions[-1] - versions[0] > max_spread:
         allowed = f"at most {max_spread} may lie between them" if max_spread else "exactly one is needed"
         raise RolloutError(f"responses of policy versions {versions}: {allowed}")
-    parts = [handle for handle in rollouts if handle.rows] or [rollouts[0]]
-    rows: list[tuple[int, int]] = []
-    groups: list[Any] = []
+    parts = [handle for handle in rollouts if handle.places] or [rollouts[0]]
+    places: list[tuple[int, int]] = []
+    objects: list[Any] = []
     for handle in parts:
-        rows += [(len(groups) + group, row) for group, row in handle.rows]
-        groups += handle.groups
+        places += [(len(objects) + number, row) for number, row in handle.places]
+        objects += handle.objects
     return RolloutHandle(
-        groups=tuple(groups),
-        rows=tuple(rows),
+        objects=tuple(objects),
+        places=tuple(places),
         policy_version=versions[0],
         **{name: torch.cat([getattr(handle, name) for handle in parts]) for name in _COLUMNS},
     )
@@ -172,14 +164,14 @@ def _rows_by_group(batch: RolloutBatch) -> dict[int, list[int]]:
 
 
 def handles_then_groups(groups: Mapping[Key, RolloutBatch]) -> Iterator[Any]:
-    """The answer of an engine: first the handles by key, which lack the objects; then the objects, in that order."""
-    yield {key: replace(RolloutHandle.of(batch), groups=()) for key, batch in groups.items()}
+    """What an engine yields: first the handles by key, which lack the objects; then the objects, in that order."""
+    yield {key: replace(RolloutHandle.of(batch), objects=()) for key, batch in groups.items()}
     for batch in groups.values():  # noqa: UP028 - Ray sends to the generator, and an iterator of values takes nothing
         yield batch
 
 
 def received(stream: Any) -> dict[Any, RolloutHandle]:
-    """The handles by key of a completed call that answered with ``handles_then_groups``.
+    """The handles by key of a completed call that yielded ``handles_then_groups``.
 
     The caller owns the objects, so they outlive the engine.
 
@@ -188,19 +180,19 @@ def received(stream: Any) -> dict[Any, RolloutHandle]:
     """
     import ray
 
-    first, *groups = stream
+    first, *objects = stream
     handles: dict[Any, RolloutHandle] = ray.get(first)
-    if len(groups) != len(handles):
-        ray.get(groups)  # raises Ray's error, if there is one
-        raise RolloutError(f"an engine left {len(groups)} of {len(handles)} groups of its responses")
-    return {key: replace(handle, groups=(group,)) for (key, handle), group in zip(handles.items(), groups, strict=True)}
+    if len(objects) != len(handles):
+        ray.get(objects)  # raises Ray's error, if there is one
+        raise RolloutError(f"an engine left {len(objects)} of {len(handles)} groups of its responses")
+    return {key: replace(handle, objects=(one,)) for (key, handle), one in zip(handles.items(), objects, strict=True)}
 
 
-def _read(groups: Sequence[Any]) -> list[RolloutBatch]:
+def _read(objects: Sequence[Any]) -> list[RolloutBatch]:
     """Fetches objects: from Ray on this node without a copy, from another node over the network."""
-    if all(isinstance(group, RolloutBatch) for group in groups):
-        return list(groups)
+    if all(isinstance(one, RolloutBatch) for one in objects):
+        return list(objects)
     import ray
 
-    batches: list[RolloutBatch] = ray.get(list(groups))
+    batches: list[RolloutBatch] = ray.get(list(objects))
     return batches

@@ -1,4 +1,4 @@
-"""(4) to (9), the trainer: what each stage asks of all Megatron ranks, and how their answers become one.
+"""(4) to (9), the trainer: what each stage asks of all Megatron ranks, and how their results become one.
 
 A stage is a call of ``MegatronActor`` on every rank at once, since it may contain collectives. Where the ranks are is
 no concern here: :class:`Ranks` reaches them over Ray (``on_ray/ranks.py``) or in this process (``in_process.py``).
@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gtpo_megatron.actor.coordinates import RankCoordinates
-from gtpo_megatron.batch import RewardBatch, TokenRecord
+from gtpo_megatron.batch import RewardBatch, RolloutShard, TokenRecord
+from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, ShardHandle, shards
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, shards
 from gtpo_megatron.weights.push.link import WeightLink
 
 if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor
 
 Metrics = dict[str, Metric]
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Ranks(Protocol):
@@ -35,8 +35,8 @@ class Ranks(Protocol):
         """The host of each rank."""
         ...
 
-    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Answer]]") -> list[Answer]:
-        """Calls a function on each rank, all of them at once; returns their answers.
+    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
+        """Calls a function on each rank, all of them at once; returns their results.
 
         Args:
             stage: for messages.
@@ -67,28 +67,28 @@ class Trainer:
     def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
         """Old log-probs and entropies: each replica scores its responses; a rank fetches the groups that have any."""
 
-        def score(shard: ShardHandle) -> "Callable[[MegatronActor], Metrics]":
-            return lambda actor: actor.score_tokens(shard.fetch())
+        def score(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
+            return lambda actor: actor.score_tokens(fetch())
 
-        return self._merged(self._ranks.call("score", [score(shard) for shard in self._shards(rollouts)]))
+        return self._merged(self._ranks.call("score", [score(fetch) for fetch in self._shards(rollouts)]))
 
     def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
         """Takes the sampler's log-probs and entropies as the old policy's, without a forward pass."""
 
-        def take(shard: ShardHandle) -> "Callable[[MegatronActor], Metrics]":
-            return lambda actor: actor.use_sampler_scores(shard.fetch())
+        def take(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
+            return lambda actor: actor.use_sampler_scores(fetch())
 
-        return self._merged(self._ranks.call("score", [take(shard) for shard in self._shards(rollouts)]))
+        return self._merged(self._ranks.call("score", [take(fetch) for fetch in self._shards(rollouts)]))
 
-    def assign_credit(self, rewards: RewardBatch) -> Metrics:
+    def credit_tokens(self, rewards: RewardBatch) -> Metrics:
         """Shaped rewards and advantages of the scored batch; they do not depend on the sharding."""
-        return self._merged(self._all("credit", lambda actor: actor.assign_credit(rewards)))
+        return self._merged(self._all("credit", lambda actor: actor.credit_tokens(rewards)))
 
     def update(self, *, step: int) -> Metrics:
         """The optimizer updates of a step."""
         return self._merged(self._all("update", lambda actor: actor.update(step)))
 
-    # -------------------------------------------------------------------------------------- looking at the held batch
+    # -------------------------------------------------------------------------------------- -- looking at the batch
     def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
         """The responses of the chosen groups with entropies and credit, in the order of the batch."""
         chosen = list(group_ids)
@@ -97,7 +97,7 @@ class Trainer:
         return [record for _, record in sorted(found, key=lambda row: row[0])]
 
     def explain_gap(self, typical_nats: float) -> GapReport:
-        """Where the log-prob gaps of the held responses are; after scoring, or after an update without it."""
+        """Where the log-prob gaps of the responses are; after scoring, or after an update without it."""
         return merged(self._reporting(self._all("score", lambda actor: actor.explain_gap(typical_nats))))
 
     def expert_load(self) -> dict[int, list[int]]:
@@ -138,7 +138,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------ the trainer's end of a push
     def coordinates(self) -> list[tuple[RankCoordinates, str]]:
-        """Place and host of every rank."""
+        """Coordinates and host of every rank."""
         return list(zip(self._ranks.coordinates, self._ranks.hosts, strict=True))
 
     def padded_vocab_size(self) -> int:
@@ -153,18 +153,18 @@ class Trainer:
         """Opens the transport in every rank."""
         self._all("weight_sync", lambda actor: actor.connect_weights(link))
 
-    # -------------------------------------------------------------------------------------------------------- answers
-    def _all(self, stage: str, function: "Callable[[MegatronActor], Answer]") -> list[Answer]:
+    # -------------------------------------------------------------------------------------------------------- results
+    def _all(self, stage: str, function: "Callable[[MegatronActor], Result]") -> list[Result]:
         return self._ranks.call(stage, [function] * len(self._ranks.coordinates))
 
-    def _shards(self, rollouts: RolloutHandle) -> list[ShardHandle]:
-        """The shard of each rank."""
+    def _shards(self, rollouts: RolloutHandle) -> list[Callable[[], RolloutShard]]:
+        """What fetches the shard of each rank."""
         parts = shards(rollouts, self._data_parallel_size)
         return [parts[rank.data_index] for rank in self._ranks.coordinates]
 
-    def _reporting(self, answers: Sequence[Answer]) -> list[Answer]:
-        """The answers of one rank of each group of equal ones."""
-        return [answer for answer, rank in zip(answers, self._ranks.coordinates, strict=True) if rank.reports]
+    def _reporting(self, results: Sequence[Result]) -> list[Result]:
+        """The results of one rank of each group of equal ones."""
+        return [result for result, rank in zip(results, self._ranks.coordinates, strict=True) if rank.reports]
 
     def _merged(self, reports: Sequence[Metrics]) -> Metrics:
         return merge_reports(reports, self._ranks.coordinates)

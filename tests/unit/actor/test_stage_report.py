@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from gtpo_megatron.actor import stage_report
-from gtpo_megatron.actor.coordinates import RankCoordinates
 from gtpo_megatron.actor.model.flops import forward_flops
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.output import ProfileConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.observability.metrics import Sum, to_scalars
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.observability.timers import StageTimers

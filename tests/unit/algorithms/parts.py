@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.batch.response_table import ResponseTable, gather_table
-from gtpo_megatron.algorithms.batch.tokens import Tokens
+from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.algorithms.token_batch import ResponseTable, Tokens, gather_table
 
 
 def table_of(rewards: list[float], labels: list[int], lengths: list[int], *, threshold: float = 0.5) -> ResponseTable:
@@ -13,7 +12,7 @@ def table_of(rewards: list[float], labels: list[int], lengths: list[int], *, thr
     return gather_table(
         lambda: (torch.tensor(rewards), torch.tensor(labels), torch.tensor(lengths)),
         success_threshold=threshold,
-        reduction=LocalReduction(),
+        reduction=Reduction(),
         signature="",
     )
 

@@ -84,7 +84,7 @@ class Problem:
         logprobs = given["new"].clone().requires_grad_()
         loss, weight = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for chunk in torch.arange(len(rows)).tensor_split(parts):
-            terms = update_loss(config, logprobs[chunk], update.rows(chunk))
+            terms = update_loss(config, logprobs[chunk], update.select(chunk))
             loss, weight = loss + terms.loss_sum, weight + terms.weight
         (loss / weight).backward()
         assert logprobs.grad is not None

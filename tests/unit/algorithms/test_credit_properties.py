@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.registry import BUILT_IN
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import AlgorithmConfig, EntropyAdvantageConfig, GRPOConfig, GRPOSConfig, GTPOConfig
 from tests import credit_fuzz
 from tests.credit_cases import Case
@@ -61,7 +61,7 @@ def resolve(chosen: dict, first: str) -> dict:
 
 def assert_like_the_loops(config: AlgorithmConfig, batch: Batch) -> None:
     case = Case(config, batch.entropies, batch.rewards, batch.groups, [[-1.0] * len(row) for row in batch.entropies])
-    found = credit_fuzz.run(case, case.arguments(random.Random(0), most_holes=0), LocalReduction())
+    found = credit_fuzz.run(case, case.arguments(random.Random(0), most_holes=0), Reduction())
     assert not found.refusal
     assert list(credit_fuzz.unlike_the_loops(case, found)) == []
 

@@ -151,7 +151,7 @@ def test_losses_equal_the_loops(seed: int) -> None:
 def test_gradient_equals_finite_differences(config: AlgorithmConfig) -> None:
     _, arguments, old, new, sampled = problem(3)
     update = prepared(config, arguments, old, sampled)
-    everything = update.rows(range(len(old)))
+    everything = update.select(range(len(old)))
 
     def loss(logprobs: Tensor) -> Tensor:
         return update_loss(config, logprobs, everything).loss_sum
@@ -176,7 +176,7 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(config: AlgorithmCon
         loss, weight, statistics = torch.zeros(()), torch.zeros(()), {}
         for rows in parts:
             width = int(arguments["response_mask"][rows].sum(1).max()) if rows else 0
-            terms = update_loss(config, logprobs[rows, :width], update.rows(rows, width))
+            terms = update_loss(config, logprobs[rows, :width], update.select(rows, width))
             loss, weight = loss + terms.loss_sum, weight + terms.weight
             for name, value in terms.statistics.items():
                 total, count = statistics.get(name, (0.0, 0.0))
@@ -350,7 +350,7 @@ def test_a_row_that_is_masked_out_is_in_neither_numerator_nor_denominator(
     def loss_of(arguments: dict[str, Tensor], *matrices: Tensor) -> tuple[LossTerms, Tensor]:
         old, new, sampled = matrices
         logprobs = new.clone().requires_grad_()
-        terms = update_loss(config, logprobs, prepared(config, arguments, old, sampled).rows(range(len(old))))
+        terms = update_loss(config, logprobs, prepared(config, arguments, old, sampled).select(range(len(old))))
         terms.loss_sum.backward()
         assert logprobs.grad is not None
         return terms, logprobs.grad
@@ -381,7 +381,7 @@ def loss_of_scattered(config: AlgorithmConfig, seed: int, mask: Tensor, foreign:
     spread = {**arguments, "response_mask": mask, "token_entropy": move(arguments["token_entropy"])}
     update = prepared(config, spread, move(old), move(sampled))
     logprobs = move(new).requires_grad_()
-    terms = update_loss(config, logprobs, update.rows(range(len(old))))
+    terms = update_loss(config, logprobs, update.select(range(len(old))))
     terms.loss_sum.backward()
     assert logprobs.grad is not None
     assert not logprobs.grad[~mask].any()
@@ -400,7 +400,7 @@ def test_a_bad_current_logprob_makes_loss_and_gradient_nan_instead_of_waiting_fo
     row = int(torch.nonzero(arguments["response_mask"][:, 0])[0])
     logprobs[row, 0] = value
     logprobs.requires_grad_()
-    terms = update_loss(config, logprobs, update.rows(range(len(old))))
+    terms = update_loss(config, logprobs, update.select(range(len(old))))
     terms.loss_sum.backward()
     assert terms.loss_sum.isnan()
     assert logprobs.grad is not None
@@ -414,7 +414,7 @@ def test_credit_is_a_constant_of_the_loss() -> None:
     rest = {name: value for name, value in arguments.items() if name != "rewards"}
     update = prepare_update(GTPOConfig(), advantages=leaking, old_logprobs=old.requires_grad_(), **rest)
     logprobs = new.clone().requires_grad_()
-    update_loss(GTPOConfig(), logprobs, update.rows(range(len(old)))).loss_sum.backward()
+    update_loss(GTPOConfig(), logprobs, update.select(range(len(old)))).loss_sum.backward()
     assert leaking.grad is None
     assert old.grad is None
     assert logprobs.grad is not None

@@ -116,14 +116,14 @@ def test_correction_and_its_statistics() -> None:
 def test_rows_are_cut_together() -> None:
     config = TopEntropyConfig(off_policy=OffPolicyConfig(mode="truncate"))
     update = prepare(config, rollout_logprobs=OLD)
-    cut = update.rows([2, 0], 2)
+    cut = update.select([2, 0], 2)
     assert torch.equal(cut.old_logprobs, OLD[[2, 0], :2])
     assert torch.equal(cut.advantages, update.advantages[[2, 0], :2])
     assert cut.row_weights.shape == (2,)
     assert cut.token_weights.shape == (2, 2)
     assert torch.equal(cut.token_selection, update.token_selection[[2, 0], :2])
     assert cut.weight is update.weight
-    assert update.rows([]).advantages.shape == (0, 3)
+    assert update.select([]).advantages.shape == (0, 3)
 
 
 @pytest.mark.parametrize(

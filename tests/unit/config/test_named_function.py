@@ -16,7 +16,7 @@ from gtpo_megatron.rewards.function import Form, resolve_final_answer, resolve_r
 RECIPE = """
 from dataclasses import replace
 
-from gtpo_megatron.algorithms.algorithm import Algorithm
+from gtpo_megatron.algorithms.registry import Algorithm
 from gtpo_megatron.algorithms.credit.rloo import rloo_credit
 from gtpo_megatron.algorithms.losses.reinforce import reinforce_loss
 from gtpo_megatron.config.algorithm import RLOOConfig

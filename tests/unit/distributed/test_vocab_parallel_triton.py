@@ -99,14 +99,14 @@ def compare_not_a_number():
 
 def compare_whole_functions():
     """The fused layer with the Triton kernels put in the place of the torch ones."""
-    from gtpo_megatron.distributed import linear_head, vocab_parallel
+    from gtpo_megatron.distributed import tiled_scores, vocab_parallel
     from gtpo_megatron.kernels import triton_tiles
     from gtpo_megatron.kernels.tiles import TORCH_KERNELS, TileKernels
 
     triton_kernels = TileKernels(reduce=triton_tiles.reduce_tile, gradient=triton_tiles.gradient_tile)
     results = []
     for kernels in (triton_kernels, TORCH_KERNELS):
-        linear_head.kernels_for = lambda _, kernels=kernels: kernels
+        tiled_scores.kernels_for = lambda _, kernels=kernels: kernels
         torch.manual_seed(0)
         hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(700, 4, requires_grad=True)
         scores = vocab_parallel.linear_token_scores(

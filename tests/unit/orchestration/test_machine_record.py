@@ -22,8 +22,8 @@ class FakeMachines:
     def __init__(self, answers):
         self.answers, self.asked = answers, []
 
-    def ask(self, question, arguments, *, deadline_s):
-        assert question is hardware
+    def run(self, function, arguments, *, deadline_s):
+        assert function is hardware
         assert deadline_s > 0
         self.asked = list(arguments)
         if isinstance(self.answers, Exception):

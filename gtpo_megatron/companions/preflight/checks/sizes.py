@@ -42,12 +42,12 @@ def lengths(room: Room) -> Iterator[Finding]:
     stages, config = room.running, room.config
     room.turns.trainer()
     rollouts = full_rollouts(config, read_architecture(Path(config.model.path)), version=room.turns.version)
-    handle = stages.engine.hold(rollouts)
+    handle = stages.engine.store(rollouts)
     has_scoring_pass = config.rollout.entropy_source == "actor"
     with room.memory.phase("score"):
         score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
         scored = to_scalars(score(handle))
-    stages.trainer.assign_credit(mixed_rewards(rollouts, config))
+    stages.trainer.credit_tokens(mixed_rewards(rollouts, config))
     with room.memory.phase("train"):
         updated = to_scalars(stages.trainer.update(step=room.turns.version + 1))
     room.turns.updated()

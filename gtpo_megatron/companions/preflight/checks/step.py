@@ -197,7 +197,7 @@ def update(room: Room) -> Iterator[Finding]:
     """Credit and one step's updates from the sampled responses, then the new weights to the engines."""
     assert room.rewards is not None
     stages = room.running
-    stages.trainer.assign_credit(room.rewards)
+    stages.trainer.credit_tokens(room.rewards)
     metrics = stages.trainer.update(step=room.turns.version + 1)
     room.turns.updated()
     if room.config.rollout.entropy_source == "rollout":

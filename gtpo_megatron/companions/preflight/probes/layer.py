@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.policy_loss import policy_loss
-from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, mask_of_lengths
+from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, TrainBatch, mask_of_lengths
 from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.model import BalanceConfig
@@ -66,13 +66,13 @@ def compare_layer(config: dict[str, Any]) -> dict[str, Any]:
         before = reference.logprobs()
         actor = MegatronActor(own, global_rank=0, init_method=f"file://{scratch}/store")
         ours_before = _scored(actor, rollouts)
-        actor.assign_credit(
+        actor.credit_tokens(
             RewardBatch(rewards=torch.tensor(REWARDS), failed=torch.zeros(len(REWARDS), dtype=torch.bool))
         )
-        credit = actor.held.credited("update").credit
-        assert credit is not None, "a world of one has logits"
+        assert isinstance(actor.batch, TrainBatch), "a world of one has logits"
+        advantages = actor.batch.advantages
         metrics = to_scalars(merge([actor.update(1)]))
-        loss, grad_norm = reference.step(credit.advantages)
+        loss, grad_norm = reference.step(advantages)
         after = reference.logprobs()
         ours_after = _scored(actor, dataclasses.replace(rollouts, policy_version=1))
         actor.close()
@@ -163,9 +163,7 @@ def _rollouts() -> RolloutBatch:
 def _scored(actor: Any, rollouts: RolloutBatch) -> Tensor:
     """``[B, T]`` log-probs by the trainer."""
     actor.score_tokens(RolloutShard.of(rollouts, range(rollouts.num_responses)))
-    scores = actor.held.scored("assign_credit").scores
-    assert scores is not None, "a world of one has logits"
-    logprobs: Tensor = scores.old_logprobs.float()
+    logprobs: Tensor = actor.batch.old_logprobs.float()
     return logprobs
 
 

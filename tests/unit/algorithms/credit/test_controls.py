@@ -3,7 +3,22 @@
 import torch
 
 from gtpo_megatron.algorithms.credit import controls
+from gtpo_megatron.algorithms.token_batch import TokenInputs
+from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from tests.unit.algorithms.parts import column, table_of, tokens_of
+
+
+def test_what_takes_the_place_of_entropy() -> None:
+    inputs = TokenInputs(
+        tokens=tokens_of([2, 1, 0]), entropy=column(1.0, 3.0, 0.0), old_logprobs=column(-2.0, -7.0, -1.0)
+    )
+    assert controls.stand_in(GTPOConfig(), inputs) is inputs.entropy
+    assert controls.stand_in(GTPOConfig(weight_source="uniform"), inputs).tolist() == [1.0, 1.0, 1.0]
+    assert controls.stand_in(GTPOConfig(weight_source="surprisal"), inputs).tolist() == [2.0, 7.0, 1.0]
+    shuffled = controls.stand_in(GTPOConfig(weight_source="shuffled", weight_seed=3), inputs)
+    assert torch.equal(shuffled, controls.shuffle_within_responses(inputs.entropy, inputs.tokens, 3))
+    # GRPO-S shuffles whole responses
+    assert controls.stand_in(GRPOSConfig(weight_source="shuffled"), inputs) is inputs.entropy
 
 
 def test_shuffling_within_responses_permutes_their_own_tokens() -> None:

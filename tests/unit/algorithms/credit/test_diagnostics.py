@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.config.algorithm import AlgorithmConfig, GRPOConfig, GRPOSConfig, GTPOConfig
-from tests.faked_ranks import World
+from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
 from tests.strategies import Batch
 
 # group 0: 15 correct of 16 would flip signs; here a strong bonus does. Group 1 is all correct, group 2 has no tokens.
@@ -72,17 +71,6 @@ def test_algorithms_without_shares_and_empty_sets_leave_them_out() -> None:
         "credit/one_sided_groups_frac",
     ]
     assert assign_credit(GTPOConfig(), **BATCH.select([4]).arguments()).metrics == {}
-
-
-@pytest.mark.parametrize("config", [GTPOConfig(), GRPOSConfig(), GRPOConfig()])
-def test_every_rank_tells_of_the_whole_batch(config: AlgorithmConfig) -> None:
-    whole = assign_credit(config, **BATCH.arguments()).metrics
-    dealt = [[0, 4], [], [1, 2, 3]]
-
-    def part(reduction):
-        return assign_credit(config, **BATCH.select(dealt[reduction.rank]).arguments(), reduction=reduction).metrics
-
-    assert World(3).run(part) == [whole] * 3
 
 
 def test_the_effective_fraction_of_geometric_means() -> None:

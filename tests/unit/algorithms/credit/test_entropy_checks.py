@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
 from gtpo_megatron.algorithms.credit.entropy_checks import check_entropies
 from gtpo_megatron.algorithms.credit.shaping import LEAST_ENTROPY
+from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError, ShapeError
 from tests.strategies import Batch

@@ -2,9 +2,9 @@
 
 import torch
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.credit_batch import CreditBatch
 from gtpo_megatron.algorithms.credit.gtpo import gtpo_credit
+from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import GTPOConfig
 from tests.unit.algorithms.parts import column, table_of, tokens_of
 
@@ -19,7 +19,7 @@ def batch(penalties: list[float] | None = None, compared: torch.Tensor | None = 
         compared=compared,
         table=table_of([1, 1, 0, 0], [0] * 4, lengths),
         penalties=column(*(penalties or [0.0] * 4)),
-        reduction=LocalReduction(),
+        reduction=Reduction(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rewards shaped by entropy: ``H``, weights by hand and against exact fractions, and the table of formulations."""
+"""Entropy weights that are exactly 1, and those of entropies of any range against exact fractions."""
 
 import math
 from fractions import Fraction
@@ -8,20 +8,16 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.controls import shuffle_within_responses
-from gtpo_megatron.algorithms.credit.credit_batch import TokenInputs
 from gtpo_megatron.algorithms.credit.shaping import (
     LARGEST_WEIGHT,
     LEAST_ENTROPY,
-    relative_weight,
-    shaped_reward,
+    entropy_weight,
     shaping_entropy,
-    unbounded_entropy,
 )
+from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError
-from tests.faked_ranks import World
 from tests.strategies import Batch
 from tests.unit.algorithms.parts import column, tokens_of
 
@@ -33,16 +29,6 @@ INPUTS = TokenInputs(tokens=tokens_of([2, 1, 0]), entropy=column(1.0, 3.0, 0.0),
 
 
 # -------------------------------------------------------------------------------------------------------------------- H
-def test_what_takes_the_place_of_entropy() -> None:
-    assert unbounded_entropy(GTPOConfig(), INPUTS) is INPUTS.entropy
-    assert unbounded_entropy(GTPOConfig(weight_source="uniform"), INPUTS).tolist() == [1.0, 1.0, 1.0]
-    assert unbounded_entropy(GTPOConfig(weight_source="surprisal"), INPUTS).tolist() == [2.0, 7.0, 1.0]
-    shuffled = unbounded_entropy(GTPOConfig(weight_source="shuffled", weight_seed=3), INPUTS)
-    assert torch.equal(shuffled, shuffle_within_responses(INPUTS.entropy, INPUTS.tokens, 3))
-    # GRPO-S shuffles whole responses
-    assert unbounded_entropy(GRPOSConfig(weight_source="shuffled"), INPUTS) is INPUTS.entropy
-
-
 def test_clip_first_then_the_floor() -> None:
     config = GTPOConfig(entropy_floor=0.5, entropy_clip=(0.25, 2.0))
     assert shaping_entropy(config, INPUTS).tolist() == [1.5, 2.5, 0.75]
@@ -52,46 +38,17 @@ def test_clip_first_then_the_floor() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- x and y
-def relative(weights: list[float], key: list[int], mean: str, compared: list[bool] | None = None) -> list[float]:
-    mask = None if compared is None else torch.tensor(compared)
-    keys = torch.tensor(key, dtype=torch.int64)
-    count = torch.bincount(keys if mask is None else keys[mask], minlength=max(key, default=-1) + 1)
-    found = relative_weight(column(*weights), keys, count, mean, compared=mask, reduction=LocalReduction())
-    return found.tolist()
-
-
-def test_by_hand() -> None:
-    weights, key = [1.0, 3.0, 4.0, 5.0], [0, 0, 1, 2]
-    assert relative(weights, key, "arithmetic") == pytest.approx([0.5, 1.5, 1.0, 1.0])
-    assert relative(weights, key, "geometric") == pytest.approx([3**-0.5, 3**0.5, 1.0, 1.0])
-    assert relative([], [], "geometric") == []
-
-
-def test_tokens_that_are_not_compared_have_one_and_are_in_no_mean() -> None:
-    weights, key, compared = [1.0, 3.0, 900.0, 5.0], [0, 0, 0, 1], [True, True, False, False]
-    assert relative(weights, key, "arithmetic", compared) == pytest.approx([0.5, 1.5, 1.0, 1.0])
-    assert relative(weights, key, "geometric", compared) == pytest.approx([3**-0.5, 3**0.5, 1.0, 1.0])
-
-
-@pytest.mark.parametrize("exponent", [0, 8, 25])
-def test_the_mean_weight_of_a_comparison_is_one(exponent: int) -> None:
-    generator = torch.Generator().manual_seed(exponent)
-    weight = 10 ** (2 * exponent * torch.rand(5000, dtype=torch.float64, generator=generator) - exponent)
-    key = torch.randint(0, 40, (5000,), generator=generator)
-    count = torch.bincount(key, minlength=40)
-    for mean in ("arithmetic", "geometric"):
-        weight = relative_weight(weight, key, count, mean, compared=None, reduction=LocalReduction())
-        weight = weight if mean == "arithmetic" else weight.log()
-        total = torch.zeros(40, dtype=torch.float64).index_add_(0, key, weight)
-        wanted = torch.full_like(total, 1.0 if mean == "arithmetic" else 0.0)
-        torch.testing.assert_close(total / count, wanted, rtol=0, atol=1e-12 if mean == "arithmetic" else 1e-7)
+def relative(weights: list[float], mean: str) -> list[float]:
+    """The weights of tokens that are compared with each other."""
+    key, count = torch.zeros(len(weights), dtype=torch.int64), torch.tensor([len(weights)])
+    return entropy_weight(column(*weights), key == 0, key, count, mean, compared=None, reduction=Reduction()).tolist()
 
 
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
 @pytest.mark.parametrize("weight", [1.0, 0.1 + 1e-8, 1 / 3, 7e-30, 2.0**-950, 2.0**950])
 @pytest.mark.parametrize("count", [1, 2, 3, 10_007])
 def test_equal_weights_have_exactly_one(mean: str, weight: float, count: int) -> None:
-    assert relative([weight] * count, [0] * count, mean) == [1.0] * count
+    assert relative([weight] * count, mean) == [1.0] * count
 
 
 # ---------------------------------------------------------------------------------------------------------- wide ranges
@@ -157,22 +114,6 @@ def test_weights_are_right_whatever_the_range(
     wanted = exact_weights(batch, config)
     error = (weights_of(batch, config) - wanted).abs() / wanted.clamp(min=1e-37)
     assert float(error[batch_mask(batch)].max()) < 2 * FLOAT32
-
-
-def test_a_long_matrix_keeps_its_digits() -> None:
-    """16 x 1,024 tokens at a floor of 1e-12."""
-    batch = wide_batch(2, group_size=16, max_tokens=1024, smallest=1e-9, largest=8.0)
-    found_weights = weights_of(batch, GTPOConfig(entropy_axis="matrix", entropy_floor=1e-12, **BONUS_ALONE))
-    arguments = batch.arguments()
-    raised = arguments["token_entropy"].double() + 1e-12
-    for group in (0, 1):
-        for is_correct in (True, False):
-            rows = (arguments["group_ids"] == group) & ((arguments["rewards"] > 0.5) == is_correct)
-            of_set = raised[rows][arguments["response_mask"][rows]]
-            entropies = of_set if is_correct else 1 / of_set
-            wanted = entropies / math.fsum(entropies.tolist()) * len(entropies)
-            found = found_weights[rows][arguments["response_mask"][rows]]
-            assert float(((found - wanted).abs() / wanted).max()) < 2 * FLOAT32
 
 
 def test_one_extreme_token_ruins_no_other_position() -> None:
@@ -258,46 +199,7 @@ def test_the_largest_geometric_weight_is_a_number_of_credit() -> None:
     for factor in (0.99, 1.01):
         weights = [1 / (factor * LARGEST_WEIGHT), factor * LARGEST_WEIGHT]
         if factor < 1:
-            assert relative(weights, [0, 0], "geometric")[1] == pytest.approx(factor * LARGEST_WEIGHT, rel=1e-6)
+            assert relative(weights, "geometric")[1] == pytest.approx(factor * LARGEST_WEIGHT, rel=1e-6)
         else:
             with pytest.raises(DataError, match="an entropy weight is 1.28e"):
-                relative(weights, [0, 0], "geometric")
-
-
-@pytest.mark.parametrize("axis", ["position", "response", "matrix"])
-def test_all_ranks_refuse_alike(axis: str) -> None:
-    """Only rank 1 has the response, and nobody else compares anything with it."""
-    config = GTPOConfig(entropy_mean="geometric", entropy_floor=0.0, entropy_axis=axis)
-    rows = [Batch([[1.0, 1.0]], [1], [0]), Batch([[1e-38] * 2, [1e38, 1e-38]], [1, 1], [1, 1]), Batch([], [], [])]
-
-    def part(reduction):
-        return assign_credit(config, **rows[reduction.rank].arguments(), reduction=reduction)
-
-    errors = World(3).run(part)
-    assert all(isinstance(error, DataError) for error in errors)
-    assert len({str(error) for error in errors}) == 1
-
-
-# ------------------------------------------------------------------------------------------------------------------- r
-@pytest.mark.parametrize(
-    ("formulation", "kappa", "wrong", "correct"),
-    [
-        ("v1", None, [0.0, 0.0], [0.9, 1.2]),
-        ("v1_clipped", 4.0, [0.0, 0.0], [1.0, 1.125]),
-        ("v2", None, [0.0, -3.0], [0.9, 1.2]),
-        ("v2", 4.0, [0.0, -3.0], [1.0, 1.125]),
-        ("v6", None, [-0.9, -1.2], [0.9, 1.2]),
-    ],
-)
-def test_formulations(formulation: str, kappa: float | None, wrong: list[float], correct: list[float]) -> None:
-    weight = column(0.0, 3.0, 0.0, 3.0)
-    is_correct = torch.tensor([False, False, True, True])
-    found = shaped_reward(formulation, is_correct, weight, base=0.9, bonus=0.1, kappa=kappa)
-    assert found.tolist() == pytest.approx(wrong + correct)
-    assert weight.tolist() == [0.0, 3.0, 0.0, 3.0]  # the metrics look at it afterwards
-
-
-@pytest.mark.parametrize("formulation", ["v1", "v1_clipped", "v2", "v6"])
-def test_no_tokens(formulation: str) -> None:
-    nothing = torch.zeros(0, dtype=torch.float64)
-    assert shaped_reward(formulation, nothing.bool(), nothing, base=1, bonus=1, kappa=None).shape == (0,)
+                relative(weights, "geometric")

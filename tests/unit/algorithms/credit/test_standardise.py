@@ -1,25 +1,24 @@
-"""Standardising: constants, narrow pools, wide pools, zeros of the other side."""
+"""Standardising: constants, narrow pools, wide pools, zeros of the other side; which pools, the loops say."""
 
 import math
 
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, ROUNDING, Pools, pools, standardise
-from tests.faked_ranks import World
-from tests.unit.algorithms.parts import column, table_of
+from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, ROUNDING, Pools, standardise
+from gtpo_megatron.algorithms.sums import Reduction
+from tests.unit.algorithms.parts import column
 
 
-def one_pool(count: int) -> Pools:
-    """All of them in one pool, and an empty one for those that take no part."""
-    return Pools(index=torch.zeros(count).long(), own=torch.tensor([count, 0]), zeros=torch.tensor([0, 0]))
-
-
-def advantages(values: list[float], **options: object) -> list[float]:
-    chosen = {"ddof": 0, "eps": 0.0, "reduction": LocalReduction(), **options}
-    pooled = one_pool(len(values))
-    return standardise(column(*values), pooled.index, pooled, **chosen).tolist()
+def advantages(values: list[float], zeros: int = 0, **options: object) -> list[float]:
+    """Of one pool that holds all values and some zeros, beside the empty one of what takes no part."""
+    pools = Pools(
+        index=torch.zeros(len(values)).long(),
+        num_values=torch.tensor([len(values), 0]),
+        num_zeros=torch.tensor([zeros, 0]),
+        reduction=Reduction(),
+    )
+    return standardise(column(*values), pools, **{"ddof": 0, "eps": 0.0, **options}).tolist()
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e9, 1e-300, -7.3, 1.1 - 0.5])
@@ -76,78 +75,9 @@ def test_ddof_eps_and_centring() -> None:
     assert advantages([], ddof=1) == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- pools
-# O+ of group 0, O- of it, O+ of group 1, a response that takes no part, O- of group 1
-TABLE = table_of([1, 0, 1, 1, 0], [0, 0, 1, 1, 1], [2, 3, 4, 5, 6])
-TAKES_PART = torch.tensor([True, True, True, False, True])
-
-
-@pytest.mark.parametrize(
-    ("kind", "spans_batch", "index", "own", "zeros"),
-    [
-        ("combined", True, [0, 0, 0, 1, 0], [15, 5], [0, 0]),
-        ("combined", False, [0, 0, 1, 2, 1], [5, 10, 5], [0, 0, 0]),
-        ("per_set", True, [1, 0, 1, 2, 0], [9, 6, 5], [0, 0, 0]),
-        ("per_set", False, [1, 0, 3, 4, 2], [3, 2, 6, 4, 5], [0] * 5),
-        ("joint_zero", True, [1, 0, 1, 2, 0], [9, 6, 5], [6, 9, 0]),
-        ("joint_zero", False, [1, 0, 3, 4, 2], [3, 2, 6, 4, 5], [2, 3, 4, 6, 0]),
-    ],
-)
-def test_pools(kind: str, spans_batch: bool, index: list[int], own: list[int], zeros: list[int]) -> None:
-    found = pools(TABLE, TABLE.lengths, kind, spans_batch=spans_batch, takes_part=TAKES_PART)
-    assert found.index.tolist() == index
-    assert found.own.tolist() == own
-    assert found.zeros.tolist() == zeros
-
-
-def of_two_sides(values: list[float], rewards: list[float], kind: str, **options: object) -> list[float]:
-    table = table_of(rewards, [0] * len(values), [1] * len(values))
-    pooled = pools(table, table.lengths, kind, spans_batch=True, takes_part=table.is_live)
-    chosen = {"ddof": 0, "eps": 0.0, "reduction": LocalReduction(), **options}
-    return standardise(column(*values), pooled.index, pooled, **chosen).tolist()
-
-
 def test_zeros_of_the_other_side() -> None:
-    joint = of_two_sides([1.0, 3.0, -2.0], [1.0, 1.0, 0.0], "joint_zero")
-    assert joint[:2] == pytest.approx([-1 / 3 / math.sqrt(14 / 9), 5 / 3 / math.sqrt(14 / 9)])
-    assert joint[2] == pytest.approx(-(2.0**0.5))
-    own = of_two_sides([1.0, 3.0, -2.0], [1.0, 1.0, 0.0], "per_set")
-    assert own == pytest.approx([-1.0, 1.0, 0.0])
-    positive = of_two_sides([0.25, 0.5, 0.25], [1.0, 1.0, 0.0], "joint_zero")  # the zeros are the lowest of each pool
-    assert positive == pytest.approx([0.0, 0.25 / math.sqrt(0.125 / 3), 2**0.5])
-
-
-def test_zeros_make_a_pool_of_equal_values_wide() -> None:
-    assert of_two_sides([1.0, 1.0, 0.0], [1.0, 1.0, 0.0], "joint_zero") == pytest.approx([0.5**0.5, 0.5**0.5, 0.0])
-    assert of_two_sides([0.0, 0.0, 0.0], [1.0, 1.0, 0.0], "joint_zero") == [0.0] * 3  # all of it is zeros
-
-
-def test_what_takes_no_part_has_no_advantage_and_changes_nobodys() -> None:
-    values = column(1.0, 2.0, 3.0, -9.0)
-    takes_part = torch.tensor([True, True, True, False])
-    table = table_of([1, 1, 1, 0], [0] * 4, [1] * 4)
-    for kind in ("combined", "per_set", "joint_zero"):
-        pooled = pools(table, table.lengths, kind, spans_batch=True, takes_part=takes_part)
-        got = standardise(values, pooled.index, pooled, ddof=0, eps=0.0, reduction=LocalReduction())
-        assert got.tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5, 0.0])
-
-
-@pytest.mark.parametrize("kind", ["combined", "per_set", "joint_zero"])
-def test_any_sharding_gives_the_same_bits(kind: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    count = 60
-    values = torch.randn(count, dtype=torch.float64, generator=generator) * 10 ** (
-        20 * torch.rand(count, dtype=torch.float64, generator=generator) - 10
-    )
-    table = table_of([i % 2 for i in range(count)], [i % 3 for i in range(count)], [1] * count)
-    pooled = pools(table, table.lengths, kind, spans_batch=False, takes_part=table.is_live)
-    options = {"ddof": 0, "eps": 0.0}
-    whole = standardise(values, pooled.index, pooled, **options, reduction=LocalReduction())
-    owners = torch.randint(0, 3, (count,), generator=generator)  # rank 3 has nothing
-
-    def part(reduction) -> torch.Tensor:
-        mine = owners == reduction.rank
-        return standardise(values[mine], pooled.index[mine], pooled, **options, reduction=reduction)
-
-    for rank, found in enumerate(World(4).run(part)):
-        assert torch.equal(found, whole[owners == rank])
+    assert advantages([1.0, 3.0], 1) == pytest.approx([-1 / 3 / math.sqrt(14 / 9), 5 / 3 / math.sqrt(14 / 9)])
+    assert advantages([-2.0], 2) == pytest.approx([-(2.0**0.5)])
+    assert advantages([0.25, 0.5], 1) == pytest.approx([0.0, 0.25 / math.sqrt(0.125 / 3)])  # a zero is the lowest
+    assert advantages([1.0, 1.0], 1) == pytest.approx([0.5**0.5, 0.5**0.5])
+    assert advantages([0.0, 0.0], 1) == [0.0] * 2  # all of it is zeros

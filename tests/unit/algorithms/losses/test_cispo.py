@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms.losses.cispo import cispo_loss
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.config.algorithm import CISPOConfig
 
 

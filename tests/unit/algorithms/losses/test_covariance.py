@@ -1,12 +1,10 @@
 """Covariances, what is chosen by them, and the penalty on their tail."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.losses.covariance import (
     clip_cov_loss,
     kl_cov_loss,
@@ -14,10 +12,10 @@ from gtpo_megatron.algorithms.losses.covariance import (
     select_kl_cov,
     token_covariance,
 )
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
-from tests.faked_ranks import World
 from tests.unit.algorithms.parts import column, tokens_of
 
 BATCH = SelectionBatch(
@@ -26,28 +24,12 @@ BATCH = SelectionBatch(
     old_logprobs=column(-1.0, -3.0, -1.0, -3.0),
     advantages=column(2.0, 0.5, -1.0, 2.5),
     num_tokens=4,
-    reduction=LocalReduction(),
+    reduction=Reduction(),
 )
 
 
 def test_covariance() -> None:
     assert token_covariance(BATCH).tolist() == [1.0, 0.5, -2.0, -1.5]
-
-
-def test_the_means_are_those_of_all_ranks() -> None:
-    def part(reduction):
-        mine = slice(0, 2) if reduction.rank == 0 else slice(2, 4) if reduction.rank == 2 else slice(0, 0)
-        return token_covariance(
-            replace(
-                BATCH,
-                tokens=tokens_of([[2], [], [1, 1]][reduction.rank]),
-                old_logprobs=BATCH.old_logprobs[mine],
-                advantages=BATCH.advantages[mine],
-                reduction=reduction,
-            )
-        )
-
-    assert torch.equal(torch.cat(World(3).run(part)), token_covariance(BATCH))
 
 
 def test_selections() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms import policy_loss
 from gtpo_megatron.algorithms.losses.fipo import discounted_future, influence
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.config.algorithm import DAPOConfig, FIPOConfig
 from gtpo_megatron.config.algorithm.base import NoLengthPenalty
 from gtpo_megatron.errors import ConfigError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms import assign_credit, prepare_update, update_loss
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate, kl_penalty
 from gtpo_megatron.algorithms.registry import BUILT_IN, algorithm_of
 from gtpo_megatron.config.algorithm import GRPOConfig, GSPOConfig, ReferenceKLConfig

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch, largest, ordered_integers
-from tests.faked_ranks import World
+from gtpo_megatron.algorithms.sums import Reduction
 from tests.unit.algorithms.parts import tokens_of
 
 floats = st.floats(width=32, allow_nan=False)
@@ -28,27 +27,10 @@ def test_integers_keep_the_order(values: list[float]) -> None:
 def test_largest_of_the_candidates(rows: list[tuple[int, bool]], count: int) -> None:
     keys = torch.tensor([key for key, _ in rows])
     candidates = torch.tensor([chosen for _, chosen in rows])
-    got = largest(keys, candidates, count, LocalReduction())
+    got = largest(keys, candidates, count, Reduction())
     ranked = sorted((key for key, chosen in rows if chosen), reverse=True)
     least = ranked[min(count, len(ranked)) - 1] if count and ranked else 2**40
     assert got.tolist() == [chosen and key >= least for key, chosen in rows]
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.integers(0, 2)), min_size=1, max_size=30),
-    st.integers(0, 32),
-)
-def test_the_same_tokens_on_any_rank(rows: list[tuple[int, bool, int]], count: int) -> None:
-    keys, candidates, owners = (torch.tensor(part) for part in zip(*rows, strict=True))
-    whole = largest(keys, candidates, count, LocalReduction())
-
-    def part(reduction) -> torch.Tensor:
-        mine = owners == reduction.rank
-        return largest(keys[mine], candidates[mine], count, reduction)
-
-    for rank, found in enumerate(World(3).run(part)):
-        assert torch.equal(found, whole[owners == rank])
 
 
 @pytest.mark.parametrize(
@@ -62,6 +44,6 @@ def test_a_fraction_of_the_batch(fraction: float, num_tokens: int, wanted: int) 
         old_logprobs=none,
         advantages=none,
         num_tokens=num_tokens,
-        reduction=LocalReduction(),
+        reduction=Reduction(),
     )
     assert batch.part(fraction) == wanted

@@ -2,10 +2,10 @@
 
 import torch
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.losses.loss_inputs import LossInputs
+from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.losses.top_entropy import select_top_entropy, top_entropy_loss
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import TopEntropyConfig
 from tests.unit.algorithms.parts import column, tokens_of
 
@@ -17,7 +17,7 @@ def test_selection() -> None:
         old_logprobs=column(*[-1.0] * 5),
         advantages=column(*[0.0] * 5),
         num_tokens=5,
-        reduction=LocalReduction(),
+        reduction=Reduction(),
     )
     top = select_top_entropy(TopEntropyConfig(top_fraction=0.4), batch)
     assert top.tolist() == [True, False, False, True, False]

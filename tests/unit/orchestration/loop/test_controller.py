@@ -51,7 +51,7 @@ class World(WrittenDown):
     def score_tokens(self, rollouts):
         return gaps(0.0)
 
-    def assign_credit(self, rewards):
+    def credit_tokens(self, rewards):
         return {}
 
     def release_batch(self):

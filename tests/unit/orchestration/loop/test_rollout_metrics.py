@@ -15,8 +15,8 @@ from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 
 def handle(group_ids, lengths, truncated=None, version=3, num_multi_version=0):
     return RolloutHandle(
-        groups=(),
-        rows=(),
+        objects=(),
+        places=(),
         prompt_lengths=torch.full((len(lengths),), 5),
         response_lengths=torch.tensor(lengths),
         own_lengths=torch.tensor(lengths),

@@ -51,7 +51,7 @@ class WrittenDown:
     def abandon(self):
         pass
 
-    def hold(self, rollouts):
+    def store(self, rollouts):
         return RolloutHandle.of(rollouts)
 
     def __init__(self, outcomes):

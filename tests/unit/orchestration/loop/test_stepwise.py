@@ -45,7 +45,7 @@ class Busy(World):
         if self.num_generated == self.lost_at:
             raise EngineLostError("rollout engine died in rollout")
         handle = super().generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
-        return self.hold(dataclasses.replace(handle.fetch(), policy_version=handle.policy_version))
+        return self.store(dataclasses.replace(handle.fetch(), policy_version=handle.policy_version))
 
     def update(self, *, step):
         self.log.append(f"update {step}")

@@ -33,9 +33,9 @@ class Written(World):
         self.calls.append("adopt")
         return {}
 
-    def assign_credit(self, rewards):
+    def credit_tokens(self, rewards):
         self.calls.append("credit")
-        return super().assign_credit(rewards)
+        return super().credit_tokens(rewards)
 
     def update(self, *, step):
         self.calls.append("update")

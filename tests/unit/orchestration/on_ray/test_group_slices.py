@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.orchestration.on_ray.group_slices import RayGroupSampler
+from gtpo_megatron.orchestration.on_ray.engines import RayGroupSampler
 from gtpo_megatron.orchestration.stages.engines import SliceEnd
 
 

@@ -23,9 +23,9 @@ class Process:
         return Remote(lambda: self._calls.append((self._name, method)))
 
     @property
-    def answer(self):
-        """What the question asks of the object that the process holds."""
-        return SimpleNamespace(remote=lambda question: question(Process(self._name, self._calls)))
+    def run(self):
+        """What the function does with the object of the process."""
+        return SimpleNamespace(remote=lambda function: function(Process(self._name, self._calls)))
 
 
 class Remote:

@@ -66,9 +66,9 @@ class Several(Engines):
 
     def sample(self, functions):
         answers = self.call("rollout", functions)
-        return {index: {key: self.hold(batch) for key, batch in found.items()} for index, found in answers.items()}
+        return {index: {key: self.store(batch) for key, batch in found.items()} for index, found in answers.items()}
 
-    def hold(self, rollouts):
+    def store(self, rollouts):
         return RolloutHandle.of(rollouts)
 
 

@@ -94,9 +94,9 @@ def test_an_engine_answers_with_handles_and_then_with_groups():
     groups = split_by_group(make_batch(8))
     handles, *objects = handles_then_groups(groups)
     assert list(handles) == [0, 1]
-    assert [handle.groups for handle in handles.values()] == [(), ()]
+    assert [handle.objects for handle in handles.values()] == [(), ()]
     for handle, found in zip(handles.values(), objects, strict=True):
-        assert equal(dataclasses.replace(handle, groups=(found,)).fetch(), found)
+        assert equal(dataclasses.replace(handle, objects=(found,)).fetch(), found)
 
 
 @pytest.mark.parametrize("order", [[7, 2, 0, 5, 1, 3, 6, 4], [0, 4, 1, 5], []])
@@ -105,7 +105,7 @@ def test_responses_of_groups_in_turn_keep_their_order(order, store):
     handle = RolloutHandle.of_groups(batch, put=store.put)
     assert equal(handle.fetch(), batch)
     assert torch.equal(handle.group_ids, batch.group_ids)
-    assert len(handle.groups) == max(1, len(set(batch.group_ids.tolist())))
+    assert len(handle.objects) == max(1, len(set(batch.group_ids.tolist())))
 
 
 @pytest.mark.parametrize("num_engines", [1, 3])
@@ -115,26 +115,29 @@ def test_every_replica_gets_its_rows_in_order(num_engines, num_replicas, store):
     handle = split_over_engines(batch, num_engines, store)
     assert torch.equal(handle.response_lengths, batch.response_lengths)
     assert torch.equal(handle.group_ids, batch.group_ids)
-    found = shards(handle, num_replicas)
-    assert [row for shard in found for row in shard.rows] == list(range(NUM_RESPONSES))
-    for shard in found:
-        fetched, expected = shard.fetch(), RolloutShard.of(batch, shard.rows)
+    found = [fetch() for fetch in shards(handle, num_replicas)]
+    assert [row for shard in found for row in shard.global_rows] == list(range(NUM_RESPONSES))
+    for fetched in found:
+        expected = RolloutShard.of(batch, fetched.global_rows)
         assert equal(fetched.rollouts, expected.rollouts)
         assert dataclasses.replace(fetched, rollouts=batch) == dataclasses.replace(expected, rollouts=batch)
     if num_replicas == 64:  # more replicas than responses
-        assert any(not shard.rows for shard in found)
+        assert any(not shard.global_rows for shard in found)
 
 
 def test_a_replica_reads_only_the_groups_that_have_its_rows(store):
     batch = make_batch()
     handle = split_over_engines(batch, 1, store)
-    for shard in shards(handle, 4):
+    for fetch in shards(handle, 4):
         store.read_rows = 0
-        shard.fetch()
-        assert store.read_rows <= len(shard.rows) + 2 * (GROUP_SIZE - 1)  # the first and the last may be split
-    [empty, *_] = [shard for shard in shards(handle, 64) if not shard.rows]
-    assert len(empty.rollouts.groups) == 1  # for the types
-    assert empty.fetch().rollouts.token_entropy.shape == (0, 0)
+        shard = fetch()
+        assert store.read_rows <= len(shard.global_rows) + 2 * (GROUP_SIZE - 1)  # the first and the last may be split
+    for fetch in shards(handle, 64):
+        store.read_rows = 0
+        shard = fetch()
+        if not shard.global_rows:
+            assert store.read_rows <= GROUP_SIZE  # one object, for the types
+            assert shard.rollouts.token_entropy.shape == (0, 0)
 
 
 def test_a_group_that_several_engines_sampled_comes_together(store):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.actor.coordinates import RankCoordinates
+from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.weights.push.transports.process_group import open_store

@@ -1,16 +1,17 @@
-"""The output layer fused with the scores: only one tile of logits is in memory at a time.
+"""Scores tile by tile: of given logits, or of the output layer's input, with one tile of logits in memory at a time.
 
-For each chunk of tokens the vocabulary is processed in tiles of a few megabytes. The forward pass keeps a few numbers
-per token; the backward pass recomputes every tile and overwrites it with its gradient.
+Given logits are read tile by tile and not changed. For the output layer, each chunk of tokens takes the vocabulary in
+tiles of a few megabytes. The forward pass keeps a few numbers per token; the backward pass recomputes every tile and
+overwrites it with its gradient.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gtpo_megatron.distributed.score_task import ScoreTask
 from gtpo_megatron.kernels import partials
 from gtpo_megatron.kernels.partials import SoftmaxSums
 from gtpo_megatron.kernels.tiles import (
@@ -20,6 +21,130 @@ from gtpo_megatron.kernels.tiles import (
     spans,
     tile_columns,
 )
+
+COLUMNS = 16_384
+"""Columns per tile of given logits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoreTask:
+    """The options of one call, for all of its tiles, forward and backward.
+
+    Attributes:
+        target_ids: ``[P]`` int64, ids in the whole vocabulary.
+        inverse_temperature: ``1 / T``: a float, or ``[P]`` float64.
+        vocab_size: true size of the vocabulary; further columns are padding.
+        entropy_grad: whether the entropy is differentiable.
+        tp_group: ranks that share the vocabulary; None: one rank.
+    """
+
+    target_ids: Tensor
+    inverse_temperature: float | Tensor
+    vocab_size: int
+    entropy_grad: bool
+    tp_group: dist.ProcessGroup | None
+
+    @property
+    def num_tokens(self) -> int:
+        """``P``."""
+        return int(self.target_ids.shape[0])
+
+    @property
+    def tp_size(self) -> int:
+        """Number of ranks that share the vocabulary."""
+        return 1 if self.tp_group is None else dist.get_world_size(self.tp_group)
+
+    def first_row(self, local_rows: int) -> int:
+        """Id of this rank's first vocabulary row."""
+        return 0 if self.tp_group is None else local_rows * dist.get_rank(self.tp_group)
+
+    def true_rows(self, local_rows: int) -> int:
+        """Number of this rank's rows that are not padding."""
+        return min(local_rows, max(0, self.vocab_size - self.first_row(local_rows)))
+
+    def tile_temperature(self, rows: slice, like: Tensor) -> Tensor | None:
+        """``1 / T`` of the tokens ``rows`` for the kernels; None if it is 1."""
+        if isinstance(self.inverse_temperature, Tensor):
+            return self.inverse_temperature[rows].to(like.dtype)
+        if self.inverse_temperature == 1.0:
+            return None
+        return like.new_full((rows.stop - rows.start,), self.inverse_temperature)
+
+    def merge_temperature(self, rows: slice) -> float | Tensor:
+        """``1 / T`` of the tokens ``rows`` for `partials.merge` and `partials.finish`."""
+        if isinstance(self.inverse_temperature, Tensor):
+            return self.inverse_temperature[rows]
+        return self.inverse_temperature
+
+
+def logits_partials(logits: Tensor, task: ScoreTask) -> Tensor:
+    """Partial sums over this rank's columns.
+
+    Args:
+        logits: ``[P, V/tp]``, not changed.
+        task: what to score.
+
+    Returns:
+        ``[fields, P]`` float64. Collectives: none.
+    """
+    scores = logits.new_empty((0,), dtype=accumulation_dtype(logits.dtype))
+    kernels = kernels_for(logits)
+    num_tokens, rows = logits.shape[0], task.true_rows(logits.shape[1])
+    merged = partials.empty_table(1, num_tokens, like=scores.double())[0]
+    for block in spans(num_tokens, _rows_of_block(logits)):
+        size = block.stop - block.start
+        targets = task.target_ids[block] - task.first_row(logits.shape[1])
+        temperature = task.tile_temperature(block, scores)
+        table = partials.empty_table(-(-rows // COLUMNS), size, like=scores)
+        for part, columns in enumerate(spans(rows, COLUMNS)):
+            tile = logits.detach()[block, columns]
+            kernels.reduce(tile, targets - columns.start, temperature, table[part], owned=False, may_mask=True)
+        if rows:
+            merged[:, block] = partials.merge(table, task.merge_temperature(block))
+    return merged
+
+
+def logits_gradient(
+    logits: Tensor,
+    task: ScoreTask,
+    saved: SoftmaxSums,
+    grads: tuple[Tensor, Tensor | None],
+) -> Tensor:
+    """Gradient of the logits; 0 at padding.
+
+    Args:
+        logits: ``[P, V/tp]``.
+        task: what was scored.
+        saved: softmax sums ``[P]`` of the forward pass.
+        grads: gradients of log-probs ``[P]`` and of entropy ``[P]`` or None.
+
+    Returns:
+        ``[P, V/tp]`` of the dtype of ``logits``. Communication: none.
+    """
+    scores = logits.new_empty((0,), dtype=accumulation_dtype(logits.dtype))
+    kernels = kernels_for(logits)
+    rows = task.true_rows(logits.shape[1])
+    result = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    result[:, rows:] = 0
+    for block in spans(logits.shape[0], _rows_of_block(logits)):
+        targets = task.target_ids[block] - task.first_row(logits.shape[1])
+        sums = SoftmaxSums(*(total[block].to(scores.dtype) for total in saved))
+        for columns in spans(rows, COLUMNS):
+            kernels.gradient(
+                logits.detach()[block, columns],
+                targets - columns.start,
+                task.tile_temperature(block, scores),
+                sums,
+                grads[0][block].to(scores.dtype),
+                None if grads[1] is None else grads[1][block].to(scores.dtype),
+                result[block, columns],
+                may_mask=True,
+            )
+    return result
+
+
+def _rows_of_block(logits: Tensor) -> int:
+    return max(1, tile_columns(min(COLUMNS, max(1, logits.shape[1])), logits))
 
 
 def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int) -> Tensor:

@@ -1,7 +1,6 @@
-"""Sums that do not depend on the order of their terms, nor on who holds them."""
+"""Sums that do not depend on the order of their terms."""
 
 import math
-import sys
 from fractions import Fraction
 
 import pytest
@@ -10,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import LocalReduction
-from gtpo_megatron.algorithms.exact_sum import ExactSum, exact_sum, significant
-from tests.faked_ranks import World
+from gtpo_megatron.algorithms.sums import ExactSum, Reduction, exact_sum, significant
 from tests.unit.algorithms.parts import column
 
-exact_sum_module = sys.modules["gtpo_megatron.algorithms.exact_sum"]
 LARGEST = 2.0**950
 values_of_any_size = st.one_of(
     st.floats(-8, 8), st.floats(-1e200, 1e200), st.floats(-1e-200, 1e-200), st.sampled_from([0.0, LARGEST, 1 / LARGEST])
@@ -24,7 +20,7 @@ values_of_any_size = st.one_of(
 
 def summed(values: Tensor, key: Tensor | None = None, num_keys: int = 1) -> ExactSum:
     keys = torch.zeros(len(values), dtype=torch.int64) if key is None else key
-    return exact_sum(values, keys, torch.bincount(keys, minlength=num_keys), LocalReduction())
+    return exact_sum(values, keys, torch.bincount(keys, minlength=num_keys), Reduction())
 
 
 @given(st.lists(values_of_any_size, max_size=40), st.randoms(use_true_random=False))
@@ -38,25 +34,6 @@ def test_any_order_gives_the_same_integers(values: list[float], random) -> None:
     exact = sum(map(Fraction, values), Fraction())
     slack = Fraction(bound) / 2**61 + abs(exact) / 2**52 + Fraction(len(values)) / 2**1023
     assert abs(Fraction(float(whole.total)) - exact) <= slack
-
-
-@given(
-    st.lists(st.tuples(values_of_any_size, st.integers(0, 3), st.integers(0, 2)), max_size=30),
-)
-def test_any_sharding_gives_the_same_integers(terms: list[tuple[float, int, int]]) -> None:
-    values = column(*(value for value, _, _ in terms))
-    keys = torch.tensor([key for _, key, _ in terms], dtype=torch.int64)
-    owners = torch.tensor([owner for _, _, owner in terms], dtype=torch.int64)
-    whole = summed(values, keys, 4)
-
-    def part(reduction) -> ExactSum:
-        mine = owners == reduction.rank
-        return exact_sum(values[mine], keys[mine], torch.bincount(keys, minlength=4), reduction)
-
-    for found in World(3).run(part):
-        assert torch.equal(found.units, whole.units)
-        assert torch.equal(found.scale, whole.scale)
-        assert torch.equal(found.mean, whole.mean)
 
 
 def test_every_key_has_a_grid_of_its_own() -> None:
@@ -95,7 +72,7 @@ def test_and_so_it_is_for_counts_beyond_what_fits_here(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 1023, 1024, 1025, 2**31, 2**50 - 1])
 def test_no_sum_overflows(peak: float, count: int, sign: float) -> None:
     """``count`` terms of the largest magnitude: the integer is within an int64, with a bit to spare."""
-    units = exact_sum(column(sign * peak), torch.zeros(1, dtype=torch.int64), torch.tensor([count]), LocalReduction())
+    units = exact_sum(column(sign * peak), torch.zeros(1, dtype=torch.int64), torch.tensor([count]), Reduction())
     assert abs(int(units.units)) * count <= 2**62 + count
     if peak * count > 2.0**-900:
         assert abs(int(units.units)) * count > 2**60 - count  # and no digit is wasted
@@ -133,19 +110,8 @@ def test_float32_numbers_are_significant_as_they_are() -> None:
     assert torch.equal(significant(values), values)
 
 
-def test_the_size_of_parts_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(1000, dtype=torch.float64, generator=generator)
-    keys = torch.randint(0, 7, (1000,), generator=generator)
-    whole = summed(values, keys, 7)
-    monkeypatch.setitem(exact_sum_module._PART, "cpu", 13)
-    small = summed(values, keys, 7)
-    assert torch.equal(small.units, whole.units)
-    assert torch.equal(small.scale, whole.scale)
-
-
 def test_keys_of_any_integer_type() -> None:
     values, flags = column(1.0, 2.0, 4.0), torch.tensor([True, False, True])
     for keys in (flags, flags.to(torch.int32), flags.to(torch.uint8), flags.to(torch.int64)):
-        found = exact_sum(values, keys, torch.tensor([1, 2]), LocalReduction())
+        found = exact_sum(values, keys, torch.tensor([1, 2]), Reduction())
         assert found.total.tolist() == [2.0, 5.0]

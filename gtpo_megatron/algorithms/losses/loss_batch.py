@@ -1,4 +1,7 @@
-"""Inputs of a loss: those of a whole mini-batch, and what a loss function is given of some of its rows."""
+"""The tensors of a loss: of a mini-batch, of some of its rows with their ratios, and the sums that it returns.
+
+Sums and weights, not means, so that they can be added over micro-batches and ranks.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -7,8 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.losses.loss_terms import SumCount
-from gtpo_megatron.algorithms.losses.ratios import sequence_ratio
+LOG_RATIO_LIMIT = 20.0
+"""Bound of log ratios before exp; beyond it the loss is large and finite, without gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumCount:
+    """An additive statistic; its mean is ``total / count`` once both are summed over micro-batches and ranks."""
+
+    total: Tensor
+    count: Tensor
+
+
+def sum_count(values: Tensor, mask: Tensor) -> SumCount:
+    """Sum and number of the ``values`` where ``mask`` is True; any shape, detached, float64."""
+    kept = torch.where(mask, values.detach(), 0.0)
+    return SumCount(kept.sum(dtype=torch.float64), mask.sum().to(torch.float64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +36,7 @@ class UpdateBatch:
         old_logprobs: ``[B, T]`` nats, of the policy before the first update of the batch.
         advantages: ``[B, T]`` float32.
         response_mask: ``[B, T]`` bool, the policy's own tokens that enter the loss, in any arrangement.
-        row_weights: ``[B]`` float64, see ``denominators``.
+        row_weights: ``[B]`` float64, see ``Denominator``.
         token_weights: ``[B, T]``, factors of each token's loss that do not change the denominator (the off-policy
             correction); None: all 1.
         token_selection: ``[B, T]`` bool, tokens chosen over the batch; None if the algorithm chooses none.
@@ -49,9 +66,9 @@ class UpdateBatch:
                 changes[one.name] = tensor.to(device)
         return replace(self, **changes)
 
-    def rows(self, index: Sequence[int] | Tensor, width: int | None = None) -> "UpdateBatch":
-        """The rows ``index``, cut to ``width`` tokens (None: all); weight and statistics stay the mini-batch's."""
-        picked = torch.as_tensor(index, dtype=torch.int64).to(self.advantages.device, non_blocking=True)
+    def select(self, rows: Sequence[int] | Tensor, width: int | None = None) -> "UpdateBatch":
+        """Some rows, cut to ``width`` tokens (None: all); weight and statistics stay the mini-batch's."""
+        picked = torch.as_tensor(rows, dtype=torch.int64).to(self.advantages.device, non_blocking=True)
         changes: dict[str, Any] = {"row_weights": self.row_weights[picked]}
         for one in fields(self):
             matrix = getattr(self, one.name)
@@ -95,8 +112,44 @@ class LossInputs:
         return first_of_response(self.advantages, self.mask)
 
     def response_ratio(self, *, is_geometric: bool) -> Tensor:
-        """``ws[i]`` ``[B]``; see ``ratios.sequence_ratio``."""
+        """``ws[i]`` ``[B]``; see ``sequence_ratio``."""
         return sequence_ratio(self.log_ratios, self.mask, is_geometric=is_geometric)
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """``log pi(o_t) - log pi_old(o_t)``, 0 outside the mask; masked before any exp, since ``0 * inf`` is NaN.
+
+    Args:
+        logprobs: ``[B, T]`` nats; gradient flows.
+        old_logprobs: ``[B, T]`` nats.
+        response_mask: ``[B, T]`` bool.
+
+    Returns:
+        ``[B, T]`` within +-LOG_RATIO_LIMIT.
+    """
+    difference = torch.where(response_mask, logprobs - old_logprobs.detach(), 0.0)
+    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def sequence_ratio(log_ratios: Tensor, response_mask: Tensor, *, is_geometric: bool) -> Tensor:
+    """One ratio per response: ``ws = (1/|o|) sum_t w_t`` [S 6; I 11], or GSPO's ``(prod_t w_t)^(1/|o|)``.
+
+    Gradient: ``(1/|o|) sum_t w_t dlogpi_t``, respectively ``ws (1/|o|) sum_t dlogpi_t`` ([S 28] is misprinted).
+
+    Args:
+        log_ratios: ``[B, T]``, 0 outside the mask.
+        response_mask: ``[B, T]`` bool.
+        is_geometric: which mean.
+
+    Returns:
+        ``[B]``; 1 for rows without tokens.
+    """
+    lengths = response_mask.sum(1)
+    count = lengths.clamp(min=1)
+    if is_geometric:
+        return torch.exp(log_ratios.sum(1) / count)
+    mean = torch.where(response_mask, torch.exp(log_ratios), 0.0).sum(1) / count
+    return torch.where(lengths > 0, mean, torch.ones_like(mean))
 
 
 def first_of_response(values: Tensor, mask: Tensor) -> Tensor:
@@ -105,3 +158,20 @@ def first_of_response(values: Tensor, mask: Tensor) -> Tensor:
         return values.new_zeros(len(values))
     first = mask.to(torch.uint8).argmax(1, keepdim=True)
     return torch.where(mask.gather(1, first), values.gather(1, first), 0.0)[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossTerms:
+    """The loss of one micro-batch.
+
+    The loss of an update is ``sum(loss_sum) / sum(weight)`` over all micro-batches and data-parallel ranks.
+
+    Attributes:
+        loss_sum: scalar with gradient, to be minimised; minus the objective's sum.
+        weight: scalar without gradient: this micro-batch's part of the denominator.
+        statistics: ``policy/...`` name -> additive statistic, without gradient, float64.
+    """
+
+    loss_sum: Tensor
+    weight: Tensor
+    statistics: dict[str, SumCount]

@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor
 
+from gtpo_megatron.algorithms.token_batch import Tokens
 from gtpo_megatron.errors import DataError, ShapeError
 
 LARGEST_REWARD = 1e30
+
+LOWEST_ENTROPY = -1e-4
+"""Nats. Rounding may leave an entropy slightly below 0 (it counts as 0); a lower one is refused."""
 
 _FLOATS = (torch.float32, torch.float64)
 
@@ -113,3 +117,25 @@ def check_finite(mask: Tensor, **tensors: Tensor) -> None:
         if bool(bad.any()):
             row, column = torch.nonzero(bad)[0].tolist()
             raise DataError(f"{name}[{row}, {column}] = {float(values[row, column])}: expected a finite value")
+
+
+def checked_tokens(tokens: Tokens, name: str, matrix: Tensor, *, sign: float = 1.0) -> Tensor:
+    """``sign * matrix`` at the tokens, ``[N]`` float64, clamped at 0.
+
+    Raises:
+        DataError: a value is not finite or is below ``LOWEST_ENTROPY``; the message has the value, row and column.
+    """
+    values = tokens.pick(matrix).to(torch.float64).mul_(sign)
+    if len(values):
+        low, high = torch.aminmax(values)  # NaN comes through
+        if not (bool(low >= LOWEST_ENTROPY) and bool(torch.isfinite(high))):
+            row, column = first_place(tokens, ~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))
+            limit = f">= {LOWEST_ENTROPY}" if sign > 0 else f"<= {-LOWEST_ENTROPY}"
+            raise DataError(f"{name}[{row}, {column}] = {float(matrix[row, column])}: expected a finite value {limit}")
+    return values.clamp_(min=0.0)
+
+
+def first_place(tokens: Tokens, flags: Tensor) -> tuple[int, int]:
+    """Row and column of the first token whose flag ``[N]`` bool is True."""
+    row, column = torch.nonzero(tokens.mask)[int(torch.nonzero(flags)[0])].tolist()
+    return row, column

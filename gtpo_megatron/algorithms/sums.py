@@ -1,8 +1,11 @@
-"""Sums over tokens that do not depend on the order of the terms, because they are sums of integers.
+"""Sums over the tokens of all ranks that do not depend on the order of their terms, because they are sums of integers.
 
 A floating-point sum depends in its last bits on the order of its terms, and so on the sharding. Here every term is
 first rounded to a grid of integers, so any order of terms, any number of ranks and atomic additions on a GPU give the
 same bits. All sums of credit over tokens use this module; losses are floating-point sums.
+
+The maths follows local -> reduce -> apply: it computes additive numbers from this rank's responses, asks a
+:class:`Reduction` for their totals and applies them. It never sees a process group, and the reduction no formula.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,17 +14,47 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.reduction import Reduction
-
 SUM_BITS = 62
 """Bits of the magnitude of a sum: int64 without the sign bit and one spare bit."""
 
-_PART = {"cpu": 1 << 16, "cuda": 1 << 24}
-"""Tokens per chunk: intermediate values fit the processor's cache and are small beside the batch."""
-
+_PART_TOKENS = {"cpu": 1 << 16, "cuda": 1 << 24}
 _FLOAT64_BIAS = 1023
 _FLOAT64_FRACTION_BITS = 52
 _DROPPED_BITS = 21
+
+
+class Reduction:
+    """The ranks that the batch is sharded over; here: one process, which holds all responses.
+
+    ``distributed.advantage_reducer.ProcessGroupReduction`` does the same over a process group.
+    """
+
+    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:  # noqa: ARG002
+        """Gathers a few integers of every response of the batch.
+
+        Args:
+            read_rows: validates this rank's inputs and returns ``[B, C]`` int64; a GTPOError in it is raised on all
+                ranks.
+            signature: text that must be equal on all ranks, such as the configuration.
+
+        Returns:
+            ``[R, C]`` int64 on the CPU, ordered by rank and the same on every rank; and which of its rows are this
+            rank's.
+        """
+        rows = read_rows()
+        return rows, slice(0, len(rows))
+
+    def gather_values(self, values: Tensor) -> Tensor:
+        """Gathers one number per response: ``[B]`` float64 -> ``[R]`` on the CPU, in the order of ``gather_rows``."""
+        return values.cpu()
+
+    def max(self, values: Tensor) -> Tensor:
+        """Maximum over ranks, elementwise, float64; may overwrite ``values``."""
+        return values
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over ranks, elementwise, int64; may overwrite ``values``."""
+        return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,15 +89,8 @@ class ExactSum:
         return (whole.to(torch.float64) + rest) / self.scale
 
 
-def exact_sum(
-    values: Tensor,
-    key: Tensor,
-    count: Tensor,
-    reduction: Reduction,
-    *,
-    term: Callable[[Tensor], Tensor] = torch.positive,
-) -> ExactSum:
-    """``sum of term(values[i]) over all i with key[i] = k``, over the tokens of all ranks, for every ``k``.
+def exact_sum(values: Tensor, key: Tensor, count: Tensor, reduction: Reduction) -> ExactSum:
+    """``sum of values[i] over all i with key[i] = k``, over the tokens of all ranks, for every ``k``.
 
     The error per term is at most half a step, ``2 ** -62 * count * peak``; ``peak`` is the key's largest magnitude.
 
@@ -73,45 +99,24 @@ def exact_sum(
         key: ``[N]`` integers in [0, K), or bool.
         count: ``[K]`` int64, number of terms of each key over all ranks.
         reduction: the ranks that hold terms of these keys. Collectives: its ``max``, then its ``sum``.
-        term: elementwise function, such as ``torch.square``, applied chunk by chunk.
     """
     peak = torch.zeros(len(count), dtype=torch.float64, device=values.device)
-    for part, k in parts(values, key):
-        peak.scatter_reduce_(0, k, term(part).abs(), "amax")
+    for part, k in _parts(values, key):
+        peak.scatter_reduce_(0, k, part.abs(), "amax")
     peak = reduction.max(peak)
     _, exponent = torch.frexp(peak * count)  # |sum| <= count * peak < 2 ** exponent
     scale = _power_of_two(SUM_BITS - exponent)
     units = torch.zeros(len(count), dtype=torch.int64, device=values.device)
-    for part, k in parts(values, key):
-        units.scatter_add_(0, k, scale.index_select(0, k).mul_(term(part)).round_().to(torch.int64))
+    for part, k in _parts(values, key):
+        units.scatter_add_(0, k, scale.gather(0, k).mul_(part).round_().to(torch.int64))
     return ExactSum(units=reduction.sum(units), scale=scale, count=count)
 
 
-def combine_by_key_(
-    values: Tensor, operation: Callable[[Tensor, Tensor], Tensor], by_key: Tensor, key: Tensor
-) -> Tensor:
-    """``operation(values[i], by_key[key[i]])`` in place, chunk by chunk.
-
-    Args:
-        values: ``[N]`` float64, overwritten.
-        operation: elementwise in-place operation, such as ``Tensor.sub_``.
-        by_key: ``[K]`` float64.
-        key: as in ``exact_sum``.
-    """
-    for part, k in parts(values, key):
-        operation(part, by_key.index_select(0, k))
-    return values
-
-
-def parts(values: Tensor, key: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields chunks of values with their keys as int64."""
-    size = _part_size(values)
+def _parts(values: Tensor, key: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields parts whose intermediate values fit the processor's cache, with their keys as int64."""
+    size = _PART_TOKENS.get(values.device.type, _PART_TOKENS["cpu"])
     for part, k in zip(torch.split(values, size), torch.split(key, size), strict=True):
         yield part, k.to(torch.int64)
-
-
-def _part_size(values: Tensor) -> int:
-    return _PART.get(values.device.type, _PART["cpu"])
 
 
 def significant(values: Tensor) -> Tensor:
@@ -119,11 +124,9 @@ def significant(values: Tensor) -> Tensor:
 
     Magnitudes above ``2 ** 1000`` overflow.
     """
-    rounded = torch.empty_like(values)
-    for part, out in zip(*(torch.split(tensor, _part_size(values)) for tensor in (values, rounded)), strict=True):
-        shifted = part * (2.0**_DROPPED_BITS + 1.0)
-        torch.sub(shifted, shifted - part, out=out)
-    return rounded
+    shifted = values * (2.0**_DROPPED_BITS + 1.0)
+    dropped = shifted - values
+    return shifted.sub_(dropped)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.batch.outcome import is_correct
+from gtpo_megatron.algorithms.token_batch import is_correct
 
 
 def informative_groups(

@@ -1,0 +1,259 @@
+"""The batch as the formulas see it: this rank's tokens, flat and without padding, and a table of all responses.
+
+The table is the same on every rank and gives every count that the formulas need: ``d_t``, ``h_t``, ``n``, ``m`` and
+the pool sizes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gtpo_megatron.algorithms.sums import Reduction, exact_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """The ``N`` tokens of a ``[B, T]`` mask, ordered by response, then by time.
+
+    Attributes:
+        mask: ``[B, T]`` bool.
+        row: ``[N]`` int32, the response of each token.
+        lengths: ``[B]`` int64, number of tokens of each response, on the CPU.
+    """
+
+    mask: Tensor
+    row: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, response_mask: Tensor) -> "Tokens":
+        """The tokens where ``response_mask`` ``[B, T]`` bool is True, in any arrangement."""
+        lengths = response_mask.sum(1, dtype=torch.int32).to(torch.int64)  # an int64 sum would copy the mask eightfold
+        return cls(mask=response_mask, row=torch.repeat_interleave(lengths).to(torch.int32), lengths=lengths.cpu())
+
+    @property
+    def position(self) -> Tensor:
+        """``[N]`` int64, ``t`` of the paper, from 0: the number of the policy's own tokens before each."""
+        before = torch.cumsum(self.lengths, 0) - self.lengths
+        return torch.arange(len(self.row), device=self.row.device) - self.spread(before)
+
+    def pick(self, matrix: Tensor) -> Tensor:
+        """``[B, T]`` -> ``[N]``, detached."""
+        return matrix.detach().masked_select(self.mask)
+
+    def put(self, values: Tensor) -> Tensor:
+        """``[N]`` -> ``[B, T]`` float32, 0 outside the mask."""
+        matrix = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
+        return matrix.masked_scatter_(self.mask, values.to(torch.float32))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """One value per response ``[B]`` -> one per token ``[N]``, on the tokens' device."""
+        return values.to(self.row.device).index_select(0, self.row)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponseTable:
+    """All ``R`` responses of the batch, on the CPU.
+
+    Attributes:
+        group_index: ``[R]`` int64 in [0, num_groups), in ascending order of the labels.
+        num_groups: number of prompt groups, including those without any token.
+        rewards: ``[R]`` float64, raw outcome rewards.
+        is_correct: ``[R]`` bool: the raw reward reaches the threshold and the response has tokens.
+        lengths: ``[R]`` int64, the policy's own tokens.
+        is_live: ``[R]`` bool: the response has tokens.
+        mine: this rank's responses in the table.
+    """
+
+    group_index: Tensor
+    num_groups: int
+    rewards: Tensor
+    is_correct: Tensor
+    lengths: Tensor
+    is_live: Tensor
+    mine: slice
+
+    @property
+    def is_one_sided(self) -> Tensor:
+        """``[num_groups]`` bool: the group has no correct or no incorrect response, by raw reward."""
+        sides = torch.zeros(self.num_groups, 2, dtype=torch.bool)
+        sides[self.group_index[self.is_live], self.is_correct[self.is_live].to(torch.int64)] = True
+        return ~sides.all(1)
+
+    def scopes(self, *, spans_batch: bool) -> tuple[Tensor, int]:
+        """``[R]`` int64 in [0, K), and ``K``: the group of each response; 0 for all, and 1, if ``spans_batch``."""
+        return (torch.zeros_like(self.group_index), 1) if spans_batch else (self.group_index, self.num_groups)
+
+    def sides(self, *, spans_batch: bool) -> tuple[Tensor, int]:
+        """``[R]`` int64 in [0, K), and ``K``: O+ of scope ``s`` is ``2 s + 1``, its O- is ``2 s``."""
+        scope, count = self.scopes(spans_batch=spans_batch)
+        return 2 * scope + self.is_correct, 2 * count
+
+
+def is_correct(rewards: Tensor, *, success_threshold: float) -> Tensor:
+    """``r_i >= threshold``: membership of O+ by raw outcome, compared in the dtype of the rewards.
+
+    The threshold is rounded to that dtype: a reward of 0.7 stored as float32 is less than the float64 number 0.7.
+    ``companions.evaluate.scores.are_correct`` is the same for rewards from files.
+
+    Args:
+        rewards: any shape, any real dtype; integers and bools are compared as float64.
+        success_threshold: lowest reward of a correct response.
+
+    Returns:
+        Bool of the same shape.
+    """
+    if not rewards.is_floating_point():
+        rewards = rewards.to(torch.float64)
+    return rewards >= torch.tensor(success_threshold, dtype=rewards.dtype, device=rewards.device)
+
+
+def gather_table(
+    read_rows: Callable[[], tuple[Tensor, Tensor, Tensor]],
+    *,
+    success_threshold: float,
+    reduction: Reduction,
+    signature: str,
+) -> ResponseTable:
+    """Builds the table from every rank's responses.
+
+    Args:
+        read_rows: validates this rank's inputs and returns rewards, labels and lengths, each ``[B]``.
+        success_threshold: a response is correct if its reward is at least this.
+        reduction: the ranks.
+        signature: text that must be equal on all ranks.
+
+    Raises:
+        GTPOError: ``read_rows`` raised it on some rank; it is raised on all of them.
+    """
+
+    def encode() -> Tensor:
+        rewards, group_ids, lengths = read_rows()
+        # decided here because the dtype of the rewards is known; sent in the last bit of the length
+        outcome = is_correct(rewards, success_threshold=success_threshold).cpu()
+        bits = rewards.to(torch.float64).cpu().contiguous().view(torch.int64)
+        return torch.stack((group_ids.to(torch.int64).cpu(), 2 * lengths.cpu() + outcome, bits), dim=1)
+
+    rows, mine = reduction.gather_rows(encode, signature)
+    labels, coded, bits = rows.reshape(-1, 3).unbind(1)
+    distinct, group_index = torch.unique(labels, return_inverse=True)
+    lengths = coded // 2
+    return ResponseTable(
+        group_index=group_index,
+        num_groups=len(distinct),
+        rewards=bits.contiguous().view(torch.float64),
+        is_correct=(coded % 2 == 1) & (lengths > 0),
+        lengths=lengths,
+        is_live=lengths > 0,
+        mine=mine,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenInputs:
+    """This rank's ``N`` tokens: those that the policy itself wrote.
+
+    Attributes:
+        tokens: their places in the padded batch.
+        entropy: ``[N]`` float64, nats, of the old policy; at least 0.
+        old_logprobs: ``[N]`` float64, nats; None if they were not given.
+        ref_logprobs: ``[N]`` float64, nats, of the reference policy; None if the reward has no part of it.
+        compared: ``[N]`` bool, tokens whose entropies are compared; None: all.
+    """
+
+    tokens: Tokens
+    entropy: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    compared: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyWeights:
+    """``x`` and ``y``, for the metrics.
+
+    Attributes:
+        values: ``[M]`` float64, of tokens or of responses.
+        is_correct: ``[M]`` bool.
+        is_lone: ``[M]`` bool: there is nothing to compare it with.
+        reduction: the ranks that hold the others.
+    """
+
+    values: Tensor
+    is_correct: Tensor
+    is_lone: Tensor
+    reduction: Reduction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCredit:
+    """Credit of this rank's tokens.
+
+    Attributes:
+        shaped_rewards: ``[N]`` float64.
+        advantages: ``[N]`` float64.
+        weights: what shaped the rewards, if anything did.
+    """
+
+    shaped_rewards: Tensor
+    advantages: Tensor
+    weights: EntropyWeights | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditBatch(TokenInputs):
+    """The input of a credit function: this rank's tokens, and the table of all responses.
+
+    Attributes:
+        table: all responses of the batch, the same on every rank.
+        penalties: ``[R]`` float64, added to each response's reward: for its length, and for its divergence from the
+            reference policy.
+        reduction: the ranks.
+    """
+
+    table: ResponseTable
+    penalties: Tensor
+    reduction: Reduction
+
+    def takes_part(self, one_sided_groups: Literal["zero", "keep"]) -> Tensor:
+        """``[R]`` bool: responses that enter a pool."""
+        if one_sided_groups == "keep":
+            return self.table.is_live
+        return self.table.is_live & ~self.table.is_one_sided[self.table.group_index]
+
+    def on_tokens(self, values: Tensor) -> Tensor:
+        """One value per response of the batch ``[R]`` -> one per token of this rank ``[N]``."""
+        return self.tokens.spread(values[self.table.mine])
+
+    @property
+    def outcome(self) -> Tensor:
+        """``[L]`` float64: reward plus penalties of the ``L`` responses with tokens, in the table's order."""
+        return (self.table.rewards + self.penalties)[self.table.is_live]
+
+    def group_mean(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Size and mean of each response's group: ``[L]`` float64 -> two ``[L]`` float64.
+
+        Args:
+            values: one per response with tokens, such as ``outcome``; every rank holds all of them.
+        """
+        group = self.table.group_index[self.table.is_live]
+        size = torch.bincount(group, minlength=self.table.num_groups)
+        mean = exact_sum(values, group, size, Reduction()).mean
+        return size[group].to(torch.float64), mean[group]
+
+    def of_responses(self, reward: Tensor, advantage: Tensor, weights: EntropyWeights | None = None) -> TokenCredit:
+        """Credit of responses, repeated on their tokens.
+
+        Args:
+            reward: ``[L]`` float64, one per response with tokens, in the table's order.
+            advantage: ``[L]`` float64.
+            weights: what shaped the rewards, if anything did.
+        """
+        everyone = torch.zeros(2, len(self.table.lengths), dtype=torch.float64)
+        everyone[:, self.table.is_live] = torch.stack((reward, advantage))
+        return TokenCredit(
+            shaped_rewards=self.on_tokens(everyone[0]), advantages=self.on_tokens(everyone[1]), weights=weights
+        )
