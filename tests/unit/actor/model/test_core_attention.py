@@ -1,5 +1,6 @@
 """Attention over packed sequences against softmax(q k^T / sqrt(d)) v of every sequence, in float64."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ BOUNDS = [0, 5, 10, 11, 47, 80]  # two neighbours of one length, one token alone
 
 def reference(query, key, value):
     outputs = []
-    for start, end in zip(BOUNDS, BOUNDS[1:], strict=False):
+    for start, end in itertools.pairwise(BOUNDS):
         q, k, v = (x[start:end].double().transpose(0, 1) for x in (query, key, value))
         k, v = (x.repeat_interleave(HEADS // GROUPS, 0) for x in (k, v))
         scores = q @ k.transpose(1, 2) / SIZE**0.5
