@@ -8,11 +8,11 @@
 Runs take turns, each with processes of its own: GTPO here (two Megatron ranks, a vLLM engine, Ray), once with entropies
 from the trainer and once from the sampler, and GRPO with TRL, whose engine is in its process. The model has random
 weights. TRL lets vLLM choose the engine's dtype, which for weights of float32 is bfloat16; ours is float32, so that
-sampler and trainer agree to 5e-5 nats. TRL is therefore timed a second time with a float32 engine, and a third time with
-what our trainer does to torch on such a processor and a user of TRL could do as well: products by oneDNN, as
-``gtpo_megatron/actor/cpu_products.py`` chooses for a model of this size. Seconds are
-medians over the steps after the first two (which compile, or fill caches) and over the rounds; both sides push the new
-weights in every step. See ``benchmarks/peer_worker.py`` for what TRL needs on a CPU.
+sampler and trainer agree to 5e-5 nats. TRL is therefore timed a second time with a float32 engine, and a third time
+with what our trainer does to torch and a user of TRL could do as well: products by oneDNN, if
+``gtpo_megatron/actor/cpu_products.py`` chooses them for a model of this size. Seconds are medians over the steps after
+the first two (which compile, or fill caches) and over the rounds; both sides push
+the new weights in every step. See ``benchmarks/peer_worker.py`` for what TRL needs on a CPU.
 """
 
 import json
@@ -43,9 +43,12 @@ STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")
 SIZES: dict[str, tuple[int, dict[str, int]]] = {
     "large": (64, {"vocab_size": 16384, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 5}),
     "small": (256, {"vocab_size": 339, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}),
-    "smollm2": (32, {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}),
+    "smollm2": (16, {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}),
 }
 """Responses of a step, and the model: 14.1, 1.1 and 134.5 million parameters."""
+
+MICRO_BATCH_TOKENS = {"large": 8192, "small": 8192, "smollm2": 2048}
+"""Of ours; TRL takes all responses of a rank at once."""
 
 TARGETS = {"large": 0.5, "small": 0.7, "smollm2": 0.5}
 """Upper bounds of our step over TRL's with the same dtype."""
@@ -122,8 +125,8 @@ def ours(model: Path, scratch: Path, options: Options, *, entropy_source: str) -
         "evaluation.sampling.max_response_tokens": RESPONSE_TOKENS,
         "rollout.entropy_source": entropy_source,
         "parallel.tensor_parallel_size": 1,
-        "rollout.kv_cache_mib": 1024,
-        "cluster.object_store_mib": 256,
+        "rollout.kv_cache_mib": 512,
+        "update.micro_batch_tokens": MICRO_BATCH_TOKENS[options.size],
         "evaluation.every_steps": 0,
         "evaluation.num_problems": 1,  # measured before and after
         "evaluation.samples": 1,
