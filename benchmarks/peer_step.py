@@ -3,13 +3,16 @@
     uv pip install -e '.[peer]' --constraint requirements/cpu-constraints.txt
     python -m benchmarks.peer_step --output peer_step.json
     python -m benchmarks.peer_step --size small --output peer_step_small.json
+    python -m benchmarks.peer_step --size smollm2 --rounds 2 --steps 4 --output peer_step_smollm2.json
 
 Runs take turns, each with processes of its own: GTPO here (two Megatron ranks, a vLLM engine, Ray), once with entropies
 from the trainer and once from the sampler, and GRPO with TRL, whose engine is in its process. The model has random
 weights. TRL lets vLLM choose the engine's dtype, which for weights of float32 is bfloat16; ours is float32, so that
-sampler and trainer agree to 5e-5 nats. TRL is therefore timed a second time with a float32 engine. Seconds are
-medians over the steps after the first two (which compile, or fill caches) and over the rounds; both sides push the new
-weights in every step. See ``benchmarks/peer_worker.py`` for what TRL needs on a CPU.
+sampler and trainer agree to 5e-5 nats. TRL is therefore timed a second time with a float32 engine, and a third time
+with what our trainer does to torch and a user of TRL could do as well: products by oneDNN, if
+``gtpo_megatron/actor/cpu_products.py`` chooses them for a model of this size. Seconds are medians over the steps after
+the first two (which compile, or fill caches) and over the rounds; both sides push
+the new weights in every step. See ``benchmarks/peer_worker.py`` for what TRL needs on a CPU.
 """
 
 import json
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import tyro
 
 from gtpo_megatron.run_folder.metrics_file import read_metrics
@@ -39,13 +43,17 @@ STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")
 SIZES: dict[str, tuple[int, dict[str, int]]] = {
     "large": (64, {"vocab_size": 16384, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 5}),
     "small": (256, {"vocab_size": 339, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}),
+    "smollm2": (16, {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}),
 }
-"""Responses of a step, and the model: 14.1 and 1.1 million parameters."""
+"""Responses of a step, and the model: 14.1, 1.1 and 134.5 million parameters."""
 
-TARGETS = {"large": 0.6, "small": 0.8}
-"""Upper bounds of our step over TRL's, as TRL comes."""
+MICRO_BATCH_TOKENS = {"large": 8192, "small": 8192, "smollm2": 2048}
+"""Of ours; TRL takes all responses of a rank at once."""
 
-ARMS = ("ours", "ours_sampler_entropies", "trl", "trl_float32_engine")
+TARGETS = {"large": 0.5, "small": 0.7, "smollm2": 0.5}
+"""Upper bounds of our step over TRL's with the same dtype."""
+
+ARMS = ("ours", "ours_sampler_entropies", "trl", "trl_float32_engine", "trl_float32_engine_onednn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +69,7 @@ class Options:
     """
 
     output: Path
-    size: Literal["large", "small"] = "large"
+    size: Literal["large", "small", "smollm2"] = "large"
     rounds: int = 3
     steps: int = 7
     arms: tuple[str, ...] = ARMS
@@ -69,7 +77,6 @@ class Options:
 
 def make_model(folder: Path, sizes: dict[str, int]) -> float:
     """Writes a Qwen2 with random weights and the recipes' tokenizer; returns its millions of parameters."""
-    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -77,7 +84,7 @@ def make_model(folder: Path, sizes: dict[str, int]) -> float:
     config = Qwen2Config(
         **sizes,
         num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
+        num_key_value_heads=3 if heads % 3 == 0 else heads // 2,
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )
@@ -118,6 +125,8 @@ def ours(model: Path, scratch: Path, options: Options, *, entropy_source: str) -
         "evaluation.sampling.max_response_tokens": RESPONSE_TOKENS,
         "rollout.entropy_source": entropy_source,
         "parallel.tensor_parallel_size": 1,
+        "rollout.kv_cache_mib": 512,
+        "update.micro_batch_tokens": MICRO_BATCH_TOKENS[options.size],
         "evaluation.every_steps": 0,
         "evaluation.num_problems": 1,  # measured before and after
         "evaluation.samples": 1,
@@ -134,7 +143,9 @@ def ours(model: Path, scratch: Path, options: Options, *, entropy_source: str) -
     return found
 
 
-def trl(model: Path, scratch: Path, options: Options, *, engine_dtype: str) -> dict[str, Any]:
+def trl(
+    model: Path, scratch: Path, options: Options, *, engine_dtype: str, is_like_ours: bool = False
+) -> dict[str, Any]:
     """The peer's run, of as many steps."""
     sizes = {
         "max_prompt_tokens": MAX_PROMPT_TOKENS,
@@ -146,6 +157,7 @@ def trl(model: Path, scratch: Path, options: Options, *, engine_dtype: str) -> d
     }
     log = scratch / "trl.log"
     task = {"model": str(model), "output_dir": str(scratch / "trl"), "engine_dtype": engine_dtype, **sizes}
+    task["onednn_hidden_size"] = SIZES[options.size][1]["hidden_size"] if is_like_ours else 0
     task["prompts"] = str(ASSETS / "arithmetic" / "train.jsonl")
     run([sys.executable, "-m", "benchmarks.peer_worker", json.dumps(task)], log)
     (line,) = (line for line in log.read_text(errors="replace").splitlines() if line.startswith("PEER "))
@@ -166,6 +178,9 @@ def main() -> None:
             "ours_sampler_entropies": lambda: ours(model, scratch, options, entropy_source="rollout"),
             "trl": lambda: trl(model, scratch, options, engine_dtype="auto"),
             "trl_float32_engine": lambda: trl(model, scratch, options, engine_dtype="float32"),
+            "trl_float32_engine_onednn": lambda: trl(
+                model, scratch, options, engine_dtype="float32", is_like_ours=True
+            ),
         }
         for number in range(options.rounds):
             for arm in options.arms if number % 2 == 0 else options.arms[::-1]:
@@ -193,6 +208,7 @@ def main() -> None:
         "medians": medians,
         "ratios": ratios,
         "target": TARGETS[options.size],
+        "processor": torch.cpu.get_capabilities()["cpu_name"],
         "cores": os.cpu_count(),
         "load_at_end": os.getloadavg()[0],
     }

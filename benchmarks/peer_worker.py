@@ -7,6 +7,8 @@ are replaced so that it runs without one, and none of them makes it slower:
   here vLLM's own ``reload_weights`` takes them;
 - the key-value cache has a size of its own in place of a share of a GPU's memory;
 - the engine's dtype can be given.
+
+``onednn_hidden_size`` other than 0 makes it faster: its products are computed as ours of a model of that size.
 """
 
 import functools
@@ -16,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from gtpo_megatron.actor.cpu_products import choose_products
 
 VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -76,6 +80,8 @@ def steps(task: dict[str, Any]) -> dict[str, list[float]]:
                 spent["step_s"].append(now - self.begin)
             self.begin = now
 
+    if task["onednn_hidden_size"]:
+        choose_products(task["onednn_hidden_size"])
     lines = Path(task["prompts"]).read_text(encoding="utf-8").splitlines()
     config = GRPOConfig(
         output_dir=task["output_dir"],

@@ -21,6 +21,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from gtpo_megatron.actor import megatron_init, optimizer
 from gtpo_megatron.actor.checkpoint import rank_checkpoint as checkpoint
 from gtpo_megatron.actor.checkpoint.model_folder import load_model_folder
+from gtpo_megatron.actor.cpu_products import choose_products
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import MicroBatching, run_micro_batches
@@ -43,6 +44,7 @@ from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.distributed.vocab_parallel import TokenScores
 from gtpo_megatron.errors import DataError, StageOrderError
 from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merged
+from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
@@ -93,6 +95,8 @@ class MegatronActor:
             torch.set_num_threads(config.cluster.threads_per_rank)
         self._config = config
         self._arch = read_architecture(Path(config.model.path))
+        if cpu_platform.is_cpu():
+            choose_products(self._arch.hidden_size)
         self._arch.check_layout(config.parallel)
         self.coordinates = megatron_init.initialize(
             config.parallel,
@@ -441,10 +445,12 @@ class MegatronActor:
         return self._balance.loads_by_layer()
 
     def release_batch(self) -> None:
-        """Frees the step's responses and all that the stages computed from them. Communication: none."""
+        """Frees the step's responses, and the memory of all that the stages computed. Communication: none."""
         self._stage_ends("release_batch", None)
         if self._replay is not None:
             self._replay.release()
+        if cpu_platform.is_cpu():
+            return_free_memory()
 
     def offload(self) -> None:
         """Moves gradients and optimizer state to the host; without a GPU nothing happens. Communication: none."""

@@ -13,6 +13,7 @@ from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError, WeightSyncError
+from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.rollout.cache_size import log_cpu_cache
 from gtpo_megatron.rollout.in_flight import InFlight
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
@@ -197,7 +198,10 @@ class VllmEngine:
             RolloutError: vLLM lost requests, or the engine has no usable weights.
         """
         self._check_weights()
-        return self._in_flight.advance(limit_s=limit_s)
+        tickets = self._in_flight.advance(limit_s=limit_s)
+        if not torch.cuda.is_available() and not self._llm.llm_engine.has_unfinished_requests():
+            return_free_memory()  # the trainer needs it next
+        return tickets
 
     def take(self, ticket: Hashable) -> RolloutBatch:
         """Removes and returns complete responses, in the order of their requests.

@@ -89,11 +89,13 @@ class PackedSDPA(MegatronModule):
         mask = None
         if num_queries < num_keys:
             mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        # torch's kernel for CPUs takes up to four times as long in bfloat16, forward and backward (docs/performance.md)
+        dtype = query.dtype if query.is_cuda else torch.promote_types(query.dtype, torch.float32)
+        q, k, v = (x.transpose(1, 2).to(dtype) for x in (query, key, value))
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
         )
-        return attended.transpose(1, 2)
+        return attended.transpose(1, 2).to(query.dtype)
 
     def _gather(self, held: Tensor, bounds: Sequence[int]) -> Tensor:
         """``[p, ...]`` of this rank's tokens to ``[P, ...]`` in packed order; backward sums what all ranks ask for."""

@@ -6,8 +6,9 @@ import time
 
 import psutil
 import pytest
+import torch
 
-from gtpo_megatron.observability.memory import GIB, PeakMemory, tree_memory_gib
+from gtpo_megatron.observability.memory import GIB, PeakMemory, return_free_memory, tree_memory_gib
 
 BALLAST_MIB = 64
 CHILD = f"b = bytearray(b'x' * ({BALLAST_MIB} << 20)); print('ready', flush=True); input()"
@@ -108,3 +109,13 @@ def test_a_process_that_refuses_pss_counts_with_its_rss(child, monkeypatch):
     gib, kind = tree_memory_gib(child.pid)
     assert kind == "rss"
     assert gib >= BALLAST_MIB / 1024
+
+
+def test_freed_memory_goes_back_to_the_system():
+    kept = [torch.empty(1 << 14).fill_(1.0) for _ in range(2000)]  # 64 KiB each: below what malloc maps by itself
+    last = kept[-1]
+    del kept
+    before = psutil.Process().memory_info().rss
+    return_free_memory()
+    assert before - psutil.Process().memory_info().rss > 60 << 20
+    assert float(last.sum()) == 1 << 14

@@ -1,0 +1,65 @@
+"""Has torch's float32 matrix products on a CPU computed by oneDNN where its MKL leaves half of the processor idle.
+
+MKL uses AVX2 on processors that are not Intel's; oneDNN uses what the processor has, AVX512 included. torch (2.13)
+gives it float32 products only if they may be rounded to bfloat16 (``fp32_precision = "bf16"``). oneDNN makes use of
+that permission with AMX only; without AMX its products are those of float32. docs/numerics.md has the errors.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+MIN_HIDDEN_SIZE = 512
+"""Of smaller models the products are too small to gain by it (docs/performance.md)."""
+
+MAX_ERROR = 1e-5
+"""Relative error of the product that is tried; rounding to bfloat16 would make it 1e-3."""
+
+
+def leaves_avx512_to_onednn(processor: Mapping[str, Any]) -> bool:
+    """Whether oneDNN is faster than MKL in float32, and has no way to round to bfloat16.
+
+    Args:
+        processor: as ``torch.cpu.get_capabilities`` describes it.
+    """
+    has_amx = any(processor.get(name, False) for name in ("amx_tile", "amx_bf16", "amx_fp16"))
+    is_intel = "intel" in str(processor.get("cpu_name", "")).lower()
+    return (
+        processor.get("architecture") == "x86_64" and bool(processor.get("avx512_f")) and not has_amx and not is_intel
+    )
+
+
+def choose_products(hidden_size: int) -> bool:
+    """Hands this process's float32 products to oneDNN if that is faster; True if so.
+
+    A rule, not a measurement: ranks on machines of one kind, and a resumed run, choose the same.
+
+    Args:
+        hidden_size: of the model.
+    """
+    matmul = torch.backends.mkldnn.matmul
+    is_chosen = (
+        hidden_size >= MIN_HIDDEN_SIZE
+        and torch.backends.mkldnn.is_available()
+        and leaves_avx512_to_onednn(torch.cpu.get_capabilities())
+    )
+    matmul.fp32_precision = "bf16" if is_chosen else "none"  # type: ignore[assignment]  # torch's stub has no setter
+    if is_chosen and (error := _error_of_a_product()) > MAX_ERROR:
+        matmul.fp32_precision = "none"  # type: ignore[assignment]
+        logger.warning("oneDNN rounds float32 products (relative error %.1e): MKL computes them", error)
+        return False
+    if is_chosen:
+        logger.info("float32 products by oneDNN, which uses AVX512 here; MKL does not")
+    return is_chosen
+
+
+def _error_of_a_product() -> float:
+    """Relative error of a product of numbers that bfloat16 cannot hold."""
+    size = 256  # torch gives smaller products to MKL in any case
+    value = 1 + 2.0**-10
+    product = torch.full((size, size), value) @ torch.full((size, size), value)
+    return float((product.double() / (size * value * value) - 1).abs().max())

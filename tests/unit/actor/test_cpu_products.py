@@ -1,0 +1,52 @@
+"""Who computes float32 products on a CPU: the rule over processors, and that the products stay float32."""
+
+import pytest
+import torch
+
+from gtpo_megatron.actor import cpu_products
+from gtpo_megatron.actor.cpu_products import choose_products, leaves_avx512_to_onednn
+
+EPYC = {"architecture": "x86_64", "cpu_name": "AMD EPYC", "avx2": True, "avx512_f": True, "avx512_bf16": True}
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was():
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    yield
+    torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (EPYC, True),
+        (EPYC | {"avx512_bf16": False}, True),
+        (EPYC | {"amx_tile": True, "amx_bf16": True}, False),
+        (EPYC | {"amx_fp16": True}, False),
+        (EPYC | {"avx512_f": False}, False),
+        (EPYC | {"cpu_name": "Intel(R) Xeon(R) Platinum 8380"}, False),
+        (EPYC | {"architecture": "aarch64"}, False),
+        ({}, False),
+    ],
+)
+def test_onednn_only_where_it_cannot_round(processor, expected):
+    assert leaves_avx512_to_onednn(processor) is expected
+
+
+def test_products_are_float32_whoever_computes_them():
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(300, 576, generator=generator), torch.randn(576, 1536, generator=generator)
+    exact = left.double() @ right.double()
+    for hidden_size in (64, 576):
+        is_chosen = choose_products(hidden_size)
+        assert is_chosen is (hidden_size >= 512 and leaves_avx512_to_onednn(torch.cpu.get_capabilities()))
+        # sums of 576 terms of size 1; rounded operands would make it 0.1
+        assert float((left @ right - exact).abs().max()) < 1e-3
+
+
+def test_a_processor_that_rounds_all_the_same_is_left_to_mkl(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: EPYC)
+    monkeypatch.setattr(cpu_products, "_error_of_a_product", lambda: 2e-3)
+    assert not choose_products(576)
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+    assert "rounds float32 products" in caplog.text
