@@ -23,6 +23,9 @@ from gtpo_megatron.orchestration.on_ray.collect import Deadline
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If it is off, Ray listens on the loopback interface; it has no other setting for this."""
 
+NICENESS = "RAY_worker_niceness"
+"""Ray starts ranks and engines at 15, so that any other process of the session takes the processors from them."""
+
 METRICS_SWITCH = "RAY_enable_metrics_collection"
 """Ray's own counters are not used."""
 
@@ -51,7 +54,7 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
             an exception without a class of its own.
     """
     token = secrets.token_hex(32)
-    os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
+    os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", NICENESS: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then turns its token on
     import ray
     from ray._private import ray_constants
