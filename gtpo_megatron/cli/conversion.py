@@ -1,4 +1,4 @@
-"""The part of ``gtpo-megatron convert`` that needs torch: which checkpoint is meant, and a bar while it is converted."""
+"""The part of ``gtpo-megatron convert`` that needs torch: which checkpoint is meant, and a bar during conversion."""
 
 import logging
 from collections.abc import Iterator
