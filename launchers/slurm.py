@@ -139,10 +139,6 @@ def _given_up(job: JobFolder) -> str:
         return ""
 
 
-if __name__ == "__main__":
-    main()
-
-
 def layout_text(options: SlurmOptions, placement: Placement) -> str:
     """The trainer's axes and the engines, then every node with what is on it."""
     config, rollout = options.config, options.config.rollout
@@ -171,3 +167,7 @@ def _nodes(options: SlurmOptions, placement: Placement) -> Iterator[str]:
 
 def _numbered(name: str, indices: Sequence[int]) -> str:
     return f"{name} {indices[0]}" if len(indices) == 1 else f"{name}s {indices[0]}-{indices[-1]}"
+
+
+if __name__ == "__main__":
+    main()

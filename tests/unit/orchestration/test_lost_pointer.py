@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
-from gtpo_megatron.cli.convert import find_checkpoint
+from gtpo_megatron.cli.conversion import find_checkpoint
 from gtpo_megatron.companions.evaluate.evaluated_model import find_model
 from gtpo_megatron.companions.status import read_status
 from gtpo_megatron.companions.verify_resume.compare import compare_runs

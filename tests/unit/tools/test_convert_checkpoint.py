@@ -11,7 +11,7 @@ import sentencepiece as spm
 import torch
 from safetensors.torch import load_file
 
-from gtpo_megatron.cli.convert import find_checkpoint
+from gtpo_megatron.cli.conversion import find_checkpoint
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ConfigError
