@@ -140,7 +140,7 @@ class TrainingProcess:
             children = psutil.Process(self._process.pid).children(recursive=True)
         supervisors = [child for child in children if is_supervisor(command_line(child.pid))]
         self._process.kill()
-        psutil.wait_procs(supervisors, timeout=SWEEP_S)  # which read from the driver, not yet waited for, how it ended
+        psutil.wait_procs(supervisors, timeout=2 * SWEEP_S)  # which look at the driver, not yet waited for
         self._process.wait()
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):

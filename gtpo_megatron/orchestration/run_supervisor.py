@@ -108,7 +108,7 @@ class RunSupervisor(Family):
         threading.Thread(target=self._observe, name="run supervisor", daemon=True).start()
 
     def stage(self, name: str) -> None:
-        """Sets the stage of the run, in which processes end from now on."""
+        """Sets the stage of the run, in which processes end or stop from now on."""
         super().stage(name)
         self._leave_word()
 
@@ -173,7 +173,7 @@ class RunSupervisor(Family):
         """Leaves word of the stage, and of the death that would explain the end of the driver."""
         with self._lock, contextlib.suppress(OSError, ValueError):  # a full disk, a log that nobody reads
             before, death = self._word, str(named_death(self.seen()) or "")
-            self._word = {"stage": "" if self._is_closing else self._stages[-1], "death": death}
+            self._word = {"stage": "" if self._is_closing else self._stage, "death": death}
             if self._word != before and not self._has_ended:
                 os.pwrite(self._word_file, json.dumps(self._word).ljust(WORD_BYTES).encode(), 0)
             if death not in ("", before["death"]):

@@ -33,7 +33,7 @@ class Death:
         name: name of the process in messages.
         pid: its process id.
         at: time of ``time.monotonic``.
-        stage: stage of the run at that time; several, joined by ``or``, if it changed before a stop was seen.
+        stage: stage of the run at that time.
         how: description, as far as known.
         is_stop: it was stopped by a signal (SIGSTOP) and has not continued.
     """

@@ -27,7 +27,7 @@ class _Process:
     name: str = ""  # in messages
     is_of_run: bool = False  # it or an ancestor has a name; other children of the driver may be a logger's
     stopped_s: float = 0.0
-    stopped_in: str = ""  # stage when that began; several if it changed since the last look; "" if it runs
+    stopped_in: str = ""  # stage when that began; "" if it runs
 
 
 class Family:
@@ -50,7 +50,7 @@ class Family:
         self._expected: set[str] = set()
         self._deaths: list[Death] = []
         self._is_closing = False
-        self._stages = ["start"]
+        self._stage = "start"
         self._looked_at = time.monotonic()
         self._ends = select.epoll()
 
@@ -59,10 +59,13 @@ class Family:
         self._ends.poll(seconds)
 
     def stage(self, name: str) -> None:
-        """Sets the stage of the run, in which processes end from now on."""
+        """Sets the stage of the run, in which processes end or stop from now on."""
         with self._lock:
-            self._note_ends()
-            self._stages.append(name)
+            with contextlib.suppress(OSError):  # as in `look`
+                self._note_ends()
+                for pid in self._processes:
+                    self._look_at(pid, 0.0)
+            self._stage = name
 
     def knows(self, name: str, pid: int) -> None:
         """Names a process of this machine; it replaces an earlier one of the name, whose death is forgotten."""
@@ -126,7 +129,6 @@ class Family:
             before, self._looked_at = self._looked_at, time.monotonic()
             for pid in self._processes:
                 self._look_at(pid, min(LOOK_S, self._looked_at - before))
-            del self._stages[:-1]
 
     def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
         """Those that run, and processes that write below the run's temporary folder or have it as theirs.
@@ -153,7 +155,7 @@ class Family:
 
     def _report(self, name: str, pid: int, how: str) -> None:
         if name and not self._is_closing and not any(is_of(name, expected) for expected in self._expected):
-            self._deaths.append(Death(name, pid, time.monotonic(), self._stages[-1], how))
+            self._deaths.append(Death(name, pid, time.monotonic(), self._stage, how))
 
     def _is_one(self, pid: int) -> bool:
         """Whether a process is the run's: it is named, or its parent is the run's or the driver."""
@@ -186,6 +188,6 @@ class Family:
         if stat is None or stat.state != "T":
             process.stopped_s, process.stopped_in = 0.0, ""
         elif not process.stopped_in:
-            process.stopped_in = " or ".join(dict.fromkeys(self._stages))
+            process.stopped_in = self._stage
         else:
             process.stopped_s += seconds

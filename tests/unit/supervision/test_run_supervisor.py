@@ -176,6 +176,18 @@ def test_a_stopped_process_is_named_and_one_that_goes_on_is_not(supervisor, star
     supervisor.check()
 
 
+def test_a_stop_is_not_blamed_on_a_later_stage(supervisor, started):
+    """The others go on for a while, and the thread may not come to look before the stage is over."""
+    process = started("sleep", "600")
+    supervisor.knows("rank 1", process.pid)
+    supervisor.stage("weight_sync")
+    with supervisor._lock:  # the thread is busy
+        stop(process.pid)
+        supervisor.stage("reward")
+    wait_until(supervisor.cause, "the stop is seen")
+    assert supervisor.cause().stage == "weight_sync"
+
+
 def test_without_rays_gcs_nothing_is_waited_for(supervisor, started, tmp_path):
     program = tmp_path / "gcs" / "gcs_server"
     program.parent.mkdir()
