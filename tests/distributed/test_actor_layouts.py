@@ -1,5 +1,7 @@
 """One update of real Megatron ranks equals transformers with autograd, whatever the layout and the cuts."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -188,6 +190,16 @@ def test_credit_refuses_scores_of_another_policy(models):
         actor.release_batch()
         with pytest.raises(StageOrderError, match="sample_records needs .* but release_batch came before it"):
             actor.sample_records([10])
+        with pytest.raises(StageOrderError, match="score_tokens or use_sampler_scores leaves, but release_batch came"):
+            actor.credit_tokens(make_rewards())
+        actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=0), range(8)))
+        actor.credit_tokens(make_rewards())
+        with pytest.raises(StageOrderError, match="but credit_tokens came before it"):
+            actor.credit_tokens(make_rewards())
+        actor.update(1)
+        with pytest.raises(StageOrderError, match="but update came before it") as caught:  # off policy, unseen
+            actor.update(1)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
     run_processes(refused, 1)
 

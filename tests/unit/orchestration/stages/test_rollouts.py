@@ -144,15 +144,15 @@ def test_a_group_that_several_engines_sampled_comes_together(store):
     batch = make_batch()
     handle = split_over_engines(batch, 3, store)
     rows = [row for row, group in enumerate(batch.group_ids.tolist()) if group == 2]
-    assert len(handle.select(rows).groups) > 1
+    assert len(handle.select(rows).objects) > 1
     for order in (rows, list(reversed(rows))):
         assert equal(handle.select(order).fetch(), batch.select(order))
 
 
-def test_one_group_at_a_time_gives_every_response_once(store):
+def test_one_object_at_a_time_gives_every_response_once(store):
     batch = make_batch(entropy=False)
     found = {}
-    for indices, group in split_over_engines(batch, 3, store).select(range(3, 30)).by_group():
+    for indices, group in split_over_engines(batch, 3, store).select(range(3, 30)).by_object():
         for index, row in zip(indices, range(group.num_responses), strict=True):
             found[index] = group.response_ids[row, : group.response_lengths[row]].tolist()
     assert [found[i] for i in range(27)] == [
@@ -160,11 +160,11 @@ def test_one_group_at_a_time_gives_every_response_once(store):
     ]
 
 
-def test_what_dynamic_sampling_dropped_is_not_held(store):
+def test_what_dynamic_sampling_dropped_is_left_behind(store):
     first, second = make_batch(), make_batch(12)
     handles = [split_over_engines(batch, 2, store) for batch in (first, second)]
     handle = joined([handles[0].select([]), handles[1].select([1, 0, 7])])
-    assert set(handle.groups) < set(handles[1].groups)
+    assert set(handle.objects) < set(handles[1].objects)
     assert equal(handle.fetch(), second.select([1, 0, 7]))
     assert torch.equal(handle.response_lengths, second.response_lengths[[1, 0, 7]])
     assert joined([handle.select([]) for handle in handles]).fetch().num_responses == 0
@@ -180,7 +180,7 @@ def test_groups_of_two_policies_mix_only_where_they_may():
     assert handle.policy_version == 1
     assert handle.fetch().oldest_versions.tolist() == [1] * 8 + [2] * 8
     # a replica with responses of the newer policy alone still knows how old the batch is
-    [shard] = [shard.fetch() for shard in shards(handle.select(range(8, 16)), 1)]
+    [shard] = [fetch() for fetch in shards(handle.select(range(8, 16)), 1)]
     assert (shard.policy_version, shard.rollouts.policy_version) == (1, 2)
     assert shard.rollouts.oldest_versions.tolist() == [2] * 8
 
