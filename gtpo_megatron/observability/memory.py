@@ -1,9 +1,9 @@
 """Memory of a process: its peak with its descendants, from ``/proc``, and what it has freed.
 
-The peak is the sum of **PSS** (proportional set size): a page shared by n processes counts 1/n in each, so shared libraries,
-forked pages and shared-memory object stores count once. A process whose PSS cannot be read (another user's, no Linux)
-counts with its RSS, which counts shared pages fully. GPU memory, processes on other machines and peaks between two
-readings are not included.
+The peak is the sum of **PSS** (proportional set size): a page shared by n processes counts 1/n in each, so shared
+libraries, forked pages and shared-memory object stores count once. A process whose PSS cannot be read (another user's,
+no Linux) counts with its RSS, which counts shared pages fully. GPU memory, processes on other machines and peaks
+between two readings are not included.
 """
 
 import ctypes

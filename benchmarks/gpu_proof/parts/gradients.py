@@ -36,7 +36,7 @@ def _compare(section: Section, size: ModelSize, sizes: Sizes) -> None:
     with trainer(size, sizes) as (actor, folder):
         wanted = _Reference(folder, sizes.device).run(rollouts)
         actor.score_tokens(RolloutShard.of(rollouts, range(size.responses)))
-        scores = actor.held.scored("assign_credit").scores
+        scores = actor.batch
         for name, found in (("logprobs", scores.old_logprobs), ("entropy", scores.token_entropy)):
             gap = (found.float() - wanted[name]).abs()
             section.require(f"mean gap of {name}", float(gap.mean()), "nats", at_most=4 * BF16)

@@ -30,7 +30,7 @@ def _optimizer(section: Section, size: ModelSize, sizes: Sizes) -> None:
     is_gpu = sizes.device.type == "cuda"
     with trainer(size, sizes) as (actor, _):
         actor.score_tokens(RolloutShard.of(rollouts_of(size), range(size.responses)))
-        actor.assign_credit(rewards_of(size))
+        actor.credit_tokens(rewards_of(size))
         actor.update(1)
         actor.release_batch()
         parameters = [parameter for chunk in actor._chunks for parameter in chunk.parameters()]

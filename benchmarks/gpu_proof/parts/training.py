@@ -89,7 +89,7 @@ def _steps(section: Section, actor: Any, size: ModelSize, sizes: Sizes) -> None:
     for number in range(sizes.warm_rounds + sizes.rounds):
         rollouts = rollouts_of(size, policy_version=number)
         metrics = actor.score_tokens(RolloutShard.of(rollouts, range(size.responses)))
-        actor.assign_credit(rewards_of(size))
+        actor.credit_tokens(rewards_of(size))
         rows.append(to_scalars(metrics | actor.update(number + 1)))
     timed = rows[sizes.warm_rounds :]
     peak = None

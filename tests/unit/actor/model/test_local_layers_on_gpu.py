@@ -41,8 +41,8 @@ def updated(rank, world_size, init_method, config):
         actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     built = actor._chunks[0].config
     scored = actor.score_tokens(RolloutShard.of(make_rollouts(), range(8)))
-    scores = actor.held.scored("assign_credit").scores
-    actor.assign_credit(make_rewards())
+    scores = actor.batch
+    actor.credit_tokens(make_rewards())
     metrics = to_scalars(merge([scored, actor.update(1)]))
     kinds = {type(module).__name__ for module in actor._chunks[0].modules()}
     actor.close()
