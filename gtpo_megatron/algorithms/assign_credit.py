@@ -115,10 +115,11 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
         batch = CreditBatch(**fields_of(inputs), table=table, penalties=penalties, reduction=reduction)
         credit = algorithm_of(config).credit(config, batch)
+        metrics = credit_metrics(credit, batch)  # first: what it needs is freed before the padded results are made
         return Credit(
             shaped_rewards=inputs.tokens.put(credit.shaped_rewards),
             advantages=inputs.tokens.put(credit.advantages),
-            metrics=credit_metrics(credit, batch),
+            metrics=metrics,
         )
 
 

@@ -112,6 +112,15 @@ def exact_sum(values: Tensor, key: Tensor, count: Tensor, reduction: Reduction) 
     return ExactSum(units=reduction.sum(units), scale=scale, count=count)
 
 
+def combine_by_key_(
+    values: Tensor, operation: Callable[[Tensor, Tensor], Tensor], by_key: Tensor, key: Tensor
+) -> Tensor:
+    """``operation(values[i], by_key[key[i]])`` in place, such as ``Tensor.sub_``, without a second ``[N]``."""
+    for part, k in _parts(values, key):
+        operation(part, by_key.gather(0, k))
+    return values
+
+
 def _parts(values: Tensor, key: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields parts whose intermediate values fit the processor's cache, with their keys as int64."""
     size = _PART_TOKENS.get(values.device.type, _PART_TOKENS["cpu"])

@@ -38,7 +38,7 @@ class Tokens:
     def position(self) -> Tensor:
         """``[N]`` int64, ``t`` of the paper, from 0: the number of the policy's own tokens before each."""
         before = torch.cumsum(self.lengths, 0) - self.lengths
-        return torch.arange(len(self.row), device=self.row.device) - self.spread(before)
+        return torch.arange(len(self.row), device=self.row.device).sub_(self.spread(before))
 
     def pick(self, matrix: Tensor) -> Tensor:
         """``[B, T]`` -> ``[N]``, detached."""

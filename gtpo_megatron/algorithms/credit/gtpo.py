@@ -38,6 +38,9 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
         compared=batch.compared,
         reduction=batch.reduction,
     )
+    is_lone = (count == 1).gather(0, key)
+    if batch.compared is not None:
+        is_lone &= batch.compared
     if config.shaped_sides != "both":
         weight = torch.where(is_correct == (config.shaped_sides == "positive"), weight, 1.0)
 
@@ -55,9 +58,6 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     # A+ [I 5; S 3, 14] and A- [I 6; S 14]
     advantage = standardise(reward, pools, ddof=config.std_ddof, eps=config.std_eps)
 
-    is_lone = (count == 1).gather(0, key)
-    if batch.compared is not None:
-        is_lone &= batch.compared
     weights = EntropyWeights(values=weight, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
     return TokenCredit(shaped_rewards=reward, advantages=advantage, weights=weights)
 
@@ -78,7 +78,7 @@ def compared_tokens(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Ten
     match config.entropy_axis:
         case "position":
             longest = int(table.lengths.max()) if len(table.lengths) else 0
-            key = batch.on_tokens(longest * side) + batch.tokens.position
+            key = batch.tokens.position.add_(batch.on_tokens(longest * side))
             last = (longest * side + table.lengths - 1)[table.is_live]
             ends = torch.bincount(last, minlength=num_sides * longest).view(num_sides, longest)
             count = ends.flip(1).cumsum(1).flip(1).flatten()  # a response is there at t if it ends at t or later

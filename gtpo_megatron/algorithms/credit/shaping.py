@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.credit.controls import stand_in
-from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
+from gtpo_megatron.algorithms.sums import Reduction, combine_by_key_, exact_sum, significant
 from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.errors import DataError
@@ -63,8 +63,9 @@ def entropy_weight(
     entropy = significant(entropy.log() if is_geometric else entropy)
     if compared is not None:
         entropy = torch.where(compared, entropy, 0.0)
-    average = exact_sum(entropy, key, count, reduction).mean.gather(0, key)
-    weight = entropy.sub_(average).exp_() if is_geometric else entropy.div_(average)
+    average = exact_sum(entropy, key, count, reduction).mean
+    weight = combine_by_key_(entropy, Tensor.sub_ if is_geometric else Tensor.div_, average, key)
+    weight = weight.exp_() if is_geometric else weight
     if compared is not None:
         weight = torch.where(compared, weight, 1.0)
     if is_geometric:

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.sums import Reduction, exact_sum
+from gtpo_megatron.algorithms.sums import Reduction, combine_by_key_, exact_sum
 from gtpo_megatron.algorithms.token_batch import CreditBatch
 
 PoolKind = Literal["joint_zero", "per_set", "combined"]
@@ -23,7 +23,7 @@ class Pools:
     """The sets that values are standardised over. The last one holds values that take no part: advantage 0.
 
     Attributes:
-        index: ``[N]`` int64 in [0, P), the pool of each value.
+        index: ``[N]`` integers in [0, P), the pool of each value.
         num_values: ``[P]`` int64, number of values in each pool, over all ranks.
         num_zeros: ``[P]`` int64, number of further zeros in each pool: rewards of the other side.
         reduction: the ranks that hold the values.
@@ -48,7 +48,7 @@ def token_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, takes_
         takes_part: ``[R]`` bool; the tokens of other responses are in no pool.
     """
     pool, num_values, num_zeros = _pools(batch, batch.table.lengths, kind, spans_batch, takes_part)
-    index = batch.on_tokens(pool)
+    index = batch.on_tokens(pool.to(torch.int32))
     return Pools(index=index, num_values=num_values, num_zeros=num_zeros, reduction=batch.reduction)
 
 
@@ -99,17 +99,17 @@ def standardise(
     pool, reduction = pools.index, pools.reduction
     num_values, num_zeros = pools.num_values.to(reward.device), pools.num_zeros.to(reward.device)
     count = (num_values + num_zeros).to(torch.float64)
-    lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, pool, reward, "amin")
+    lowest = torch.full_like(count, torch.inf).scatter_reduce_(0, pool.to(torch.int64), reward, "amin")
     lowest = -reduction.max(-torch.where(num_zeros > 0, lowest.clamp(max=0.0), lowest))
-    excess = reward - lowest.gather(0, pool)
+    excess = combine_by_key_(reward.clone(), Tensor.sub_, lowest, pool)
     zero = torch.where(num_zeros > 0, -lowest, 0.0)  # a zero, relative to the lowest value
 
     mean = (exact_sum(excess, pool, num_values, reduction).total + num_zeros * zero) / count.clamp(min=1)
-    deviation = excess.sub_(mean.gather(0, pool))
+    deviation = combine_by_key_(excess, Tensor.sub_, mean, pool)
     squares = exact_sum(deviation.square(), pool, num_values, reduction).total + num_zeros * (zero - mean).square()
     std = (squares / (count - ddof).clamp(min=1)).sqrt()
 
     factor = 1.0 / (std + eps) if divides_by_std else torch.ones_like(std)
     factor = torch.where((std > rounding * lowest.abs().clamp(min=1.0)) & (count > ddof), factor, 0.0)
     factor[-1] = 0.0  # the last pool: values that take no part
-    return deviation.mul_(factor.gather(0, pool))
+    return combine_by_key_(deviation, Tensor.mul_, factor, pool)
