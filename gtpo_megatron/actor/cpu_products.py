@@ -41,15 +41,15 @@ def choose_products(hidden_size: int) -> bool:
     Args:
         hidden_size: of the model.
     """
-    matmul = torch.backends.mkldnn.matmul
+    mkldnn: Any = torch.backends.mkldnn  # torch's stub has none of what follows
     is_chosen = (
         hidden_size >= MIN_HIDDEN_SIZE
-        and torch.backends.mkldnn.is_available()
+        and mkldnn.is_available()
         and leaves_avx512_to_onednn(torch.cpu.get_capabilities())
     )
-    matmul.fp32_precision = "bf16" if is_chosen else "none"  # type: ignore[assignment]  # torch's stub has no setter
+    mkldnn.matmul.fp32_precision = "bf16" if is_chosen else "none"
     if is_chosen and (error := _error_of_a_product()) > MAX_ERROR:
-        matmul.fp32_precision = "none"  # type: ignore[assignment]
+        mkldnn.matmul.fp32_precision = "none"
         logger.warning("oneDNN rounds float32 products (relative error %.1e): MKL computes them", error)
         return False
     if is_chosen:
