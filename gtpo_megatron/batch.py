@@ -2,8 +2,11 @@
 
 ::
 
-    Problem -> PromptBatch -(2 rollout)-> RolloutBatch -(3 reward)-> RewardBatch
-                            per rank: RolloutShard -(4 score)-> ScoredBatch -(5, 6 credit)-> TrainBatch
+    Problem -> PromptBatch -(2 rollout)-> RolloutBatch, which stays where it was sampled
+    driver:    RolloutHandle, where the responses are -(3 reward)-> RewardBatch
+    per rank:  RolloutShard -(4 score)-> ScoredBatch -(5, 6 credit)-> Credit, with it a TrainBatch
+
+``RolloutHandle`` stands in ``orchestration/stages/rollouts.py``, since only the driver and its stages have it.
 
 Shapes: ``B`` responses, ``T`` response tokens (padded on the right), ``Tp`` prompt tokens (padded on the right).
 """

@@ -23,7 +23,7 @@ def engine_environment(config: RolloutConfig, *, has_gpus: bool) -> dict[str, st
     """All variables for an engine of this configuration."""
     variables = dict(ENVIRONMENT)
     if config.entropy_source == "rollout":
-        # our logits processor is written for one interface: vLLM must not choose the other model runner by itself
+        # our logits processor must fit the model runner: the second one on a GPU, the first one on a CPU
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "1" if has_gpus else "0"
     if not has_gpus:
         variables |= CPU_ENVIRONMENT

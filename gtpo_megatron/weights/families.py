@@ -123,4 +123,4 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # GLM-4.5, 4.5-Air, 4.6: their first layers are dense
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
 }
-"""Family -> rows of one layer; to add a family, add it here and in ``architecture.py``."""
+"""Family -> rows of one layer. ``architecture.py`` says which models have them; only other rows need an entry here."""

@@ -164,7 +164,8 @@ def first_of_response(values: Tensor, mask: Tensor) -> Tensor:
 class LossTerms:
     """The loss of one micro-batch.
 
-    The loss of an update is ``sum(loss_sum) / sum(weight)`` over all micro-batches and data-parallel ranks.
+    The loss of an update is the sum of ``loss_sum`` over all micro-batches and data-parallel ranks, divided by
+    ``UpdateBatch.weight``.
 
     Attributes:
         loss_sum: scalar with gradient, to be minimised; minus the objective's sum.
