@@ -84,7 +84,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         folder.record_run(config, inputs.contents, goes_on=checkpoint is not None)
         # rows that an earlier start left, measured before its first step, give way to this run's
         has_rows = (run_dir / METRICS_FILE).exists()
-        last_row = checkpoint.last_row if checkpoint else -1 if resume or has_rows else None
+        starts_again = resume or has_rows
+        last_row = checkpoint.last_row if checkpoint else (-1 if starts_again else None)
         sinks = stack.enter_context(open_sinks(run_dir, config.logging, run_config=to_plain(config), last_row=last_row))
         display = stack.enter_context(
             TrainingDisplay(

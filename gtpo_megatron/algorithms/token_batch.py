@@ -230,7 +230,7 @@ class CreditBatch(TokenInputs):
 
     @property
     def outcome(self) -> Tensor:
-        """``[L]`` float64: reward plus penalties of the ``L`` responses with tokens, in the table's order."""
+        """``[L]`` float64: reward plus penalties (length, reference divergence) of the ``L`` responses with tokens."""
         return (self.table.rewards + self.penalties)[self.table.is_live]
 
     def group_mean(self, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,11 +38,6 @@ class CheckpointConfig:
         require_text(best_metric=self.best_metric)
 
 
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-WANDB_MODES = ("online", "offline")
-SWANLAB_MODES = ("cloud", "offline", "local")
-
-
 @configuration
 class LoggingConfig:
     """Loggers and sampled texts. ``metrics.jsonl`` and ``log.txt`` are always written.

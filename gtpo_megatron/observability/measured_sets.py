@@ -22,6 +22,11 @@ def set_name(label: str) -> str:
     return "held-out" if label == HELDOUT else label
 
 
+def percent(accuracy: float) -> str:
+    """An accuracy from 0 to 1 as it is displayed: ``61.5%``."""
+    return f"{100 * accuracy:.1f}%"
+
+
 def labels_among(metrics: Iterable[str]) -> list[str]:
     """Labels of the sets whose mean@k is among the metric names: the run's own first, the others in order."""
     labels = dict.fromkeys(match.group(1) for name in metrics if (match := _MEAN.fullmatch(name)))

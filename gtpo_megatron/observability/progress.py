@@ -16,7 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from gtpo_megatron.config.problems import HELDOUT
-from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, labels_among, mean_metric, set_name
+from gtpo_megatron.observability.measured_sets import (
+    BenchmarkMean,
+    interval,
+    labels_among,
+    mean_metric,
+    percent,
+    set_name,
+)
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.sentence import print_sentence
 
@@ -53,12 +60,8 @@ class _Row:
     write: Callable[[float], str]
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
 _REWARD = _Row("rollout/reward_mean", "reward", _fixed(3))
-_NO_ACCURACY = _Row("", "accuracy", _percent)
+_NO_ACCURACY = _Row("", "accuracy", percent)
 _SETS_MEAN = "mean over benchmarks"
 """Used as a metric name in this display only."""
 _ROWS = (
@@ -200,10 +203,10 @@ class TrainingDisplay:
     @property
     def _rows(self) -> list[_Row]:
         """The displayed metrics; of held-out sets the first, and the mean over benchmarks if there are several."""
-        accuracy = [_Row(mean_metric(label), set_name(label), _percent) for label in self._sets[:1]]
+        accuracy = [_Row(mean_metric(label), set_name(label), percent) for label in self._sets[:1]]
         num_benchmarks = sum(label != HELDOUT for label in self._sets)
         if num_benchmarks > 1:
-            accuracy.append(_Row(_SETS_MEAN, f"mean of {num_benchmarks} sets", _percent))
+            accuracy.append(_Row(_SETS_MEAN, f"mean of {num_benchmarks} sets", percent))
         return [_REWARD, *(accuracy or [_NO_ACCURACY]), *_ROWS]
 
     # ---------------------------------------------------------------------------------------------------- plain lines
@@ -283,7 +286,7 @@ class TrainingDisplay:
         if not values:
             return row.label, Text("-", style="dim"), ""
         value = Text(self._value(row), style="bold" if math.isfinite(values[-1]) else "bold red")
-        if row.write is _percent:  # too few points for a trend: show the first value
+        if row.write is percent:  # too few points for a trend: show the first value
             begin = Text(f"from {row.write(values[0])}", style="dim") if len(values) > 1 else Text("")
             return row.label, value, begin
         return row.label, value, trend(values, trend_width) if self._can_draw else ""

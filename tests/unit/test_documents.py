@@ -20,6 +20,8 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FILES_OF_YOURS = {"mine.py"}
+"""Names that the pages give to a file of the reader's own."""
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -74,6 +76,17 @@ def test_modules_that_a_page_names_are_there(page):
     there = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     named = re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", page.read_text(encoding="utf-8"))
     assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_a_page_names_without_a_folder_are_there(page):
+    """What is history, in CHANGELOG, notebook and decisions, may be gone."""
+    if page.name in ("CHANGELOG.md", "lab-notebook.md") or page.parent.name == "adr":
+        return
+    folders = ("gtpo_megatron", "tests", "recipes", "launchers", "tools", "benchmarks", "examples", "docker")
+    there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    named = set(re.findall(r"`([\w-]+\.py)`", page.read_text(encoding="utf-8")))
+    assert not named - there - FILES_OF_YOURS
 
 
 def anchors(page):

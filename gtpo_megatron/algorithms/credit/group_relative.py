@@ -8,7 +8,7 @@ from gtpo_megatron.config.algorithm import AlgorithmConfig
 
 
 def group_relative_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCredit:
-    """``A_i = (r_i - mean(r)) / (std(r) + eps)`` over the responses of the group, ``r`` with the length penalty.
+    """``A_i = (r_i - mean(r)) / (std(r) + eps)`` over the responses of the group, ``r`` being ``CreditBatch.outcome``.
 
     0 in groups of one and in groups of rewards that are equal but for rounding.
     """
@@ -16,7 +16,7 @@ def group_relative_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenC
 
 
 def group_centred_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCredit:
-    """``A_i = r_i - mean(r)`` over the responses of the group, ``r`` with the length penalty."""
+    """``A_i = r_i - mean(r)`` over the responses of the group, ``r`` being ``CreditBatch.outcome``."""
     return batch.of_responses(batch.outcome, group_centred(config, batch))
 
 

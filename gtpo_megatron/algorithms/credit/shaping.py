@@ -109,5 +109,6 @@ def shaped_reward(
     """
     affine = (bonus * weight).add_(base)
     positive = affine if kappa is None else affine.clamp(1.0, base + base / kappa)
-    negative = {"v2": weight, "v6": affine}.get(formulation, torch.zeros(()).to(weight))
+    zero = torch.zeros(()).to(weight)
+    negative = {"v1": zero, "v1_clipped": zero, "v2": weight, "v6": affine}[formulation]
     return torch.where(is_correct, positive, -negative)

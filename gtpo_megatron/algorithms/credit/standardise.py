@@ -1,15 +1,13 @@
 """Standardises rewards by the mean and the standard deviation of their pool [S 3, 14; I 5-6, 9]."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.sums import Reduction, combine_by_key_, exact_sum
 from gtpo_megatron.algorithms.token_batch import CreditBatch
-
-PoolKind = Literal["joint_zero", "per_set", "combined"]
+from gtpo_megatron.config.algorithm.entropy_credit import Pool
 
 ROUNDING = 1e-12
 """Relative std of values that differ by float64's rounding only: shaped rewards."""
@@ -35,7 +33,7 @@ class Pools:
     reduction: Reduction
 
 
-def token_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, takes_part: Tensor) -> Pools:
+def token_pools(batch: CreditBatch, kind: Pool, *, spans_batch: bool, takes_part: Tensor) -> Pools:
     """The pools of this rank's tokens.
 
     ``joint_zero``: R+ holds ``r+`` of all tokens of the scope, 0 on O-; R- holds ``r-``, 0 on O+.
@@ -52,7 +50,7 @@ def token_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, takes_
     return Pools(index=index, num_values=num_values, num_zeros=num_zeros, reduction=batch.reduction)
 
 
-def response_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, takes_part: Tensor) -> Pools:
+def response_pools(batch: CreditBatch, kind: Pool, *, spans_batch: bool, takes_part: Tensor) -> Pools:
     """The pools of one value per response with tokens; see ``token_pools``. Every rank holds all of them."""
     is_live = batch.table.is_live
     pool, num_values, num_zeros = _pools(batch, is_live.to(torch.int64), kind, spans_batch, takes_part)
@@ -60,7 +58,7 @@ def response_pools(batch: CreditBatch, kind: PoolKind, *, spans_batch: bool, tak
 
 
 def _pools(
-    batch: CreditBatch, sizes: Tensor, kind: PoolKind, spans_batch: bool, takes_part: Tensor
+    batch: CreditBatch, sizes: Tensor, kind: Pool, spans_batch: bool, takes_part: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pool of each response ``[R]``, and the numbers of values and of zeros ``[P]``; ``sizes`` ``[R]``: values."""
     table = batch.table

@@ -46,7 +46,7 @@ class SelectionBatch:
 def ordered_integers(values: Tensor) -> Tensor:
     """Rounds float64 to float32 and maps it to int64 in [0, 2**32) in the same order; -0 counts as 0."""
     bits = (values.to(torch.float32) + 0.0).contiguous().view(torch.int32).to(torch.int64)
-    return torch.where(bits >= 0, bits + (1 << 31), -1 - (bits + (1 << 31)) + (1 << 31))
+    return torch.where(bits >= 0, bits + (1 << 31), -1 - bits)
 
 
 def largest(keys: Tensor, candidates: Tensor, count: int, reduction: Reduction) -> Tensor:

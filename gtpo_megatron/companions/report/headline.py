@@ -6,7 +6,7 @@ from html import escape
 
 from gtpo_megatron.companions.report.run_data import RunData, measured_sets
 from gtpo_megatron.config.problems import HELDOUT
-from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, mean_metric
+from gtpo_megatron.observability.measured_sets import BenchmarkMean, interval, mean_metric, percent
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.run_folder.metrics_file import finite
 
@@ -52,10 +52,6 @@ def _ends(values: Sequence[float], write: Callable[[float], str]) -> str:
     return " → ".join(write(value) for value in values[:: max(1, len(values) - 1)])
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
 def _accuracy(run: RunData, runs: Sequence[RunData]) -> tuple[str, _Card]:
     """Accuracy on the first set of all runs; if there is none, on this run's first set, which is named."""
     own = measured_sets([run])
@@ -76,9 +72,9 @@ def _accuracy(run: RunData, runs: Sequence[RunData]) -> tuple[str, _Card]:
     overall = [mean for row in run.metrics if (mean := BenchmarkMean.of(row, own)) is not None]
     if overall:
         num_benchmarks = sum(each != HELDOUT for each in own)
-        about += f"; mean of {num_benchmarks} sets {_ends([each.mean for each in overall], _percent)}"
+        about += f"; mean of {num_benchmarks} sets {_ends([each.mean for each in overall], percent)}"
         about += _intervals([each.interval for each in overall])
-    return title, (_ends(means, _percent), about)
+    return title, (_ends(means, percent), about)
 
 
 def _intervals(intervals: Sequence[tuple[float, float]]) -> str:

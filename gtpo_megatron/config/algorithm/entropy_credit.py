@@ -33,9 +33,8 @@ class EntropyCreditSettings(SurrogateSettings):
         entropy_scope: whose entropies a response is compared with: its group's or the whole batch's.
         entropy_mean: entropies are compared with their arithmetic or (App. C) geometric mean.
         advantage_pool: what R+ and R- are standardised over. ``joint_zero``: all of the scope, r+ being 0 on wrong and
-            r-
-            0 on correct responses; ``per_set``: own values only (advantages then do not depend on alpha); ``combined``:
-            one pool of both. Formulations ``v1`` and ``v1_clipped`` have one pool anyway.
+            r- 0 on correct responses; ``per_set``: own values only (advantages then do not depend on alpha);
+            ``combined``: one pool of both. Formulations ``v1`` and ``v1_clipped`` have one pool anyway.
         entropy_floor: added to every entropy; nats.
         entropy_clip: entropies are clamped to (lowest, highest) before anything else; nats.
         one_sided_groups: groups all correct or all wrong get ``zero`` advantage and stay out of the pools, or ``keep``.

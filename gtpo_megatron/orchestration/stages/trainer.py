@@ -102,11 +102,11 @@ class Trainer:
 
     def expert_load(self) -> dict[int, list[int]]:
         """Tokens that each expert got at the last step, by layer, of all ranks; empty for a dense model."""
-        return self._all("sampled texts", lambda actor: actor.expert_load())[0]
+        return self._all("expert load", lambda actor: actor.expert_load())[0]
 
     def release_batch(self) -> None:
         """Frees the batch; the next scoring does so too."""
-        self._all("sampled texts", lambda actor: actor.release_batch())
+        self._all("release", lambda actor: actor.release_batch())
 
     # --------------------------------------------------------------------------------------------------------- memory
     def offload(self) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gtpo_megatron.companions.preflight.probes.devices import wait_for
 from gtpo_megatron.config.parallel import ParallelConfig
 
 WARM_UP = 2
@@ -106,10 +107,10 @@ def _measured(
     times, is_right = [], True
     for repeat in range(WARM_UP + REPEATS):
         dist.barrier(group)
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         got, wanted = run(mine, group)
-        _wait(device)
+        wait_for(device)
         if repeat >= WARM_UP:
             times.append(time.perf_counter() - began)
         is_right = is_right and bool(torch.equal(got, wanted))
@@ -123,11 +124,6 @@ def _measured(
         seconds=median(times),
         is_right=is_right,
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _all_reduce(mine: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:

@@ -78,11 +78,11 @@ def _timed(device: torch.device, size: int, batch: int, dtype: torch.dtype) -> t
     )
     times = []
     for _ in range(BATCHES):
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         for _ in range(batch):
             product = left @ right
-        _wait(device)
+        wait_for(device)
         times.append((time.perf_counter() - began) / batch)
     expected = (left[:1].double() @ right.double()).to(dtype)
     return times, bool(torch.equal(product[:1], expected))
@@ -97,16 +97,17 @@ def _copy_rate(device: torch.device) -> float:
     rates = []
     for target, source in ((there, here), (here, there)):
         target.copy_(source)
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         for _ in range(4):
             target.copy_(source, non_blocking=True)
-        _wait(device)
+        wait_for(device)
         rates.append(4 * COPIED / (time.perf_counter() - began))
     return min(rates)
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Returns when the device has done what it was given; a CPU has at once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

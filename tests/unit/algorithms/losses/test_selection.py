@@ -12,6 +12,14 @@ from tests.unit.algorithms.parts import tokens_of
 floats = st.floats(width=32, allow_nan=False)
 
 
+def test_integers_of_the_ends_of_the_range() -> None:
+    smallest = 2.0**-149
+    values = torch.tensor([-torch.inf, -smallest, -0.0, 0.0, smallest, torch.inf], dtype=torch.float64)
+    infinity, zero = 0x7F80_0000, 2**31
+    expected = [zero - 1 - infinity, zero - 2, zero, zero, zero + 1, zero + infinity]
+    assert ordered_integers(values).tolist() == expected
+
+
 @given(st.lists(floats, min_size=1, max_size=30))
 def test_integers_keep_the_order(values: list[float]) -> None:
     tensor = torch.tensor(values, dtype=torch.float32)
