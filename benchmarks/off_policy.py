@@ -90,7 +90,7 @@ class Sleeper:
     def unattended(self) -> "Sleeper":
         return self
 
-    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         del prompts
         num = len(rollouts.group_ids)
         return RewardBatch(rewards=torch.zeros(num), failed=torch.zeros(num, dtype=torch.bool))

@@ -84,7 +84,7 @@ class RewardScorer:
         done.set_result(self._graded_here([request])[0])
         return done
 
-    def score(self, requests: Sequence[RewardRequest]) -> RewardBatch:
+    def grade(self, requests: Sequence[RewardRequest]) -> RewardBatch:
         """Grades responses.
 
         Args:

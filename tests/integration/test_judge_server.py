@@ -149,7 +149,7 @@ def test_a_judge_that_is_killed_in_mid_step_and_started_again_judges_every_respo
     found = []
     with RewardScorer(config, folder=tmp_path) as scorer:
         requests = [RewardRequest(response=one) for one in responses]
-        step = threading.Thread(target=lambda: found.append(scorer.score(requests)))
+        step = threading.Thread(target=lambda: found.append(scorer.grade(requests)))
         step.start()
         wait_until(lambda: num_answers(tmp_path) >= 5)
         server.kill()
@@ -158,7 +158,7 @@ def test_a_judge_that_is_killed_in_mid_step_and_started_again_judges_every_respo
         step.join(400.0)
         num_after = num_answers(tmp_path)
         server.kill()
-        again = scorer.score(requests)
+        again = scorer.grade(requests)
     assert num_before < len(responses)
     [batch] = found
     answers = list(greedy(TEMPLATE.replace("{response}", one) for one in responses))
@@ -202,7 +202,7 @@ def test_a_reward_model_gives_the_scores_of_transformers(served, tmp_path):
     )
     responses = ["7", "28", "I do not know", "\\boxed{7}"]
     with RewardScorer(config, folder=tmp_path) as scorer:
-        batch = scorer.score([RewardRequest(response=one, prompt="Compute 3+4.") for one in responses])
+        batch = scorer.grade([RewardRequest(response=one, prompt="Compute 3+4.") for one in responses])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     expected = []
     for one in responses:

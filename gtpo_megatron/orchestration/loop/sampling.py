@@ -102,7 +102,7 @@ def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed
     with stages.timers.stage("rollout"):  # (2)
         rollouts = stages.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
     with stages.timers.stage("reward"):  # (3)
-        rewards = stages.reward.score(rollouts, prompts)
+        rewards = stages.reward.grade(rollouts, prompts)
     return Sampled(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
 
 

@@ -64,11 +64,11 @@ class RayRewards:
         self._process = process
         self._deadline_s = deadline_s
 
-    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """Grades every response."""
 
         def grade(grader: "RewardGrader") -> RewardBatch:
-            return grader.score(rollouts, prompts)
+            return grader.grade(rollouts, prompts)
 
         reference = self._process.run.remote(grade)
         rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]

@@ -44,7 +44,7 @@ class RewardGrader:
         self._tokenizer = tokenizer
         self._scorer = scorer
 
-    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """Grades every response, with one group's tokens in memory at a time.
 
         Raises:
@@ -54,7 +54,7 @@ class RewardGrader:
         for indices, group in rollouts.by_object():
             for index, response in zip(indices, self.decode(group), strict=True):
                 responses[index] = response
-        return self.grade([response for response in responses if response is not None], prompts)
+        return self.grade_decoded([response for response in responses if response is not None], prompts)
 
     def decode(self, rollouts: RolloutBatch) -> list[DecodedResponse]:
         """Every response as text."""
@@ -69,7 +69,7 @@ class RewardGrader:
             )
         ]
 
-    def grade(self, responses: Sequence[DecodedResponse], prompts: PromptBatch) -> RewardBatch:
+    def grade_decoded(self, responses: Sequence[DecodedResponse], prompts: PromptBatch) -> RewardBatch:
         """Grades every response.
 
         Raises:
@@ -79,7 +79,7 @@ class RewardGrader:
         unknown = [response.group_id for response in responses if response.group_id not in problems]
         if unknown:
             raise ShapeError(f"responses of group {unknown[0]} have no prompt in this batch of {len(problems)}")
-        return self._scorer.score([_request(response, problems) for response in responses])
+        return self._scorer.grade([_request(response, problems) for response in responses])
 
     def close(self) -> None:
         """Ends the grading processes."""

@@ -59,7 +59,7 @@ class MemorySharing:
 class RewardStage(Protocol):
     """(3) Rewards."""
 
-    def score(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """The outcome reward of every response."""
         ...
 

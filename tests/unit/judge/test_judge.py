@@ -40,7 +40,7 @@ def setting(endpoint, function=JUDGE, *, num_workers=0, limit_s=20.0, rows_per_c
 
 def scored(config, requests, **more):
     with RewardScorer(config, **more) as scorer:
-        return scorer.score(requests)
+        return scorer.grade(requests)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -177,7 +177,7 @@ def test_a_step_has_a_budget_for_all_processes_and_the_next_one_has_it_again(num
     with serving(says("Score: 2")) as endpoint:
         config = setting(endpoint, num_workers=num_workers, calls_per_step=3)
         with RewardScorer(config, folder=tmp_path, responses_per_step=5) as scorer:
-            first, second = scorer.score(rows(*"abcde")), scorer.score(rows(*"fghij"))
+            first, second = scorer.grade(rows(*"abcde")), scorer.grade(rows(*"fghij"))
         assert (int(first.failed.sum()), int(second.failed.sum())) == (2, 2)
         assert "the judge's budget for this step, 3 answers, is used up: raise reward.judge" in caplog.text
         known = [response for response, failed in zip("abcde", first.failed.tolist(), strict=True) if not failed]
@@ -192,9 +192,9 @@ def test_the_budget_is_a_steps_however_often_a_reward_asks(function, tmp_path):
     with serving(says("yes")) as endpoint:
         config = setting(endpoint, names, calls_per_step=3, rows_per_call=1)
         with RewardScorer(config, folder=tmp_path, responses_per_step=4) as scorer:
-            scorer.score(rows(*"abcd"))
+            scorer.grade(rows(*"abcd"))
             num_first = len(endpoint.asked)
-            scorer.score(rows(*"efgh"))
+            scorer.grade(rows(*"efgh"))
         assert num_first <= 3
         assert num_first < len(endpoint.asked) <= 6
 
@@ -242,7 +242,7 @@ def test_equal_questions_do_not_wait_for_each_other_where_no_answer_is_kept():
 def test_a_store_that_cannot_be_opened_is_a_failure_that_is_said(tmp_path, caplog):
     with serving(says("Score: 2")) as endpoint, RewardScorer(setting(endpoint), folder=tmp_path) as scorer:
         (tmp_path / STORE_FILE).write_bytes(b"no database" * 1000)
-        assert scorer.score(rows("a")).failed.all()
+        assert scorer.grade(rows("a")).failed.all()
     assert "the judge's answers cannot be opened: file is not a database" in caplog.text
 
 
@@ -279,9 +279,9 @@ def test_without_memory_and_budget_there_is_no_file(tmp_path):
 
 def test_answers_that_cannot_be_kept_cost_no_verdict(tmp_path, monkeypatch, caplog):
     with serving(says("Score: 2")) as endpoint, RewardScorer(setting(endpoint), folder=tmp_path) as scorer:
-        assert scorer.score(rows("a")).rewards.tolist() == pytest.approx([0.2])
+        assert scorer.grade(rows("a")).rewards.tolist() == pytest.approx([0.2])
         scorer._caller._judge._store._database.execute("DROP TABLE answers")
-        assert not scorer.score(rows("b", "c")).failed.any()
+        assert not scorer.grade(rows("b", "c")).failed.any()
     assert caplog.text.count("judge: could not") == 1
 
 

@@ -165,7 +165,7 @@ def test_in_the_pool_a_row_without_tests_is_a_failure_and_the_next_is_right(capl
     good = fenced("def add(a, b):\n    return a + b")
     rows = [RewardRequest(response=good, columns_json=text) for text in (json.dumps(ADD), "{}", json.dumps(ADD))]
     with RewardScorer(config) as scorer:
-        batch = scorer.score(rows)
+        batch = scorer.grade(rows)
     assert batch.rewards.tolist() == [1.0, 0.0, 1.0]
     assert batch.failed.tolist() == [False, True, False]
     assert "DataError: no tests" in caplog.text

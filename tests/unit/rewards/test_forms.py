@@ -25,7 +25,7 @@ def rows(*responses, columns=None, **changes):
 def scored(name, requests, *, num_workers=0, timeout_s=20.0, rows_per_call=16):
     config = RewardConfig(function=name, num_workers=num_workers, timeout_s=timeout_s, rows_per_call=rows_per_call)
     with RewardScorer(config) as scorer:
-        return scorer.score(requests)
+        return scorer.grade(requests)
 
 
 @pytest.mark.parametrize(

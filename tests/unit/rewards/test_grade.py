@@ -298,5 +298,5 @@ def test_no_call_sees_what_another_changed(name, reward, num_workers):
     config = RewardConfig(function=f"{HERE}:{name}", num_workers=num_workers, timeout_s=20.0)
     with RewardScorer(config) as scorer:
         for _ in range(2):
-            assert scorer.score(rows(4, prompt=CHAT)).rewards.tolist() == [reward] * 4
+            assert scorer.grade(rows(4, prompt=CHAT)).rewards.tolist() == [reward] * 4
     assert CHAT == ({"role": "user", "content": "1+1?"},)

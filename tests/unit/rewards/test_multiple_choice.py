@@ -103,7 +103,7 @@ def test_a_reference_that_is_no_choice_is_an_error(reference):
 def test_it_is_named_like_any_reward():
     name = "gtpo_megatron.rewards.multiple_choice:multiple_choice"
     with RewardScorer(RewardConfig(function=name, num_workers=1, timeout_s=5.0)) as scorer:
-        assert scorer.score(
+        assert scorer.grade(
             [RewardRequest(response=one, answer="B") for one in (r"\boxed{B}", "Answer: C")]
         ).rewards.tolist() == [1.0, 0.0]
 

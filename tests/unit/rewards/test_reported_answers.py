@@ -39,7 +39,7 @@ def test_neighbours_that_math_verify_took_for_equal(given, reference):
 def test_a_response_that_was_cut_in_a_box_earns_nothing_with_an_earlier_one():
     cut = r"so \boxed{5}. Wait, \boxed{12"
     with RewardScorer(RewardConfig(function=MATH, num_workers=0)) as scorer:
-        found = scorer.score([RewardRequest(response=cut, answer="5", ended="length")])
+        found = scorer.grade([RewardRequest(response=cut, answer="5", ended="length")])
     assert found.rewards.tolist() == [0.0]
     assert AnswerFinder(resolve_final_answer(MATH))(cut) is None
 
@@ -57,7 +57,7 @@ BATCH = [
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_answer_that_cannot_be_read_moves_no_other_score(num_workers):
     with RewardScorer(RewardConfig(function=MATH, num_workers=num_workers, timeout_s=30.0)) as scorer:
-        found = scorer.score([RewardRequest(response=response, answer=answer) for response, answer, _ in BATCH])
+        found = scorer.grade([RewardRequest(response=response, answer=answer) for response, answer, _ in BATCH])
     assert list(zip(found.rewards.tolist(), found.failed.tolist(), strict=True)) == [right for _, _, right in BATCH]
     votes = [AnswerFinder(resolve_final_answer(MATH))(response) for response, _, _ in BATCH]
     assert votes == ["5", "5", None, r"\frac{1}{0}", "100^{10^{9}}", "7"]

@@ -27,7 +27,7 @@ def test_grading_here_and_in_workers_gives_the_same_batch(num_workers, caplog):
         RewardScorer(RewardConfig(function=MATH, num_workers=num_workers, timeout_s=20.0)) as scorer,
         caplog.at_level(logging.WARNING),
     ):
-        batch = scorer.score(rows(RESPONSES, ANSWERS))
+        batch = scorer.grade(rows(RESPONSES, ANSWERS))
     assert torch.equal(batch.rewards, torch.tensor([1.0, 1.0, 0.0, 0.0]))
     assert torch.equal(batch.failed, torch.tensor([False, False, False, True]))
     assert "1 of 4 responses have no reward: 1 x DataError: the reference answer is empty" in caplog.text
@@ -35,7 +35,7 @@ def test_grading_here_and_in_workers_gives_the_same_batch(num_workers, caplog):
 
 def test_a_reward_that_raises_is_failed_and_never_a_silent_zero():
     with RewardScorer(RewardConfig(function=OBEY, num_workers=0, timeout_s=1.0)) as scorer:
-        batch = scorer.score(rows(["fine", "raise x"]))
+        batch = scorer.grade(rows(["fine", "raise x"]))
     assert batch.failed.tolist() == [False, True]
     assert batch.rewards.tolist() == [1.0, 0.0]
 
@@ -47,7 +47,7 @@ def test_a_reward_beyond_its_bound_is_no_verdict_and_its_row_is_named(num_worker
         RewardScorer(RewardConfig(function=ECHO, num_workers=num_workers, timeout_s=20.0)) as scorer,
         caplog.at_level(logging.WARNING),
     ):
-        batch = scorer.score(rows(["1", "1e6", number, "-1e6"]))
+        batch = scorer.grade(rows(["1", "1e6", number, "-1e6"]))
     assert batch.failed.tolist() == [False, False, True, False]
     assert batch.rewards.tolist() == [1.0, 1e6, 0.0, -1e6]
     assert "1 of 4 responses have no reward: 1 x DataError: the reward function returned" in caplog.text
@@ -60,7 +60,7 @@ def test_rows_that_hang_leave_the_others_their_verdicts(caplog):
     with RewardScorer(RewardConfig(function=OBEY, num_workers=1, timeout_s=10.0), budget_s=24.0) as scorer:
         start = time.monotonic()
         with caplog.at_level(logging.WARNING):
-            batch = scorer.score(rows(responses))
+            batch = scorer.grade(rows(responses))
         assert time.monotonic() - start < 26.0
     assert batch.failed.tolist() == [row == "hang" for row in responses]
     assert batch.num_over_budget == 4
@@ -69,7 +69,7 @@ def test_rows_that_hang_leave_the_others_their_verdicts(caplog):
 
 def test_an_empty_batch_is_legal():
     with RewardScorer(RewardConfig(function=OBEY, num_workers=0, timeout_s=1.0)) as scorer:
-        assert scorer.score([]).rewards.shape == (0,)
+        assert scorer.grade([]).rewards.shape == (0,)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -84,7 +84,7 @@ def test_an_expression_that_hangs_the_solver_costs_its_limit_once():
     tower = r"\boxed{9^{9^{9+9^{9}}}+1}"  # a sum in the exponent: only the clock finds it
     with RewardScorer(RewardConfig(function=MATH, num_workers=2, timeout_s=8.0)) as scorer:
         start = time.monotonic()
-        batch = scorer.score(rows([tower, *[r"\boxed{\frac12}"] * 50], ["4", *["0.5"] * 50]))
+        batch = scorer.grade(rows([tower, *[r"\boxed{\frac12}"] * 50], ["4", *["0.5"] * 50]))
         assert time.monotonic() - start < 15.0
     assert batch.rewards.tolist() == [0.0] + [1.0] * 50
     assert batch.failed.tolist() == [True] + [False] * 50

@@ -139,7 +139,7 @@ def rewards(room: Room) -> Iterator[Finding]:
     assert room.sampled is not None
     assert room.prompts is not None
     began = time.perf_counter()
-    room.rewards = room.running.reward.score(room.sampled, room.prompts)
+    room.rewards = room.running.reward.grade(room.sampled, room.prompts)
     seconds = time.perf_counter() - began
     room.seconds["reward"] = seconds
     total, failed = len(room.rewards.failed), int(room.rewards.failed.sum())

@@ -257,7 +257,7 @@ def test_a_step_that_has_enough_in_spite_of_many_drops_still_waits_for_what_woul
 
 
 def rewards(rollouts, *, is_mixed):
-    values = World().score(rollouts, None)
+    values = World().grade(rollouts, None)
     keep = torch.tensor([is_mixed(group) for group in rollouts.group_ids.tolist()])
     return dataclasses.replace(values, rewards=values.rewards * keep)
 

@@ -44,7 +44,7 @@ class World(WrittenDown):
             self.measured.append(self.version)
         return dataclasses.replace(handle, policy_version=self.version)
 
-    def score(self, rollouts, prompts):
+    def grade(self, rollouts, prompts):
         num = len(rollouts.response_lengths)
         return RewardBatch(rewards=torch.arange(num).remainder(2).float(), failed=torch.zeros(num, dtype=torch.bool))
 

@@ -63,7 +63,7 @@ class WrittenDown:
         rollouts = batch(prompts.group_ids, samples_per_prompt)
         return RolloutHandle.of(rollouts)
 
-    def score(self, rollouts, prompts):
+    def grade(self, rollouts, prompts):
         values = [value for group in prompts.group_ids for value in self.outcomes[group]]
         return RewardBatch(
             rewards=torch.tensor([float(value or 0) for value in values]),

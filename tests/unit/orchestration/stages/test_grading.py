@@ -43,7 +43,7 @@ def prompts():
 
 def test_special_tokens_and_padding_are_not_graded():
     grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
-    found = grader.grade(grader.decode(rollouts([70, 71, 70])), prompts())
+    found = grader.grade_decoded(grader.decode(rollouts([70, 71, 70])), prompts())
     assert found.rewards.tolist() == [1.0, 1.0, 0.0]
     assert not found.failed.any()
     grader.close()
@@ -52,4 +52,4 @@ def test_special_tokens_and_padding_are_not_graded():
 def test_a_response_of_no_prompt_is_an_error():
     grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
     with pytest.raises(ShapeError, match="group 72 have no prompt"):
-        grader.grade(grader.decode(rollouts([70, 72, 70])), prompts())
+        grader.grade_decoded(grader.decode(rollouts([70, 72, 70])), prompts())
