@@ -207,7 +207,7 @@ def test_an_error_of_either_thread_ends_the_step():
     pipeline.close()
 
     world = Sliced()
-    world.score = lambda _rollouts, _prompts: 1 / 0
+    world.grade = lambda _rollouts, _prompts: 1 / 0
     pipeline, step = loop(world, max_staleness=2, partial=True)
     with pytest.raises(ZeroDivisionError):
         step(1)
