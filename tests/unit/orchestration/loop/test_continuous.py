@@ -227,7 +227,7 @@ def test_a_run_that_ends_early_ends_what_is_in_flight():
 
 def test_dynamic_sampling_replaces_groups_one_by_one_and_gives_up():
     world = Sliced()
-    world.score = lambda rollouts, _prompts: rewards(rollouts, is_mixed=lambda group: group % 3 == 0)
+    world.grade = lambda rollouts, _prompts: rewards(rollouts, is_mixed=lambda group: group % 3 == 0)
     dynamic = DynamicSamplingConfig(enabled=True, max_refills=3)
     pipeline, step = loop(world, max_staleness=1, partial=True, dynamic_sampling=dynamic, num_steps=3)
     report = step(1)
@@ -236,7 +236,7 @@ def test_dynamic_sampling_replaces_groups_one_by_one_and_gives_up():
     pipeline.close()
 
     world = Sliced()
-    world.score = lambda rollouts, _prompts: rewards(rollouts, is_mixed=lambda _: False)
+    world.grade = lambda rollouts, _prompts: rewards(rollouts, is_mixed=lambda _: False)
     pipeline, step = loop(world, max_staleness=1, partial=True, dynamic_sampling=dynamic)
     with pytest.raises(RolloutError, match=r"none of \d+ groups has both correct and wrong"):
         step(1)
@@ -246,7 +246,7 @@ def test_dynamic_sampling_replaces_groups_one_by_one_and_gives_up():
 def test_a_step_that_has_enough_in_spite_of_many_drops_still_waits_for_what_would_be_too_old():
     """Groups 2 and 3 are long and of version 0, for step 2 at the latest; six others are dropped meanwhile."""
     world = Sliced()
-    world.score = lambda rollouts, _prompts: rewards(rollouts, is_mixed=lambda group: group < 4 or group > 9)
+    world.grade = lambda rollouts, _prompts: rewards(rollouts, is_mixed=lambda group: group < 4 or group > 9)
     world.is_whole = lambda attempt, slices: attempt.group not in (2, 3) or slices > 300
     dynamic = DynamicSamplingConfig(enabled=True, max_refills=1)
     pipeline, step = loop(world, max_staleness=1, partial=True, dynamic_sampling=dynamic, num_steps=3)
