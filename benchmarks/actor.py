@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -80,15 +80,22 @@ def skewed(options: Options) -> list[int]:
 
 
 class Actor:
-    """One Megatron rank with the quickstart's model."""
+    """One Megatron rank with the quickstart's model, or another.
 
-    def __init__(self, folder: str) -> None:
+    Args:
+        folder: for the file through which ranks meet.
+        model: folder in Hugging Face format; empty: the quickstart's.
+        dtype: of the weights.
+    """
+
+    def __init__(self, folder: str, *, model: str = "", dtype: Literal["float32", "bfloat16"] = "float32") -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Megatron warns of every optional kernel it lacks
             from gtpo_megatron.actor.actor import MegatronActor
 
             base = tiny_cpu.gtpo()
-            config = replace(base, parallel=ParallelConfig(num_ranks=1))
+            settings = replace(base.model, path=model or base.model.path, dtype=dtype)
+            config = replace(base, model=settings, parallel=ParallelConfig(num_ranks=1))
             self.actor = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store")
 
     def step(self, batch: RolloutBatch, *, padded_to: int = 1) -> float:

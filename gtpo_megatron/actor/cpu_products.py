@@ -6,7 +6,8 @@ that permission with AMX only; without AMX its products are those of float32. do
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,6 +56,18 @@ def choose_products(hidden_size: int) -> bool:
     if is_chosen:
         logger.info("float32 products by oneDNN, which uses AVX512 here; MKL does not")
     return is_chosen
+
+
+@contextmanager
+def products_by_mkl() -> Iterator[None]:
+    """MKL computes float32 products in the block, for many small ones; the switch is the whole process's."""
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.matmul.fp32_precision
+    mkldnn.matmul.fp32_precision = "none"
+    try:
+        yield
+    finally:
+        mkldnn.matmul.fp32_precision = before
 
 
 def _error_of_a_product() -> float:

@@ -12,6 +12,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from gtpo_megatron.actor.cpu_products import products_by_mkl
 from gtpo_megatron.data.packing import held_positions
 
 
@@ -89,13 +90,14 @@ class PackedSDPA(MegatronModule):
         mask = None
         if num_queries < num_keys:
             mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
-        # torch's kernel for CPUs takes up to four times as long in bfloat16, forward and backward (docs/performance.md)
-        dtype = query.dtype if query.is_cuda else torch.promote_types(query.dtype, torch.float32)
-        q, k, v = (x.transpose(1, 2).to(dtype) for x in (query, key, value))
-        attended = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
-        )
-        return attended.transpose(1, 2).to(query.dtype)
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        if query.is_cuda:
+            attended = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
+            )
+        else:
+            attended = CPUAttention.apply(q, k, v, mask, self.scale)  # type: ignore[no-untyped-call]
+        return attended.transpose(1, 2)
 
     def _gather(self, held: Tensor, bounds: Sequence[int]) -> Tensor:
         """``[p, ...]`` of this rank's tokens to ``[P, ...]`` in packed order; backward sums what all ranks ask for."""
@@ -105,3 +107,39 @@ class PackedSDPA(MegatronModule):
         order = torch.cat([held_positions(bounds, self.context_size, rank) for rank in range(self.context_size)])
         whole: Tensor = gathered.index_select(0, order.argsort())
         return whole
+
+
+class CPUAttention(torch.autograd.Function):
+    """torch's kernel for CPUs, in float32 and with MKL's products, whatever the dtype and the library of the model's.
+
+    Its products are small: in bfloat16, or by oneDNN, they take up to six times as long (docs/performance.md). What is
+    kept for backward has the model's dtype, as the kernel itself would keep it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """``[b, heads, q, head_size]``, twice ``[b, groups, k, head_size]``, ``[q, k]`` bool -> as ``query``."""
+        ctx.scale = scale
+        ctx.bias = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        with products_by_mkl():
+            output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query.float(), key.float(), value.float(), 0.0, mask is None, attn_mask=ctx.bias, scale=scale
+            )
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key and value."""
+        *kept, logsumexp = ctx.saved_tensors
+        with products_by_mkl():
+            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *(tensor.float() for tensor in (gradient, *kept)),
+                logsumexp,
+                0.0,
+                ctx.bias is None,
+                attn_mask=ctx.bias,
+                scale=ctx.scale,
+            )
+        return (*(found.to(gradient.dtype) for found in gradients), None, None)

@@ -2,8 +2,7 @@
 
 Two sets of kernels are known. ``te``: Transformer Engine's layers on a GPU, which
 ``actor/model/policy_model.py`` builds there.
-``torch``: Megatron's local layers with torch's attention, as on a CPU; on a GPU in bfloat16 attention keeps no float32
-copies, some percent less. They differ: Transformer Engine fuses a norm
+``torch``: Megatron's local layers with torch's attention, as on a CPU. They differ: Transformer Engine fuses a norm
 with the projection behind it, rotates in one kernel, keeps no float32 copies, and keeps only the input of a gated MLP's
 activation; torch keeps the two factors of the gate too. docs/planning.md says which of the two has been measured.
 """
@@ -109,14 +108,11 @@ def _norm(what: str, width: float, rows: float, kernels: Kernels, weight_bytes: 
 
 def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute) -> tuple[Saved, ...]:
     query, key_value = shape.query_width, shape.key_value_width
-    # on a CPU attention is computed on float32 copies (actor/model/core_attention.py), which it keeps
-    is_copied = kernels == "torch" and weight_bytes < FLOAT32_BYTES and recompute != "selective"
-    kept_bytes = FLOAT32_BYTES if is_copied else weight_bytes
     saved = [
         *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
         Saved("input of the qkv projection", shape.hidden_size, weight_bytes, "sequence"),
-        Saved("queries", query, kept_bytes, "tensor"),
-        Saved("keys", key_value, kept_bytes, "tensor"),
+        Saved("queries", query, weight_bytes, "tensor"),
+        Saved("keys", key_value, weight_bytes, "tensor"),
         Saved("input of the output projection", query, weight_bytes, "tensor"),
     ]
     if shape.qk_norm:
@@ -124,16 +120,18 @@ def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute
         key_norm = _norm("key norm", key_value, shape.num_query_groups, kernels, weight_bytes, "tensor")
         # without a float32 copy, torch keeps the view of qkv itself
         saved += key_norm[1:] if kernels == "torch" and weight_bytes == FLOAT32_BYTES else key_norm
-    if kernels == "te" or is_copied:
-        saved.append(Saved("values", key_value, kept_bytes, "tensor"))
+    if kernels == "te":
+        saved.append(Saved("values", key_value, weight_bytes, "tensor"))
     else:
-        saved.append(Saved("qkv, of which values are a view", query + 2 * key_value, weight_bytes, "tensor"))
-    if kernels == "torch":  # not fused: cosine and sine, made anew for queries and for keys
-        saved.append(Saved("rotary factors", 4 * shape.head_size, weight_bytes, "whole"))
+        saved += [
+            # not fused: cosine and sine, made anew for queries and for keys
+            Saved("rotary factors", 4 * shape.head_size, weight_bytes, "whole"),
+            Saved("qkv, of which values are a view", query + 2 * key_value, weight_bytes, "tensor"),
+        ]
     if recompute != "selective":
         saved.append(Saved("attention: log-sum-exp", shape.num_heads, FLOAT32_BYTES, "tensor"))
         if kernels == "torch":
-            saved.append(Saved("attention: output of each document", query, kept_bytes, "tensor"))
+            saved.append(Saved("attention: output of each document", query, weight_bytes, "tensor"))
     return tuple(saved)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gtpo_megatron.actor import cpu_products
-from gtpo_megatron.actor.cpu_products import choose_products, leaves_avx512_to_onednn
+from gtpo_megatron.actor.cpu_products import choose_products, leaves_avx512_to_onednn, products_by_mkl
 
 EPYC = {"architecture": "x86_64", "cpu_name": "AMD EPYC", "avx2": True, "avx512_f": True, "avx512_bf16": True}
 
@@ -50,3 +50,12 @@ def test_a_processor_that_rounds_all_the_same_is_left_to_mkl(monkeypatch, caplog
     assert not choose_products(576)
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"
     assert "rounds float32 products" in caplog.text
+
+
+def test_a_block_of_mkl_s_products_leaves_the_choice_as_it_was():
+    matmul = torch.backends.mkldnn.matmul
+    for choice in ("bf16", "none"):
+        matmul.fp32_precision = choice
+        with products_by_mkl():
+            assert matmul.fp32_precision == "none"
+        assert matmul.fp32_precision == choice
