@@ -31,6 +31,10 @@ START_S = 330.0
 180 for Ray, imports and vLLM's graphs. Assumed."""
 
 
+LARGEST_EXPONENT = 700.0
+"""Failures in one cycle above which float64 overflows, and nothing is ever finished."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failures:
     """How often a run fails and what a failure and a save cost, in seconds.
@@ -55,6 +59,8 @@ class Failures:
 
     def goodput(self, interval: float) -> float:
         """Share of the time, from 0 to 1, that is training which is not done again, saving every ``interval`` s."""
+        if (self.restart + interval + self.held_up) / self.mtbf > LARGEST_EXPONENT:
+            return 0.0
         lost = math.exp(self.restart / self.mtbf) * math.expm1((interval + self.held_up) / self.mtbf)
         return interval / (self.mtbf * lost)
 

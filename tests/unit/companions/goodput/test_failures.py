@@ -68,3 +68,8 @@ def test_where_saving_takes_as_long_as_failures_are_apart_nothing_helps():
     failures = Failures(mtbf=100.0, held_up=500.0, restart=10.0)
     assert failures.best_interval() == 100.0
     assert 0 < failures.goodput(100.0) < 0.01
+
+
+def test_failures_that_let_nothing_be_finished_leave_nothing():
+    hopeless = Failures(mtbf=1e-6, held_up=3.0, restart=300.0)
+    assert hopeless.goodput(hopeless.best_interval()) == 0.0
