@@ -95,16 +95,18 @@ def descendants(root: int) -> list[int]:
 
 
 def end_all(find: Callable[[], Collection[int]], *, within_s: float) -> None:
-    """Kills the processes that ``find`` returns until it returns none, or the time is up.
+    """Kills the processes that ``find`` returns until it twice returns none, or the time is up.
 
-    All are stopped before any is killed, so that none can fork meanwhile.
+    All are stopped before any is killed, so that none can fork meanwhile. Twice, since a look at ``/proc`` takes time:
+    it misses a process that was made during it by one that ended during it. After ``find``'s OSError it looks again.
     """
     deadline = time.monotonic() + within_s
     stopped: set[int] = set()
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):  # descriptors or memory have run out: it looks again
-            if not (left := set(find())):
-                return
+    num_empty = 0
+    while num_empty < 2 and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):  # descriptors or memory have run out
+            left = set(find())
+            num_empty = 0 if left else num_empty + 1
             fresh = left - stopped
             send(fresh or left, signal.SIGSTOP if fresh else signal.SIGKILL)
             stopped |= fresh

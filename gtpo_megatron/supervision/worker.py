@@ -1,5 +1,6 @@
 """The supervisor above a worker that runs foreign code: whatever the worker starts ends with it."""
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -38,8 +39,9 @@ def supervise(*, control: int, connection: int, parent: int) -> None:
         return
     os.close(connection)
     status = _wait(worker, control=control, parent=parent)
-    end_all(lambda: descendants(supervisor), within_s=END_PATIENCE_S)
-    _leave_with(os.waitpid(worker, 0)[1] if status is None else status)
+    statuses = {} if status is None else {worker: status}
+    end_all(lambda: _left(supervisor, statuses), within_s=END_PATIENCE_S)
+    _leave_with(statuses[worker] if worker in statuses else os.waitpid(worker, 0)[1])
 
 
 def _wait(worker: int, *, control: int, parent: int) -> int | None:
@@ -55,6 +57,24 @@ def _wait(worker: int, *, control: int, parent: int) -> int | None:
         if control in ready:
             return None
     return None
+
+
+def _left(supervisor: int, statuses: dict[int, int]) -> list[int]:
+    """The living processes below this one; notes the statuses of children that have ended.
+
+    Without children there are no descendants, since orphans become children at the instant that they become orphans.
+    A look at ``/proc`` is not that exact: it misses a process that was made during it by one that ended during it.
+
+    Raises:
+        ProcessLookupError: the look has missed some.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[ended[0]] = ended[1]
+        if not (found := descendants(supervisor)):
+            raise ProcessLookupError(f"there are processes below {supervisor} that the look at /proc has missed")
+        return found
+    return []
 
 
 def _leave_with(status: int) -> None:

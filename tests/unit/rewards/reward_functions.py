@@ -59,6 +59,18 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
             os._exit(0)
         while not Path(rest).exists():
             time.sleep(0.01)
+    if word == "flee":  # a chain of processes, each of which is gone when one looks at it
+        if os.fork() == 0:
+            os.setsid()
+            Path(rest).write_text(str(os.getpid()))
+            end = time.monotonic() + 60.0
+            while time.monotonic() < end:
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
+        while not Path(rest).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
     if word == "daemon-and-die":
         obey(f"daemon {rest}", answer)
         os.kill(os.getpid(), signal.SIGKILL)

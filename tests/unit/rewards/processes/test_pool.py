@@ -12,10 +12,17 @@ import pytest
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.supervision.process_tree import descendants
+from gtpo_megatron.supervision.process_tree import descendants, process_ids
 
 OBEY = "tests.unit.rewards.reward_functions:obey"
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def session_of(pid):
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +148,16 @@ def test_no_child_survives_whatever_session_it_made(tmp_path, how):
         is_living = not gone(int(told.read_text()), within_s=0.2)
         assert is_living == (how == "daemon")  # a row that ended well may keep a helper for the next one
     assert gone(int(told.read_text()), within_s=0.5)
+
+
+def test_no_process_survives_that_forks_and_ends_faster_than_one_can_look(tmp_path):
+    told = tmp_path / "session"
+    with RewardPool(OBEY, num_workers=1, timeout_s=4.0) as pool:
+        pool.grade(rows(f"flee {told}"))
+        assert failures(pool, "fine") == [None]
+        session = int(told.read_text())
+        for _ in range(50):
+            assert not [pid for pid in process_ids() if session_of(pid) == session]
 
 
 def test_no_child_survives_a_pool_that_is_killed(tmp_path):
