@@ -20,7 +20,8 @@ from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.host import check_free, check_host, is_cpu_build, memory_needed
+from gtpo_megatron.orchestration.cpu_memory import memory_needed
+from gtpo_megatron.orchestration.host import check_free, check_host, is_cpu_build
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space

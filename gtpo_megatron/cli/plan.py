@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe, parse
 from gtpo_megatron.companions.planner.correction import read_correction
+from gtpo_megatron.companions.planner.cpu_memory import cpu_memory
 from gtpo_megatron.companions.planner.hardware import GIB, GPUS, GPUName
 from gtpo_megatron.companions.planner.layout_plan import make_plan, plan_to_plain
 from gtpo_megatron.companions.planner.model_request import names_model, paper_setting
@@ -90,11 +91,12 @@ def run(arguments: Sequence[str]) -> int:
     if names_model(arguments[0]):  # a layout is to be found, none is given
         request = replace(request, own_layout=None)
     plan = make_plan(request)
+    on_cpu = cpu_memory(config, request)
     if options.json:
-        json.dump(plan_to_plain(plan), sys.stdout, indent=1)
+        json.dump(plan_to_plain(plan) | {"on_cpu": [asdict(one) for one in on_cpu]}, sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
-        print_plan(plan, Console(), show_all=options.all)
+        print_plan(plan, Console(), on_cpu=on_cpu, show_all=options.all)
     return 0 if plan.fitting else EXIT_NOTHING_FITS
 
 

@@ -1,17 +1,14 @@
 """Checks that this machine can run the engines on its CPUs, and has the memory for a run, before any process starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from gtpo_megatron.config.cluster import ClusterConfig
-from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
-from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.machine_memory import memory
-from gtpo_megatron.rollout.cache_size import cpu_cache_mib
+from gtpo_megatron.orchestration.cpu_memory import CACHES, Taken, said_by_part, what_lowers
 from gtpo_megatron.weights.architecture import Architecture
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -86,96 +83,6 @@ def check_cache(rollout: RolloutConfig, *, where: str) -> None:
         )
 
 
-ENGINE_GIB, RANK_GIB, RUN_GIB = 0.9, 0.6, 1.2
-"""What processes take on a CPU without a model, as PSS of the tiny recipe (vLLM 0.32, Megatron 0.16, torch 2.13): one
-of an engine, a rank, and all others of a run together (driver, Ray, rewards)."""
-
-TRAINED_BYTES = {"float32": 16, "bfloat16": 18}
-"""Of a parameter of each dtype in the trainer: weights, float32 gradients, two moments of Adam, a float32 copy."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
-    """Memory of this machine that some processes will take at least.
-
-    Attributes:
-        by: what takes it.
-        num_bytes: of all of them.
-        lowered_by: options that lower it; "": none does.
-    """
-
-    by: str
-    num_bytes: int
-    lowered_by: str = ""
-
-
-def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: int) -> list[Taken]:
-    """What a run on this machine's CPUs takes at least, by part; activations are not among them.
-
-    Args:
-        config: of the run.
-        architecture: of its model.
-        free_bytes: of this machine, for caches that are sized by it.
-    """
-    parallel, elements = config.parallel, architecture.num_parameters
-    share = elements // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
-    has_replicas = parallel.data_parallel_size > 1 and parallel.expert_data_parallel_size > 1
-    return [
-        *engines_need(
-            config.rollout,
-            architecture,
-            max_tokens=config.model.max_sequence_tokens,
-            free_bytes=free_bytes,
-            where="rollout",
-        ),
-        Taken(
-            by="ranks",
-            num_bytes=parallel.num_ranks * (int(RANK_GIB * _GIB) + share * TRAINED_BYTES[config.model.dtype]),
-            lowered_by="parallel.num_ranks" if has_replicas else "",
-        ),
-        Taken(by="driver, Ray and rewards", num_bytes=int(RUN_GIB * _GIB)),
-    ]
-
-
-def engines_need(
-    rollout: RolloutConfig, architecture: Architecture, *, max_tokens: int, free_bytes: int, where: str
-) -> list[Taken]:
-    """What engines on this machine's CPUs take, by part.
-
-    Args:
-        rollout: the engines.
-        architecture: of the model.
-        max_tokens: of the longest prompt and response.
-        free_bytes: of this machine, for caches that are sized by it.
-        where: prefix of the engines' options.
-    """
-    workers = rollout.num_engines * rollout.tensor_parallel_size
-    cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
-    weights = architecture.num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
-    return [
-        Taken(
-            by="engines",
-            num_bytes=workers * int(ENGINE_GIB * _GIB) + weights,
-            lowered_by=f"{where}.num_engines" if rollout.num_engines > 1 else "",
-        ),
-        Taken(
-            by=_CACHES,
-            num_bytes=workers * cache << 20,
-            lowered_by=f"{where}.kv_cache_mib or {where}.max_concurrent_sequences"
-            if rollout.kv_cache_mib is None
-            else f"{where}.kv_cache_mib",
-        ),
-    ]
-
-
-_CACHES = "key-value caches"
-
-
-def what_lowers(needed: Sequence[Taken]) -> str:
-    """The options that lower the largest part of those that have any."""
-    return max((one for one in needed if one.lowered_by), key=lambda one: one.num_bytes).lowered_by
-
-
 def check_free(rollout: RolloutConfig, needed: Sequence[Taken], *, where: str) -> tuple[str, bool]:
     """Compares what will be taken with the memory that is free now.
 
@@ -192,17 +99,16 @@ def check_free(rollout: RolloutConfig, needed: Sequence[Taken], *, where: str) -
     """
     total, free = memory()
     machine = f"this machine's {total / _GIB:.1f} GiB of memory"
-    cache = sum(one.num_bytes for one in needed if one.by == _CACHES)
+    cache = sum(one.num_bytes for one in needed if one.by == CACHES)
     if rollout.kv_cache_mib is not None and cache >= free:
         raise ConfigError(
             f"{where}.kv_cache_mib={rollout.kv_cache_mib}: the caches of all engines are {cache / _GIB:.1f} GiB, and "
             f"{free / _GIB:.1f} GiB of {machine} are free; lower it, or leave it out: then it is sized by what is free"
         )
     taken = sum(one.num_bytes for one in needed)
-    parts = ", ".join(f"{one.by} {one.num_bytes / _GIB:.1f}" for one in needed)
     said = (
-        f"takes at least {taken / _GIB:.1f} GiB of memory ({parts}); {free / _GIB:.1f} GiB of {machine} are free; a "
-        f"lower {what_lowers(needed)} takes less"
+        f"takes at least {said_by_part(needed)}; {free / _GIB:.1f} GiB of {machine} are free; a lower "
+        f"{what_lowers(needed)} takes less"
     )
     if taken <= free:
         return said, True

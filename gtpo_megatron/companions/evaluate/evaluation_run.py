@@ -38,7 +38,8 @@ from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.orchestration.host import check_attention, check_cache, check_free, engines_need, is_cpu_build
+from gtpo_megatron.orchestration.cpu_memory import engines_need
+from gtpo_megatron.orchestration.host import check_attention, check_cache, check_free, is_cpu_build
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-GPU_TILE_ELEMENTS = 1 << 25
-"""Elements of a tile of logits on a GPU; ``kernels/tiles.py`` has the same number."""
+GPU_TILE_ELEMENTS, CPU_TILE_ELEMENTS = 1 << 25, 1 << 22
+"""Elements of a tile of logits; ``kernels/tiles.py`` has the same numbers."""
 
 MIN_TILE_COLUMNS = 512
 """A tile is at least this wide."""

@@ -14,6 +14,7 @@ from gtpo_megatron.companions.planner.layout_plan import Plan
 from gtpo_megatron.companions.planner.phases import PARTS, PHASES, GPUMemory, Phase, node_host
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.search import AssessedLayout
+from gtpo_megatron.orchestration.cpu_memory import Taken, said_by_part, what_lowers
 from gtpo_megatron.sentence import print_sentence
 
 NUM_SHOWN = 8
@@ -23,12 +24,13 @@ MIN_WIDTH = 110
 """Columns of the page; a narrower terminal breaks its lines, which reads better than tables of three letters."""
 
 
-def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
+def print_plan(plan: Plan, console: Console, *, on_cpu: Sequence[Taken] = (), show_all: bool = False) -> None:
     """Prints the whole page.
 
     Args:
         plan: to show.
         console: to print to.
+        on_cpu: what the run takes on a machine without GPUs; empty: not said.
         show_all: every layout; else the best few, those that differ in their chunks only once.
     """
     console.width = max(MIN_WIDTH, console.width)
@@ -46,6 +48,11 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
         _print_table(console, "the same by pipeline stage: GiB while training, and the peak", _stage_table(gpus, shown))
         print_sentence(console, _host(plan, gpus, shown))
         print_sentence(console, _object_store(plan.request))
+    if on_cpu:
+        print_sentence(
+            console,
+            f"on one machine's CPUs instead: {said_by_part(on_cpu)}; a lower {what_lowers(on_cpu)} takes less",
+        )
     if plan.fitting:
         title = f"{len(plan.fitting)} layouts fit, best first; seconds are estimates"
         _print_table(console, title, _fitting_table(_rows(plan.fitting, show_all)))

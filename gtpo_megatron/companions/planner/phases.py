@@ -21,7 +21,12 @@ from gtpo_megatron.companions.planner.activations import (
 )
 from gtpo_megatron.companions.planner.engine import EngineMemory, engine_memory
 from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of_chunk
-from gtpo_megatron.companions.planner.output_layer import OutputLayerMemory, output_layer
+from gtpo_megatron.companions.planner.output_layer import (
+    CPU_TILE_ELEMENTS,
+    GPU_TILE_ELEMENTS,
+    OutputLayerMemory,
+    output_layer,
+)
 from gtpo_megatron.companions.planner.push_connections import connection_bytes, rank_connections, worker_connections
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.trainer_state import (
@@ -211,6 +216,7 @@ def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
         chunk_tokens=request.batch.head_chunk_tokens,
         weight_bytes=request.weight_bytes,
         gathers=layout.sequence_parallel,
+        tile_elements=CPU_TILE_ELEMENTS if request.kernels == "torch" else GPU_TILE_ELEMENTS,
     )
 
 

@@ -125,6 +125,23 @@ def test_the_tiny_recipe_can_be_planned_too(capsys):
     assert "the recipe's layout fits: TP2 DP1" in capsys.readouterr().out
 
 
+def test_a_small_model_s_plan_says_what_cpus_need(capsys):
+    def parts(tokens, *more):
+        words = ["plan", "recipes.tiny_cpu:gtpo", "--json", "--update.micro-batch-tokens", str(tokens), *more]
+        assert dispatch.run(words) == 0
+        return {one["by"]: one["num_bytes"] for one in json.loads(capsys.readouterr().out)["on_cpu"]}
+
+    some, double = parts(4096), parts(8192)
+    assert some["driver, Ray and rewards"] == double["driver, Ray and rewards"]
+    assert 1.8 < double["passes of 8,192 tokens"] / some["passes of 4,096 tokens"] < 2.0
+    alone = parts(4096, "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1")
+    assert alone["ranks"] < some["ranks"]
+    assert dispatch.run(["plan", "recipes.tiny_cpu:gtpo"]) == 0
+    assert "on one machine's CPUs instead: " in capsys.readouterr().out
+    assert dispatch.run(["plan", RECIPE]) == 0
+    assert "CPUs" not in capsys.readouterr().out
+
+
 def test_nodes(capsys):
     """A row in turns and one on GPUs apart for each number of nodes."""
     assert dispatch.run(["plan", RECIPE, "--nodes", "8", "16", "--json"]) == 0

@@ -18,7 +18,7 @@ from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration import host
+from gtpo_megatron.orchestration import cpu_memory, host
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.experts import Experts
@@ -157,7 +157,7 @@ def free(monkeypatch):
 def needed(free_gib, **rollout):
     config = tiny_cpu.gtpo()
     config = replace(config, rollout=replace(config.rollout, **{"kv_cache_mib": None} | rollout))
-    parts = host.memory_needed(config, read_architecture(TINY), free_bytes=int(free_gib * GIB))
+    parts = cpu_memory.memory_needed(config, read_architecture(TINY), free_bytes=int(free_gib * GIB))
     return config.rollout, parts
 
 
@@ -198,7 +198,9 @@ def test_what_will_be_taken_and_what_is_free_is_one_line_that_names_what_lowers_
 )
 def test_fewer_ranks_are_advice_only_where_there_are_replicas(layout, is_lowered):
     config = replace(tiny_cpu.gtpo(), parallel=ParallelConfig(**layout))
-    (ranks,) = (one for one in host.memory_needed(config, read_architecture(TINY), free_bytes=GIB) if one.by == "ranks")
+    (ranks,) = (
+        one for one in cpu_memory.memory_needed(config, read_architecture(TINY), free_bytes=GIB) if one.by == "ranks"
+    )
     assert (ranks.lowered_by == "parallel.num_ranks") is is_lowered
 
 

@@ -46,6 +46,7 @@ class LiveBytes(TorchDispatchMode):
 
 def test_the_kernels_constants_are_ours():
     assert module.GPU_TILE_ELEMENTS == tiles.GPU_TILE_ELEMENTS
+    assert module.CPU_TILE_ELEMENTS == tiles.CPU_TILE_ELEMENTS
     assert module.MIN_TILE_COLUMNS == tiles.MIN_TILE_COLUMNS
 
 

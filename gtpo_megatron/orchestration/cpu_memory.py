@@ -1,0 +1,106 @@
+"""What the processes of a run take of a machine's memory where they run on its CPUs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gtpo_megatron.config.model import ELEMENT_BYTES
+from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.rollout.cache_size import cpu_cache_mib
+from gtpo_megatron.weights.architecture import Architecture
+
+_GIB = 2**30
+
+CACHES = "key-value caches"
+
+ENGINE_GIB, RANK_GIB, RUN_GIB = 0.9, 0.6, 1.2
+"""What processes take on a CPU without a model, as PSS of the tiny recipe (vLLM 0.32, Megatron 0.16, torch 2.13): one
+of an engine, a rank, and all others of a run together (driver, Ray, rewards)."""
+
+TRAINED_BYTES = {"float32": 16, "bfloat16": 18}
+"""Of a parameter of each dtype in the trainer: weights, float32 gradients, two moments of Adam, a float32 copy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """Memory of this machine that some processes will take at least.
+
+    Attributes:
+        by: what takes it.
+        num_bytes: of all of them.
+        lowered_by: options that lower it; "": none does.
+    """
+
+    by: str
+    num_bytes: int
+    lowered_by: str = ""
+
+
+def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: int) -> list[Taken]:
+    """What a run on this machine's CPUs takes at least, by part; activations are not among them.
+
+    Args:
+        config: of the run.
+        architecture: of its model.
+        free_bytes: of this machine, for caches that are sized by it.
+    """
+    parallel, elements = config.parallel, architecture.num_parameters
+    share = elements // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+    has_replicas = parallel.data_parallel_size > 1 and parallel.expert_data_parallel_size > 1
+    return [
+        *engines_need(
+            config.rollout,
+            architecture,
+            max_tokens=config.model.max_sequence_tokens,
+            free_bytes=free_bytes,
+            where="rollout",
+        ),
+        Taken(
+            by="ranks",
+            num_bytes=parallel.num_ranks * (int(RANK_GIB * _GIB) + share * TRAINED_BYTES[config.model.dtype]),
+            lowered_by="parallel.num_ranks" if has_replicas else "",
+        ),
+        Taken(by="driver, Ray and rewards", num_bytes=int(RUN_GIB * _GIB)),
+    ]
+
+
+def engines_need(
+    rollout: RolloutConfig, architecture: Architecture, *, max_tokens: int, free_bytes: int, where: str
+) -> list[Taken]:
+    """What engines on this machine's CPUs take, by part.
+
+    Args:
+        rollout: the engines.
+        architecture: of the model.
+        max_tokens: of the longest prompt and response.
+        free_bytes: of this machine, for caches that are sized by it.
+        where: prefix of the engines' options.
+    """
+    workers = rollout.num_engines * rollout.tensor_parallel_size
+    cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
+    weights = architecture.num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
+    return [
+        Taken(
+            by="engines",
+            num_bytes=workers * int(ENGINE_GIB * _GIB) + weights,
+            lowered_by=f"{where}.num_engines" if rollout.num_engines > 1 else "",
+        ),
+        Taken(
+            by=CACHES,
+            num_bytes=workers * cache << 20,
+            lowered_by=f"{where}.kv_cache_mib or {where}.max_concurrent_sequences"
+            if rollout.kv_cache_mib is None
+            else f"{where}.kv_cache_mib",
+        ),
+    ]
+
+
+def said_by_part(needed: Sequence[Taken]) -> str:
+    """Such as: ``3.6 GiB of memory (engines 0.9, key-value caches 0.2, ...)``."""
+    parts = ", ".join(f"{one.by} {one.num_bytes / _GIB:.1f}" for one in needed)
+    return f"{sum(one.num_bytes for one in needed) / _GIB:.1f} GiB of memory ({parts})"
+
+
+def what_lowers(needed: Sequence[Taken]) -> str:
+    """The options that lower the largest part of those that have any."""
+    return max((one for one in needed if one.lowered_by), key=lambda one: one.num_bytes).lowered_by
