@@ -39,6 +39,7 @@ from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
+from gtpo_megatron.weights.gguf.source import with_model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
             last checkpoint stays valid.
     """
+    config = with_model_folder(config)
     config, inputs = _pinned_inputs(config, run_dir / CONFIG_FILE if resume else None)
     folder = RunFolder(run_dir)
     folder.open(config, resume=resume)

@@ -32,6 +32,7 @@ from gtpo_megatron.orchestration.stages.inspection import Inspector, Machines, R
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.run_folder.provenance import log_provenance
 from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.gguf.source import with_model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
     except OSError as error:
         raise ConfigError(f"--output {options.output} cannot be written: {error.strerror}; choose another") from error
     set_up_logs(level=config.logging.log_level, run_folder=options.output, console=SILENT)
+    config = with_model_folder(config)
     log_provenance(config)
     began = datetime.now(UTC)
     room = _room(config, options, chosen, console)
