@@ -39,7 +39,7 @@ from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
-from gtpo_megatron.weights.gguf.source import with_model_folder
+from gtpo_megatron.weights.gguf.model_folder import with_model_folder
 
 logger = logging.getLogger(__name__)
 

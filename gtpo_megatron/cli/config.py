@@ -16,7 +16,8 @@ def run(arguments: Sequence[str]) -> int:
     from gtpo_megatron.config.serialize import to_yaml
     from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
     from gtpo_megatron.train import check_inputs  # takes seconds, so options are parsed first
-    from gtpo_megatron.weights.gguf.source import cached_folder, gguf_file, is_gguf, with_model_folder
+    from gtpo_megatron.weights.gguf.model_folder import cached_folder, with_model_folder
+    from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
 
     config = pin_data_sets(options.config, None)
     named = config.model.path

@@ -14,7 +14,8 @@ from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_t
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.sentence import print_sentence
-from gtpo_megatron.weights.gguf.source import is_gguf, model_folder
+from gtpo_megatron.weights.gguf.model_folder import model_folder
+from gtpo_megatron.weights.gguf.source import is_gguf
 
 CHECKPOINTS = "checkpoints"
 GOES_ON = "the same command goes on from what is written"

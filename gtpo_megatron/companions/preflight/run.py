@@ -32,7 +32,7 @@ from gtpo_megatron.orchestration.stages.inspection import Inspector, Machines, R
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.run_folder.provenance import log_provenance
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.gguf.source import with_model_folder
+from gtpo_megatron.weights.gguf.model_folder import with_model_folder
 
 logger = logging.getLogger(__name__)
 

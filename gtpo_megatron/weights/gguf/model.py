@@ -110,17 +110,21 @@ def _rope(header: Header, fields: Fields, name: str, head_size: int) -> dict[str
     kind = fields.get(f"{name}.rope.scaling.type", str, "none")
     if kind != "none":
         raise ConfigError(
-            f"{place}: rotary positions stretched by {shown(kind)} are not converted, as the file does not say what the "
-            f"original config.json does; take the original model"
+            f"{place}: rotary positions stretched by {shown(kind)} are not converted, as the file does not say what "
+            f"the original config.json does; take the original model"
         )
     if STRETCHED not in header.tensors:
         return {"rope_type": "default", "rope_theta": theta}
     found = _floats(header, STRETCHED, head_size // 2)
     factor = max(found)
     factor = float(round(factor)) if math.isfinite(factor) else 0.0
-    if not theta > 0 or factor < 1 or any(
-        not math.isclose(one, expected, rel_tol=1e-5)
-        for one, expected in zip(found, _llama3_divisors(theta, factor, head_size), strict=True)
+    if (
+        not theta > 0
+        or factor < 1
+        or any(
+            not math.isclose(one, expected, rel_tol=1e-5)
+            for one, expected in zip(found, _llama3_divisors(theta, factor, head_size), strict=True)
+        )
     ):
         raise ConfigError(f"{place}: {STRETCHED} is not that of a Llama 3.1, 3.2 or 3.3; take the original model")
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **_LLAMA3}

@@ -122,10 +122,10 @@ def write_gguf(
         if name == "lm_head.weight" and shape.tied:
             continue
         module, _, suffix = name.rpartition(".")
-        if shape.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            tensor = neighbours(tensor, shape.head_size)
+        is_rotated = shape.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight"))
+        stored = neighbours(tensor, shape.head_size) if is_rotated else tensor
         used = kind if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
-        data = gguf.quants.quantize(tensor.numpy().astype(np.float32), used)
+        data = gguf.quants.quantize(stored.numpy().astype(np.float32), used)
         writer.add_tensor(f"{names.get_name(module)}.{suffix}", data, raw_dtype=used)
     if config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(config))

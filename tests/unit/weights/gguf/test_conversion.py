@@ -45,9 +45,7 @@ def by_transformers(file):
 
 def check_round_trip(folder, work):
     hf_to_megatron(folder, work / "megatron", ParallelConfig(num_ranks=1), progress=ConversionProgress())
-    megatron_to_hf(
-        work / "megatron" / MEGATRON_FOLDER, work / "megatron", work / "back", progress=ConversionProgress()
-    )
+    megatron_to_hf(work / "megatron" / MEGATRON_FOLDER, work / "megatron", work / "back", progress=ConversionProgress())
     before, after = load_file(folder / "model.safetensors"), load_file(work / "back" / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
@@ -187,8 +185,8 @@ def smollm2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2")
     cost = convert(gguf_file(SMOLLM2), folder / "hf")
     assert cost == (
-        "134,515,008 weights of 5.74 bits (Q4_1 79%, Q8_0 21%, F32 0.026%): the weights are these rounded ones, not the "
-        "original's"
+        "134,515,008 weights of 5.74 bits (Q4_1 79%, Q8_0 21%, F32 0.026%): the weights are these rounded ones, not "
+        "the original's"
     )
     return folder / "hf"
 

@@ -96,15 +96,15 @@ def test_a_cut_or_changed_header_is_one_line_or_a_model(file, tmp_path):
         for _ in range(rng.randint(1, 4)):
             content[rng.randrange(end)] = rng.randrange(256)
         changes.append(bytes(content))
-    refused = 0
+    messages = []
     for content in (*cuts, *changes):
         broken.write_bytes(content)
         try:
             model_architecture(read_header(broken))
         except ConfigError as error:
-            assert "\n" not in str(error)
-            refused += 1
-    assert refused >= len(cuts)
+            messages.append(str(error))
+    assert len(messages) >= len(cuts)
+    assert not [message for message in messages if "\n" in message]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2moe", "gemma3", "mamba"])
@@ -112,5 +112,7 @@ def test_an_unknown_architecture_is_named(architecture, file, tmp_path):
     key = b"general.architecture"
     content = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text(key) + struct.pack("<I", 8) + text(architecture.encode())
     (tmp_path / "other.gguf").write_bytes(content)
-    with pytest.raises(ConfigError, match=f"architecture '{architecture}' is not converted; known: llama, qwen2, qwen3"):
+    with pytest.raises(
+        ConfigError, match=f"architecture '{architecture}' is not converted; known: llama, qwen2, qwen3"
+    ):
         model_architecture(read_header(tmp_path / "other.gguf"))

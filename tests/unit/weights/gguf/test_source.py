@@ -10,7 +10,8 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.gguf.header import read_header
 from gtpo_megatron.weights.gguf.model import model_architecture
-from gtpo_megatron.weights.gguf.source import cached_folder, gguf_file, model_folder, named_architecture
+from gtpo_megatron.weights.gguf.model_folder import cached_folder, model_folder
+from gtpo_megatron.weights.gguf.source import gguf_file, named_architecture
 from recipes import smollm2_cpu
 from tests.unit.weights.gguf.files import SHAPES, make_folder, write_gguf
 
@@ -88,7 +89,7 @@ def test_a_missing_wheel_is_one_line(capsys, monkeypatch):
 
 def test_reading_the_recipe_makes_no_folder(file, cache, capsys):
     """``plan`` has the shape from the header; ``config`` says that model and data are left for the run."""
-    own = ["--model.path", f"gguf:{file}", "--model.max-sequence-tokens", "128"]
+    own = ["--model.path", f"gguf:{file}"]
     assert dispatch.run(["plan", "recipes.smollm2_cpu:gtpo", "--json", *own]) in (0, 1)
     assert dispatch.run(["config", "recipes.smollm2_cpu:gtpo", *own]) == 0
     said = capsys.readouterr()
