@@ -20,6 +20,7 @@ from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.gguf_model import with_model_folder
 from gtpo_megatron.orchestration.host import check_free, check_host, is_cpu_build, memory_needed
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
@@ -39,7 +40,6 @@ from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
-from gtpo_megatron.weights.gguf.model_folder import with_model_folder
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ def run(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
     options = parse("config", RecipeOptions, arguments)
     from gtpo_megatron.config.serialize import to_yaml
+    from gtpo_megatron.orchestration.gguf_model import cached_folder, with_model_folder
     from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
     from gtpo_megatron.train import check_inputs  # takes seconds, so options are parsed first
-    from gtpo_megatron.weights.gguf.model_folder import cached_folder, with_model_folder
     from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
 
     config = pin_data_sets(options.config, None)

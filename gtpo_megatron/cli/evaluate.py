@@ -14,7 +14,6 @@ from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_t
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.sentence import print_sentence
-from gtpo_megatron.weights.gguf.model_folder import model_folder
 from gtpo_megatron.weights.gguf.source import is_gguf
 
 CHECKPOINTS = "checkpoints"
@@ -39,6 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     defaults = None if run_config is None else replace(defaults_of_run(run_config), checkpoint=checkpoint)
     config = _parse(named, defaults, arguments[1:])
     if is_gguf(named):
+        from gtpo_megatron.orchestration.gguf_model import model_folder  # seconds of imports
+
         folder = model_folder(named)
     from gtpo_megatron.companions.evaluate.evaluated_model import find_model
     from gtpo_megatron.companions.evaluate.evaluation_run import check_request, evaluate_model  # seconds of imports

@@ -1,6 +1,6 @@
 """Models that ``model.path`` names as GGUF: ``gguf:FILE.gguf``, or ``gguf:PACKAGE==VERSION`` for one in a wheel.
 
-Without torch, so that the planner can ask; ``model_folder.py`` makes the folder that a run needs.
+Without torch, so that the planner can ask; ``orchestration/gguf_model.py`` makes the folder that a run needs.
 """
 
 import importlib.metadata

@@ -8,9 +8,9 @@ from gguf import GGMLQuantizationType
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.gguf_model import CACHE, cached_folder, model_folder
 from gtpo_megatron.weights.gguf.header import read_header
 from gtpo_megatron.weights.gguf.model import model_architecture
-from gtpo_megatron.weights.gguf.model_folder import cached_folder, model_folder
 from gtpo_megatron.weights.gguf.source import gguf_file, named_architecture
 from recipes import smollm2_cpu
 from tests.unit.weights.gguf.files import SHAPES, make_folder, write_gguf
@@ -28,8 +28,8 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gtpo-megatron" / "models"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / CACHE
 
 
 def test_the_first_use_converts_and_later_ones_do_not(file, cache):
@@ -41,7 +41,7 @@ def test_the_first_use_converts_and_later_ones_do_not(file, cache):
     made = (folder / "config.json").stat().st_mtime_ns
     assert model_folder(path) == folder
     assert (folder / "config.json").stat().st_mtime_ns == made
-    assert [entry.name for entry in cache.iterdir()] == [folder.name]
+    assert [entry.name for entry in cache.iterdir() if entry.is_dir()] == [folder.name]
 
 
 def test_another_content_is_another_folder(file, cache, tmp_path):
@@ -58,7 +58,7 @@ def test_two_processes_at_once_end_with_one_folder(file, cache):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         first, second = pool.map(_first_use, [f"gguf:{file}"] * 2, chunksize=1)
     assert first == second
-    assert [str(entry) for entry in cache.iterdir()] == [first]
+    assert [str(entry) for entry in cache.iterdir() if entry.is_dir()] == [first]
     assert named_architecture(first) == named_architecture(f"gguf:{file}")
 
 
