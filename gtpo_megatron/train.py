@@ -21,6 +21,7 @@ from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import check_loggers, open_sinks
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.cpu_memory import memory_needed
+from gtpo_megatron.orchestration.gguf_model import with_model_folder
 from gtpo_megatron.orchestration.host import check_free, check_host, is_cpu_build
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
@@ -60,6 +61,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
             last checkpoint stays valid.
     """
+    config = with_model_folder(config)
     config, inputs = _pinned_inputs(config, run_dir / CONFIG_FILE if resume else None)
     folder = RunFolder(run_dir)
     folder.open(config, resume=resume)

@@ -18,7 +18,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement, place
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.gguf.source import named_architecture
 from launchers.job_folder import (
     JobFolder,
     check_writable,
@@ -252,7 +252,7 @@ def check_layout(config: RunConfig) -> None:
         ConfigError: it does not.
     """
     if is_local(config.model.path):
-        read_architecture(Path(config.model.path)).check_layout(config.parallel)
+        named_architecture(config.model.path).check_layout(config.parallel)
 
 
 def check_container(job: JobFolder, options: SlurmOptions) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
 from launchers.options import SlurmOptions
 from launchers.own_settings import SCRIPT_NAMES, SCRIPTS, SETTINGS
 from launchers.script_values import NEMO_RUN_FOLDER, PLAIN_PATH, quoted
@@ -169,7 +170,8 @@ def local_paths(config: RunConfig) -> dict[str, Path]:
     """Field -> file or folder of this machine that it names; data sets and models of the hub are none."""
     paths = {}
     if is_local(config.model.path):
-        paths["model.path"] = Path(config.model.path)
+        named = config.model.path
+        paths["model.path"] = gguf_file(named) if is_gguf(named) else Path(named)
     if config.data.train.path:
         paths["data.train_path"] = Path(config.data.train.path)
     for label, dataset in config.evaluation.sets.items():

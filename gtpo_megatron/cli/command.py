@@ -35,7 +35,7 @@ class Command:
 
 
 _RUNS = "cpu (runs without a GPU) or gpu"
-EXTRAS = {"torch": _RUNS, "megatron": _RUNS, "vllm": _RUNS, "scipy": "study", "nemo_run": "launch"}
+EXTRAS = {"torch": _RUNS, "megatron": _RUNS, "vllm": _RUNS, "scipy": "study", "gguf": "gguf", "nemo_run": "launch"}
 """Top-level module -> the extras that bring it."""
 
 

@@ -3,19 +3,31 @@
 import sys
 from collections.abc import Sequence
 
+from rich.console import Console
+
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
+from gtpo_megatron.sentence import print_sentence
 
 
 def run(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
     options = parse("config", RecipeOptions, arguments)
     from gtpo_megatron.config.serialize import to_yaml
+    from gtpo_megatron.orchestration.gguf_model import cached_folder, with_model_folder
     from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
     from gtpo_megatron.train import check_inputs  # takes seconds, so options are parsed first
+    from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
 
     config = pin_data_sets(options.config, None)
-    config = pin_date(config, check_inputs(config).template_date)
+    named = config.model.path
+    if is_gguf(named) and not (folder := cached_folder(gguf_file(named))).is_dir():
+        print_sentence(
+            Console(stderr=True),
+            f"data and model are not checked: {named} is converted by the first run, to {folder}",
+        )
+    else:
+        config = pin_date(config, check_inputs(with_model_folder(config)).template_date)
     sys.stdout.write(to_yaml(config))
     return 0
 

@@ -1,10 +1,10 @@
-"""``gtpo-megatron convert``: models between Hugging Face folders and Megatron checkpoints; docs/conversion.md."""
+"""``gtpo-megatron convert``: Hugging Face folders, Megatron checkpoints and GGUF files; docs/conversion.md."""
 
 import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from pydantic import PositiveInt
@@ -17,7 +17,10 @@ from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.sentence import print_sentence
 
-DESCRIPTION = "Converts models between Hugging Face folders and Megatron checkpoints; docs/conversion.md shows how."
+DESCRIPTION = (
+    "Converts models between Hugging Face folders and Megatron checkpoints, and GGUF files to folders; "
+    "docs/conversion.md shows how."
+)
 
 
 @configuration
@@ -91,15 +94,40 @@ class MegatronToHF:
             megatron_to_hf(checkpoint, model, self.dst, progress=bar, shard_bytes=self.shard_mib << 20, verify=verify)
 
 
+@configuration
+class GGUFToHF:
+    """Makes a folder in Hugging Face format of a GGUF file; needs the extra gguf.
+
+    Attributes:
+        src: GGUF file of a dense Llama, Qwen2 or Qwen3.
+        dst: folder to make; must not exist, or be empty.
+        dtype: of the weights; float32 has exactly the values that the file stands for.
+    """
+
+    src: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Path]
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def run(self, console: Console) -> None:
+        """Converts."""
+        from gtpo_megatron.cli.conversion import progress_bar
+        from gtpo_megatron.weights.gguf.conversion import gguf_to_hf
+
+        with progress_bar(console) as bar:
+            cost = gguf_to_hf(self.src, self.dst, dtype=self.dtype, progress=bar)
+        print_sentence(console, cost)
+
+
 Conversion = (
     Annotated[HFToMegatron, tyro.conf.subcommand("hf-to-megatron")]
     | Annotated[MegatronToHF, tyro.conf.subcommand("megatron-to-hf")]
+    | Annotated[GGUFToHF, tyro.conf.subcommand("gguf-to-hf")]
 )
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``convert hf-to-megatron SRC DST`` and ``convert megatron-to-hf SRC DST``."""
-    conversion: HFToMegatron | MegatronToHF = parse_options(
+    """``convert hf-to-megatron SRC DST``, ``convert megatron-to-hf SRC DST``, ``convert gguf-to-hf SRC DST``."""
+    conversion: HFToMegatron | MegatronToHF | GGUFToHF = parse_options(
         Conversion,  # type: ignore[arg-type]  # a union, of which tyro makes subcommands
         arguments,
         program="gtpo-megatron convert",
@@ -111,7 +139,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def convert(conversion: HFToMegatron | MegatronToHF, console: Console) -> None:
+def convert(conversion: HFToMegatron | MegatronToHF | GGUFToHF, console: Console) -> None:
     """Converts with a progress bar, and says where the result is.
 
     Raises:
@@ -132,7 +160,9 @@ COMMAND = Command(
   convert hf-to-megatron SRC DST [--tensor-parallel-size N] [...]
   convert megatron-to-hf SRC DST [--shard-mib N] [--model DIR] [--no-verify]
                     between Hugging Face folders and Megatron checkpoints; SRC of the
-                    second may be a run's folder or one checkpoint of it""",
+                    second may be a run's folder or one checkpoint of it
+  convert gguf-to-hf FILE DST [--dtype float32|bfloat16]
+                    a Hugging Face folder of a GGUF file: its rounded weights""",
     run=run,
-    words=("hf-to-megatron", "megatron-to-hf"),
+    words=("hf-to-megatron", "megatron-to-hf", "gguf-to-hf"),
 )

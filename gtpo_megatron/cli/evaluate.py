@@ -14,6 +14,7 @@ from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_t
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.sentence import print_sentence
+from gtpo_megatron.weights.gguf.source import is_gguf
 
 CHECKPOINTS = "checkpoints"
 GOES_ON = "the same command goes on from what is written"
@@ -29,13 +30,17 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
             "evaluate needs a model first: gtpo-megatron evaluate MODEL|RUN --benchmarks aime24,aime25; MODEL is a "
-            "Hugging Face folder, RUN the folder of a training run, or RUN/checkpoints/step_N"
+            "Hugging Face folder or gguf:FILE.gguf, RUN the folder of a training run, or RUN/checkpoints/step_N"
         )
     named = arguments[0]
     folder, checkpoint = split_checkpoint(Path(named))
     run_config = load_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     defaults = None if run_config is None else replace(defaults_of_run(run_config), checkpoint=checkpoint)
     config = _parse(named, defaults, arguments[1:])
+    if is_gguf(named):
+        from gtpo_megatron.orchestration.gguf_model import model_folder  # seconds of imports
+
+        folder = model_folder(named)
     from gtpo_megatron.companions.evaluate.evaluated_model import find_model
     from gtpo_megatron.companions.evaluate.evaluation_run import check_request, evaluate_model  # seconds of imports
 

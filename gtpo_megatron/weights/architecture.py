@@ -166,8 +166,19 @@ def read_architecture(folder: Path) -> Architecture:
     Raises:
         ConfigError: no such folder or file, an architecture without a name table, or a feature that is not supported.
     """
-    path = folder / "config.json"
-    fields = model_fields(folder)
+    return architecture_of(model_fields(folder), folder / "config.json")
+
+
+def architecture_of(fields: Fields, path: Path) -> Architecture:
+    """The architecture that the content of a ``config.json`` describes.
+
+    Args:
+        fields: its keys.
+        path: where they are from, for messages.
+
+    Raises:
+        ConfigError: an architecture without a name table, or a feature that is not supported.
+    """
     family = _family(path, fields)
     _refuse_unsupported(path, fields, family)
     return _architecture(path, fields, family)

@@ -1,19 +1,14 @@
 """Finds the model to evaluate: a Hugging Face folder, a run's exported model, or one of its checkpoints."""
 
 import logging
-import math
-import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gtpo_megatron.companions.evaluate.model_folder import check_model_folder
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.checkpoints import LATEST, CheckpointFolder
+from gtpo_megatron.run_folder.conversion_lock import alone
 from gtpo_megatron.weights.conversion import ConversionProgress, megatron_to_hf
 from gtpo_megatron.weights.megatron.checkpoint_files import Verify, check_checkpoint
 from gtpo_megatron.weights.megatron.reader import is_checkpoint
@@ -24,8 +19,6 @@ EXPORT = "hf"
 UNVERIFIED = "hf-unverified"
 """Folder of a checkpoint that was converted without verification; not used if verification is on."""
 EVALUATIONS = "evaluations"
-HOLDER_BYTES = 512
-"""Bytes read of a lock file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,50 +71,12 @@ def find_model(folder: Path, checkpoint: str, run: RunConfig | None, *, verify: 
         if verify != "none":  # before any folder is created
             check_checkpoint(found, verify)
             again = "sizes"
-        with _alone(target):
+        with alone(target, otherwise="gtpo-megatron convert megatron-to-hf"):
             if not target.is_dir():  # another process may have created it while this one waited
                 logger.warning("%s is converted to %s, which can be removed afterwards", found, target)
                 megatron_to_hf(found, Path(run.model.path), target, progress=ConversionProgress(), verify=again)
     check_model_folder(target)
     return EvaluatedModel(folder=target, named=str(folder), checkpoint=found.name)
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Locks the conversion to ``target``, waiting for other processes; the lock file beside it names the holder.
-
-    The lock of the results in this folder is a different one.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _waited_lock(target)
-    except held_locks.NoLockError as error:
-        raise ConfigError(
-            f"{target.parent} cannot be locked: {error.strerror}; the checkpoint would be converted into it by one "
-            "process at a time: convert it elsewhere with gtpo-megatron convert megatron-to-hf"
-        ) from error
-    except OSError as error:
-        raise ConfigError(
-            f"{target.parent} cannot be written: {error.strerror}; the checkpoint would be converted into it, so make "
-            "it writable, or convert elsewhere with gtpo-megatron convert megatron-to-hf"
-        ) from error
-    try:
-        with suppress(OSError):  # a full disk: the holder's name is missing, and the conversion will report it
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        yield
-    finally:
-        held_locks.let_go(descriptor)
-
-
-def _waited_lock(target: Path) -> int:
-    lock = target.with_name(f".{target.name}.lock")
-    if (descriptor := held_locks.acquire(lock)) is None:
-        holder = lock.read_bytes()[:HOLDER_BYTES].decode(errors="replace")
-        logger.warning("waiting for %s, which is making %s", holder or "another process", target)
-        descriptor = held_locks.acquire(lock, patience_s=math.inf)
-        assert descriptor is not None
-    return descriptor
 
 
 def _checkpoint(folder: Path, name: str, verify: Verify) -> Path:

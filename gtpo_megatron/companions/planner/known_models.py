@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.gguf.source import is_gguf, named_architecture
 from gtpo_megatron.weights.model_shape import ModelShape
 
 
@@ -84,15 +84,15 @@ _SUFFIXES = ("-Instruct", "-Base")
 
 
 def find_shape(path: str) -> ModelShape:
-    """The shape of ``model.path``: a folder with a ``config.json``, or the name of a known model.
+    """The shape of ``model.path``: a folder with a ``config.json``, a GGUF file, or the name of a known model.
 
     A folder named like a known model needs no ``config.json``, so that a plan can be made before the download.
 
     Raises:
         ConfigError: neither; the message names the known models.
     """
-    if (Path(path) / "config.json").is_file():
-        return read_architecture(Path(path))
+    if is_gguf(path) or (Path(path) / "config.json").is_file():
+        return named_architecture(path)
     short_names = {name.split("/")[1]: shape for name, shape in KNOWN_MODELS.items()}
     asked = Path(path).name
     for suffix in _SUFFIXES:

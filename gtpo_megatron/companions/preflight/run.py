@@ -25,6 +25,7 @@ from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.gguf_model import with_model_folder
 from gtpo_megatron.orchestration.host import is_cpu_build
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
@@ -95,6 +96,7 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
     except OSError as error:
         raise ConfigError(f"--output {options.output} cannot be written: {error.strerror}; choose another") from error
     set_up_logs(level=config.logging.log_level, run_folder=options.output, console=SILENT)
+    config = with_model_folder(config)
     log_provenance(config)
     began = datetime.now(UTC)
     room = _room(config, options, chosen, console)

@@ -12,6 +12,7 @@ from gtpo_megatron.companions.evaluate import evaluated_model
 from gtpo_megatron.companions.evaluate.evaluated_model import find_model
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
+from gtpo_megatron.run_folder.conversion_lock import alone
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.unit.orchestration.checkpoints import save_model
@@ -71,6 +72,7 @@ def test_what_was_converted_without_a_check_is_not_taken_by_one_that_checks(tmp_
 CONVERTS = """
 import sys
 from pathlib import Path
+from gtpo_megatron.companions.evaluate import evaluated_model
 from gtpo_megatron.companions.evaluate.evaluated_model import find_model
 from recipes import tiny_cpu
 assert find_model(Path(sys.argv[1]), "step_4", tiny_cpu.gtpo()).checkpoint == "step_4"
@@ -90,7 +92,7 @@ def test_processes_that_need_one_checkpoint_at_once_convert_it_once(tmp_path, ru
     """Both find no converted model, since a third holds the lock; then one converts and the other takes it."""
     checkpoint(tmp_path, run, "step_4")
     target = tmp_path / "evaluations" / "step_4" / "hf"
-    with evaluated_model._alone(target):
+    with alone(target, otherwise="a command"):
         both = [
             subprocess.Popen([sys.executable, "-c", CONVERTS, str(tmp_path)], stderr=subprocess.PIPE, text=True)
             for _ in range(2)

