@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from gtpo_megatron.config.problems import DatasetRef, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS, Adapter, adapter_at, adapter_of
+from gtpo_megatron.data.generated import generated_origin, generated_records
 from gtpo_megatron.data.hub import HubPlace, newest_commit, read_hub
 from gtpo_megatron.data.records import read_records
 from gtpo_megatron.data.rows import Row, RowColumns, generic_row
@@ -23,7 +24,7 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
         DataError: it cannot be read, a row is malformed, or there are no rows at all.
     """
     adapter = _adapter(dataset)
-    columns = RowColumns(
+    columns = RowColumns() if dataset.generated else RowColumns(
         prompt=dataset.prompt_column,
         answer=dataset.answer_column,
         usual_prompt=dataset.usual_prompt_column,
@@ -48,12 +49,14 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
 
 
 def origin_of(dataset: DatasetRef) -> str:
-    """The origin of the rows, for messages: the file, or the repository and commit.
+    """The origin of the rows, for messages: the file, the repository and commit, or what generates them.
 
     Raises:
         ConfigError: the name is unknown.
         DataError: the commit of a repository is not known.
     """
+    if dataset.generated:
+        return generated_origin(dataset.generated)
     if dataset.path:
         return f"{dataset.path}:{dataset.split}" if dataset.split else dataset.path
     split = f":{dataset.split}" if dataset.split else ""
@@ -63,11 +66,16 @@ def origin_of(dataset: DatasetRef) -> str:
 def check_source(dataset: DatasetRef) -> None:
     """Looks whether a data set is there, and, where columns are named, whether its first row has them.
 
+    Of a generated set the first row is generated.
+
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: the name is unknown, or an option of a generated set.
         DataError: no such file or folder, its files cannot be read, or the first row lacks a column that is named.
     """
-    if dataset.path and (dataset.prompt_column or dataset.answer_column):
+    if dataset.generated:
+        for term in dataset.generated:
+            next(generated_records([replace(term, size=1)]))
+    elif dataset.path and (dataset.prompt_column or dataset.answer_column):
         next(read_rows(dataset, needs_answer=bool(dataset.answer_column)))
     elif dataset.path:
         _records(dataset)
@@ -96,12 +104,16 @@ def _adapter(dataset: DatasetRef) -> Adapter | None:
     if dataset.repository:
         has_columns = dataset.prompt_column or dataset.answer_column
         return None if has_columns else adapter_at(dataset.repository, dataset.subset)
+    if dataset.generated:
+        return None
     if dataset.path:
         return ADAPTERS.get(dataset.name) if dataset.is_named else None
     return adapter_of(dataset.name)
 
 
 def _records(dataset: DatasetRef) -> Iterator[tuple[str, object]]:
+    if dataset.generated:
+        return generated_records(dataset.generated)
     if not dataset.path:
         return read_hub(_hub_place(dataset), name=dataset.name)
     known = _adapter(dataset)
