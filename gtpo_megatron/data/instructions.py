@@ -104,7 +104,10 @@ KINDS: dict[str, Kind] = {
     ),
     "json": Kind("form", lambda _: {}, lambda _: "Answer with a JSON object and nothing else.", _WHOLE_FORM),
     "title": Kind(
-        "form", lambda _: {}, lambda _: "Begin with a title in double angular brackets, such as <<A title>>.", _WHOLE_FORM
+        "form",
+        lambda _: {},
+        lambda _: "Begin with a title in double angular brackets, such as <<A title>>.",
+        _WHOLE_FORM,
     ),
     "quoted": Kind("form", lambda _: {}, lambda _: "Put the whole answer in double quotes.", _WHOLE_FORM),
     "include": Kind("word", _one_of("word", KEYWORDS), lambda p: f"Use the word {p['word']!r}."),
@@ -119,11 +122,12 @@ KINDS: dict[str, Kind] = {
         lambda rng: {"letter": rng.choice("abcdfgklmpuvwy"), "num": rng.choice((2, 3, 4))},
         lambda p: f"The letter {p['letter']!r} must appear at least {p['num']} times.",
     ),
-    "start": Kind(
-        "edge", _one_of("text", STARTS), lambda p: f'Begin with "{p["text"]}".', frozenset({"case", "form"})
-    ),
+    "start": Kind("edge", _one_of("text", STARTS), lambda p: f'Begin with "{p["text"]}".', frozenset({"case", "form"})),
     "end": Kind(
-        "edge", _one_of("text", ENDS), lambda p: f'End with "{p["text"]}" and nothing after it.', frozenset({"case", "form"})
+        "edge",
+        _one_of("text", ENDS),
+        lambda p: f'End with "{p["text"]}" and nothing after it.',
+        frozenset({"case", "form"}),
     ),
     "no_comma": Kind("comma", lambda _: {}, lambda _: "Do not use commas."),
 }

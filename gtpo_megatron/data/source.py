@@ -24,11 +24,15 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
         DataError: it cannot be read, a row is malformed, or there are no rows at all.
     """
     adapter = _adapter(dataset)
-    columns = RowColumns() if dataset.generated else RowColumns(
-        prompt=dataset.prompt_column,
-        answer=dataset.answer_column,
-        usual_prompt=dataset.usual_prompt_column,
-        usual_answer=dataset.usual_answer_column,
+    columns = (
+        RowColumns()
+        if dataset.generated
+        else RowColumns(
+            prompt=dataset.prompt_column,
+            answer=dataset.answer_column,
+            usual_prompt=dataset.usual_prompt_column,
+            usual_answer=dataset.usual_answer_column,
+        )
     )
     empty = True
     for place, record in _records(dataset):
